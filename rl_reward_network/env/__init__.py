@@ -1,0 +1,1 @@
+"""The prompt-choice environment; it is handed callables and needs neither weights nor a GPU."""

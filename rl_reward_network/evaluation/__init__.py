@@ -1,0 +1,1 @@
+"""Evaluation: metrics, baselines, intervals, and the report."""

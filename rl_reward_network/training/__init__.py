@@ -1,0 +1,1 @@
+"""Training: joins data, models, rewards and the environment."""

@@ -1,0 +1,1 @@
+"""Command lines over the package, run as `python -m scripts.<name>`."""
