@@ -1,0 +1,197 @@
+"""Configuration of the native Sa2VA, read from our own layout or from an original `sa2va_chat` folder."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import InternVLVisionConfig, Qwen2Config, Sam2Config, Sam2VideoConfig
+from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
+from transformers.models.auto import AutoConfig
+
+from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
+
+# SAM 2.0 Hiera-L, which every released Sa2VA carries; the field names are those of `sam2_sizes.json`.
+HIERA_L: dict[str, Any] = {
+    "embed_dim": 144,
+    "num_heads": 2,
+    "stages": [2, 6, 36, 4],
+    "global_att_blocks": [23, 33, 43],
+    "bkg": [7, 7],
+    "window_spec": [8, 4, 16, 8],
+    "d_model": 256,
+    "mem_ff": 2048,
+    "mem_layers": 4,
+    "mem_dim": 64,
+    "image_size": 1024,
+}
+
+
+@strict
+class Sa2VAConfig(PreTrainedConfig):
+    """InternVL vision tower + Qwen2 language model + SAM 2, and the few numbers that join them.
+
+    Args:
+        vision_config: InternVLVisionConfig.
+        text_config: Qwen2Config (transformers' `generate` looks for this name).
+        sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
+        template: prompt template, a key of `templates.TEMPLATES`.
+        downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
+        vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
+        max_tiles: largest number of tiles one image is cut into, the thumbnail not counted.
+        image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`; looked up by text in a checkpoint's tokenizer.
+        never_sampled_ids: placeholder ids that generation must not produce.
+
+    Source: bytedance/Sa2VA@9832e1a (names follow transformers' InternVLConfig).
+    """
+
+    model_type = "sa2va"
+    sub_configs_defaults = {
+        "vision_config": InternVLVisionConfig,
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen2"),
+        "sam2_config": SubConfigSpec(config_class=AutoConfig, model_type="sam2_video"),
+    }
+
+    vision_config: dict | PreTrainedConfig | None = None
+    text_config: dict | PreTrainedConfig | None = None
+    sam2_config: dict | PreTrainedConfig | None = None
+    template: str = "qwen_chat"
+    downsample_ratio: float = 0.5
+    projector_hidden_act: str = "gelu"
+    vision_feature_layer: int = -1
+    vision_feature_select_strategy: str = "default"
+    max_tiles: int = 12
+    image_token_id: int = 151667
+    seg_token_id: int = 151674
+    never_sampled_ids: list[int] | None = None
+    tie_word_embeddings: bool = False
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """Image tokens of one tile: 256 for a 448 px tile with 14 px patches."""
+        side = self.vision_config.image_size[0] // self.vision_config.patch_size[0]
+        return int(side * self.downsample_ratio) ** 2
+
+    @property
+    def sam2_image_size(self) -> int:
+        """Side in pixels of the square image SAM 2 sees."""
+        return self.sam2_config.prompt_encoder_config.image_size
+
+
+def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | Sam2Config:
+    """SAM 2.0's transformers configuration from the short list of sizes (`HIERA_L` or a `sam2_sizes.json`)."""
+    widths = [sizes["embed_dim"] * 2**stage for stage in range(4)]
+    side, d_model = sizes["image_size"], sizes["d_model"]
+    backbone = {
+        "model_type": "sam2_hiera_det_model",
+        "hidden_size": sizes["embed_dim"],
+        "num_attention_heads": sizes["num_heads"],
+        "image_size": [side, side],
+        "blocks_per_stage": sizes["stages"],
+        "embed_dim_per_stage": widths,
+        "num_attention_heads_per_stage": [sizes["num_heads"] * 2**stage for stage in range(4)],
+        "window_size_per_stage": sizes["window_spec"],
+        "global_attention_blocks": sizes["global_att_blocks"],
+        "window_positional_embedding_background_size": sizes["bkg"],
+    }
+    parts: dict[str, Any] = {
+        "vision_config": {
+            "model_type": "sam2_vision_model",
+            "backbone_config": backbone,
+            "backbone_channel_list": widths[::-1],
+            "backbone_feature_sizes": [[side // stride] * 2 for stride in (4, 8, 16)],
+            "fpn_hidden_size": d_model,
+        },
+        "prompt_encoder_config": {"hidden_size": d_model, "image_size": side},
+        "mask_decoder_config": {"hidden_size": d_model},
+    }
+    return Sam2VideoConfig(**parts, **_memory_sizes(sizes)) if video else Sam2Config(**parts)
+
+
+def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
+    """The video part of SAM 2.0; the two switches that are off are SAM 2.1's."""
+    side, d_model = sizes["image_size"], sizes["d_model"]
+    return {
+        "image_size": side,
+        "enable_occlusion_spatial_embedding": False,
+        "enable_temporal_pos_encoding_for_object_pointers": False,
+        "memory_attention_hidden_size": d_model,
+        "memory_attention_num_layers": sizes["mem_layers"],
+        "memory_attention_feed_forward_hidden_size": sizes["mem_ff"],
+        "memory_attention_rope_feat_sizes": [side // 16, side // 16],
+        "memory_encoder_hidden_size": d_model,
+        "memory_encoder_output_channels": sizes["mem_dim"],
+        "mask_downsampler_embed_dim": d_model,
+        "memory_fuser_embed_dim": d_model,
+        "memory_fuser_intermediate_dim": 4 * d_model,
+    }
+
+
+def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
+    """Our configuration from an original `config.json`.
+
+    Args:
+        original: the parsed `config.json` of a `Sa2VAChatModel` folder.
+        sizes: SAM 2 sizes, `HIERA_L` unless the folder says otherwise.
+        where: name of the file, for messages.
+
+    Raises:
+        ValueError: an architecture, language model or option that this version cannot build.
+    """
+    vision, text = original.get("vision_config") or {}, original.get("llm_config") or {}
+    _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
+    _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
+    _demand(where, "llm_config.architectures", text.get("architectures"), ["Qwen2ForCausalLM"])
+    _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
+    for field in ("use_backbone_lora", "use_llm_lora"):  # un-merged adapters have other key names
+        _demand(where, field, original.get(field, 0), 0)
+    template = template_name(original.get("template"))
+    if template not in TEMPLATES:
+        raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
+    return Sa2VAConfig(
+        vision_config=_vision_config(vision, original.get("force_image_size")),
+        text_config=_text_config(text),
+        sam2_config=sam2_config(sizes),
+        template=template,
+        downsample_ratio=original.get("downsample_ratio", 0.5),
+        vision_feature_layer=original.get("select_layer", -1),
+    )
+
+
+def _demand(where: str, field: str, value: Any, expected: Any) -> None:
+    if value != expected:
+        raise ValueError(
+            f"{where}: {field} is {value!r}, expected {expected!r}; this version reads Sa2VA models of the InternVL "
+            "family with a Qwen2 or Qwen2.5 language model (1B, 4B, InternVL3-2B / 8B / 14B), LoRA merged"
+        )
+
+
+def _vision_config(original: dict[str, Any], force_image_size: int | None) -> InternVLVisionConfig:
+    return InternVLVisionConfig(
+        hidden_size=original["hidden_size"],
+        num_hidden_layers=original["num_hidden_layers"],
+        num_attention_heads=original["num_attention_heads"],
+        intermediate_size=original["intermediate_size"],
+        image_size=force_image_size or original["image_size"],
+        patch_size=original["patch_size"],
+        attention_bias=original["qkv_bias"],
+        use_qk_norm=original["qk_normalization"],
+        norm_type=original["norm_type"],
+        layer_norm_eps=original["layer_norm_eps"],
+        hidden_act=original["hidden_act"],
+        hidden_dropout_prob=original.get("dropout", 0.0),
+        attention_dropout=original.get("attention_dropout", 0.0),
+        layer_scale_init_value=original.get("initializer_factor", 0.1),
+        use_mean_pooling=True,  # the reference has no final norm; this makes it the identity
+    )
+
+
+def _text_config(original: dict[str, Any]) -> Qwen2Config:
+    """Qwen2Config keeps what it knows; rope theta moved into `rope_parameters` in transformers 5."""
+    known = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+        "max_position_embeddings rms_norm_eps use_sliding_window sliding_window max_window_layers attention_dropout "
+        "bos_token_id eos_token_id pad_token_id initializer_range"
+    ).split()
+    fields = {name: original[name] for name in known if original.get(name) is not None}
+    scaling = original.get("rope_scaling") or {}
+    rope = {"rope_type": "default", **scaling, "rope_theta": original.get("rope_theta", 10000.0)}
+    return Qwen2Config(**fields, rope_parameters=rope, tie_word_embeddings=False)

@@ -1,0 +1,185 @@
+"""Batched decoding that keeps what `generate` throws away: the state AT each token, and its log-probability.
+
+One loop serves greedy prediction and sampling. A guess of the answer ("Sure, [SEG].") is verified in the same forward
+pass as the prompt: tokens are accepted only where they are what the loop would have chosen, so the output is the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+STOP_TAIL_TOKENS = 24  # a stop word of N characters spans at most N tokens; only the tail is decoded
+
+
+@dataclass
+class Answer:
+    """What one row of a batch said.
+
+    Args:
+        token_ids: generated ids, the stop token included.
+        log_probs: log-probability of each, at temperature 1 and before any suppression.
+        states: the hidden state (D,) AT each token, one forward pass later than it was chosen; the last may be missing.
+        finished: a stop word or the end of sequence was reached.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    finished: bool = False
+
+    def states_at(self, token_id: int) -> list[Tensor]:
+        """States at every occurrence of a token whose state is known."""
+        return [state for index, state in zip(self.token_ids, self.states, strict=False) if index == token_id]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How to choose tokens.
+
+    Args:
+        max_new_tokens: longest answer.
+        temperature: 0 is greedy.
+        guess_ids: ids of an expected answer, verified together with the prompt; greedy only.
+        generator: source of randomness for sampling.
+    """
+
+    max_new_tokens: int = 2048
+    temperature: float = 0.0
+    guess_ids: Sequence[int] = ()
+    generator: torch.Generator | None = None
+
+
+@torch.no_grad()
+def decode(
+    model: Any,
+    processor: Sa2VAProcessor,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor,
+    how: Decoding,
+    cache: DynamicCache | None = None,
+) -> list[Answer]:
+    """One `Answer` per row.
+
+    Args:
+        model: Sa2VAForConditionalGeneration.
+        processor: gives the stop words and the ids that must not be chosen.
+        inputs_embeds: (B, T, D), what is not in the cache yet.
+        attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
+        how: limits and sampling.
+        cache: keys and values of what came before, with batch B.
+
+    Raises:
+        ValueError: max_new_tokens below 1, or a guess together with sampling.
+    """
+    if how.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {how.max_new_tokens}, expected 1 or more")
+    if how.temperature and how.guess_ids:
+        raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
+    answers = [Answer() for _ in inputs_embeds]
+    step = _Stepper(model, attention_mask, cache if cache is not None else DynamicCache(config=model.config.text_config))
+    choose = _chooser(processor.never_sampled_ids, how)
+    state = _prefill(model, processor, inputs_embeds, step, answers, choose, how)
+    while not all(answer.finished for answer in answers):
+        ids, log_probs = choose(model.lm_head(state))
+        running = [not answer.finished for answer in answers]
+        for answer, index, log_prob in zip(answers, ids.tolist(), log_probs.tolist(), strict=True):
+            _append(answer, index, log_prob, processor, how.max_new_tokens)
+        if all(answer.finished for answer in answers) and not _lacks_seg_state(answers, processor):
+            break
+        state = step(model.get_input_embeddings()(ids[:, None]))[:, -1]
+        for answer, was_running, row in zip(answers, running, state, strict=True):
+            if was_running:
+                answer.states.append(row)
+    return answers
+
+
+class _Stepper:
+    """Feeds the language model and keeps its cache and attention mask in step."""
+
+    def __init__(self, model: Any, attention_mask: Tensor, cache: DynamicCache) -> None:
+        self.model, self.attention_mask, self.cache = model, attention_mask, cache
+
+    def __call__(self, embeds: Tensor) -> Tensor:
+        """Hidden states (B, t, D) of the next t inputs."""
+        missing = self.cache.get_seq_length() + embeds.shape[1] - self.attention_mask.shape[1]
+        if missing > 0:
+            ones = self.attention_mask.new_ones(len(embeds), missing)
+            self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
+        return self.model.model(
+            inputs_embeds=embeds, attention_mask=self.attention_mask, past_key_values=self.cache, use_cache=True
+        ).last_hidden_state
+
+
+def _prefill(
+    model: Any,
+    processor: Sa2VAProcessor,
+    inputs_embeds: Tensor,
+    step: _Stepper,
+    answers: list[Answer],
+    choose: Callable[[Tensor], tuple[Tensor, Tensor]],
+    how: Decoding,
+) -> Tensor:
+    """Read the prompt (and the guess), accept what of the guess is right; the state that predicts the next token."""
+    batch, prompt = inputs_embeds.shape[:2]
+    guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=inputs_embeds.device)
+    states = step(torch.cat([inputs_embeds, model.get_input_embeddings()(guess)], dim=1))[:, prompt - 1 :]
+    accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
+    if guess.shape[1]:
+        chosen, log_probs = choose(model.lm_head(states))
+        accepted = (chosen[:, :-1] == guess).long().cumprod(1).sum(1)
+    for row, answer in enumerate(answers):
+        for position in range(int(accepted[row])):
+            _append(answer, int(guess[row, position]), float(log_probs[row, position]), processor, how.max_new_tokens)
+            answer.states.append(states[row, position + 1])
+            if answer.finished:
+                break
+        # What was guessed wrongly stays in the cache and is masked: no later token sees it, no position counts it.
+        wrong = slice(step.attention_mask.shape[1] - guess.shape[1] + int(accepted[row]), None)
+        step.attention_mask[row, wrong] = 0
+    return states[torch.arange(batch, device=states.device), accepted]
+
+
+def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Logits (..., V) -> chosen ids (...) and their log-probabilities at temperature 1."""
+
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        allowed = logits.clone()
+        allowed[..., list(never)] = float("-inf")
+        if how.temperature:
+            weights = torch.softmax(allowed / how.temperature, dim=-1)
+            ids = torch.multinomial(weights.flatten(0, -2), 1, generator=how.generator).view(logits.shape[:-1])
+        else:
+            ids = allowed.argmax(dim=-1)
+        return ids, torch.log_softmax(logits, dim=-1).gather(-1, ids[..., None])[..., 0]
+
+    return choose
+
+
+def _append(answer: Answer, index: int, log_prob: float, processor: Sa2VAProcessor, max_new_tokens: int) -> None:
+    if answer.finished:
+        return
+    answer.token_ids.append(index)
+    answer.log_probs.append(log_prob)
+    stopped = index == processor.tokenizer.eos_token_id or _ends_with_stop_word(answer.token_ids, processor)
+    answer.finished = stopped or len(answer.token_ids) >= max_new_tokens
+
+
+def _ends_with_stop_word(token_ids: list[int], processor: Sa2VAProcessor) -> bool:
+    """The stop rule compares text, not ids: some templates' markers are ordinary text cut into several tokens."""
+    words = processor.template.stop_words
+    if not words:
+        return False
+    tail = processor.tokenizer.decode(token_ids[-STOP_TAIL_TOKENS:], skip_special_tokens=False)
+    return tail.replace("\r", "").replace("\n", "").endswith(words)
+
+
+def _lacks_seg_state(answers: list[Answer], processor: Sa2VAProcessor) -> bool:
+    """A `[SEG]` that ends an answer cut by the limit needs one more pass; the reference drops its mask."""
+    return any(a.token_ids[-1] == processor.seg_token_id and len(a.states) < len(a.token_ids) for a in answers)

@@ -1,0 +1,425 @@
+"""Sa2VA from maintained transformers parts: InternVL's vision tower and projector, Qwen2, and SAM 2.
+
+By hand is only what has no counterpart there: image and region rows spliced into the text, the `[SEG]` state projected
+into a prompt for SAM 2, and the differentiable mask path. Axes: B samples, T tokens, D language width, K `[SEG]` tokens
+of one image, C SAM 2 width, h w the decoder's grid.
+
+Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, Qwen2Tokenizer
+from transformers.cache_utils import Cache
+from transformers.models.auto import AutoModel
+from transformers.models.internvl.modeling_internvl import (
+    InternVLCausalLMOutputWithPast,
+    InternVLModel,
+    InternVLPreTrainedModel,
+)
+
+from rl_reward_network.models.sa2va.checkpoint_sa2va import (
+    CheckpointFolder,
+    check_shapes,
+    open_checkpoint,
+    tensor_shapes,
+    to_original,
+    to_ours,
+)
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, predict_forward, segment
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Sa2VAOutput(InternVLCausalLMOutputWithPast):
+    """What `Sa2VAForConditionalGeneration.forward` returns.
+
+    Args:
+        last_hidden_state: (B, T, D), after the final norm; `text_hidden_fcs` reads it at `[SEG]`.
+    """
+
+    last_hidden_state: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sam2Features:
+    """SAM 2's maps of B images before `conv_s0` / `conv_s1`, which belong to the trainable decoder.
+
+    Args:
+        maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
+    """
+
+    maps: tuple[Tensor, Tensor, Tensor]
+
+    def __getitem__(self, index: int) -> "Sam2Features":
+        """The features of one image, batch axis kept."""
+        fine, middle, coarse = (level[index : index + 1] for level in self.maps)
+        return Sam2Features((fine, middle, coarse))
+
+
+@dataclass(frozen=True)
+class DecodedMasks:
+    """SAM 2's answer to K prompts on one image.
+
+    Args:
+        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU.
+        iou_scores: (K, 3), predicted IoU of the three candidates.
+        selected: int64 (K,), index of the candidate among the three.
+        object_score_logits: (K,); the reference ignores it and so do we: a negative one does not empty the mask.
+        candidates: (K, 3, h, w), logits of all three.
+    """
+
+    mask_logits: Tensor
+    iou_scores: Tensor
+    selected: Tensor
+    object_score_logits: Tensor
+    candidates: Tensor
+
+
+class Sa2VAModel(InternVLModel):
+    """Vision tower, projector and language model without a head; adds region rows to InternVL's splice."""
+
+    config: Sa2VAConfig
+
+    def get_vision_features(self, pixel_values: Tensor) -> Tensor:
+        """(tiles, patches, V) of the vision tower without CLS, before `mlp1`: frozen, so it may be cached."""
+        pixel_values = pixel_values.to(self.dtype)
+        layer = self.config.vision_feature_layer
+        output = self.vision_tower(pixel_values=pixel_values, output_hidden_states=layer != -1)
+        states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+        return states[:, 1:]
+
+    def project(self, vision_features: Tensor) -> Tensor:
+        """(tiles, tokens per tile, D): 2x2 patches joined, then the trainable projector `mlp1`."""
+        tiles, patches, width = vision_features.shape
+        side = int(patches**0.5)
+        joined = self.pixel_shuffle(vision_features.reshape(tiles, side, side, width), self.config.downsample_ratio)
+        return self.multi_modal_projector(joined.reshape(tiles, -1, joined.shape[-1]))
+
+    def image_rows(
+        self, vision_features: Tensor, prompt_masks: Sequence[Tensor] = (), vp_overall_mask: Tensor | None = None
+    ) -> Tensor:
+        """(R, D): what fills the placeholders, in order: the rows of each tile, and after a tile with regions theirs.
+
+        Args:
+            vision_features: (tiles, patches, V).
+            prompt_masks: bool (N, g, g) for each tile that has regions.
+            vp_overall_mask: bool (tiles,), which tiles have them.
+        """
+        rows = self.project(vision_features)
+        flags = [False] * len(rows) if vp_overall_mask is None else vp_overall_mask.tolist()
+        regions = iter(prompt_masks)
+        parts: list[Tensor] = []
+        for tile, has_regions in zip(rows, flags, strict=True):
+            parts.append(tile)
+            if has_regions:
+                parts += [tile[cells.flatten()] for cells in next(regions).to(tile.device)]
+        return torch.cat(parts)
+
+    def embed(
+        self,
+        input_ids: Tensor,
+        vision_features: Tensor | None = None,
+        prompt_masks: Sequence[Tensor] = (),
+        vp_overall_mask: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) token embeddings, with the placeholders overwritten by image and region rows.
+
+        Raises:
+            ValueError: the number of placeholders differs from the number of rows.
+        """
+        embeds = self.get_input_embeddings()(input_ids)
+        places = input_ids == self.config.image_token_id
+        if vision_features is None:
+            count, rows = 0, embeds.new_empty(0)
+        else:
+            rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask).to(embeds.dtype)
+            count = len(rows)
+        if int(places.sum()) != count:
+            raise ValueError(f"the text has {int(places.sum())} image placeholders, the image has {count} feature rows")
+        return embeds.masked_scatter(places[..., None], rows) if count else embeds
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        vision_features: Tensor | None = None,
+        prompt_masks: Sequence[Tensor] = (),
+        vp_overall_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The language model's output; `last_hidden_state` is (B, T, D), after the final norm."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            if vision_features is None and pixel_values is not None:
+                vision_features = self.get_vision_features(pixel_values)
+            inputs_embeds = self.embed(input_ids, vision_features, prompt_masks, vp_overall_mask)
+        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
+            # Left padding, and padding between a shared prefix and its suffixes, must not count as positions.
+            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        return self.language_model(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+
+
+class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
+    """Sa2VA: answers in text, and turns each `[SEG]` it says into a mask.
+
+    `model` is the vision-language body, `lm_head` its head, `text_hidden_fcs` projects a `[SEG]` state into SAM 2's
+    prompt space, `grounding_encoder` is SAM 2 (with the video parts of an original checkpoint, unused for images).
+    """
+
+    config: Sa2VAConfig
+    _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: Sa2VAConfig) -> None:
+        """A model with random weights; see `from_pretrained`."""
+        super().__init__(config)
+        width, sam_width = config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size
+        self.model = Sa2VAModel(config)
+        self.lm_head = nn.Linear(width, config.text_config.vocab_size, bias=False)
+        self.text_hidden_fcs = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, sam_width), nn.Dropout(0.0)
+        )
+        self.grounding_encoder = AutoModel.from_config(config.sam2_config)
+        self.post_init()
+
+    # ---- loading ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, path: str | Path, dtype: torch.dtype | str | None = None, attn_implementation: str = "sdpa", **kwargs: Any
+    ) -> "Sa2VAForConditionalGeneration":
+        """The model of a folder or hub id, in our layout or the original one, in eval mode.
+
+        Args:
+            path: local folder, or `owner/name`.
+            dtype: of the weights in memory; None is float32.
+            attn_implementation: transformers' name ("sdpa", "eager", "flash_attention_2").
+            **kwargs: handed to transformers (`device_map`, ...).
+
+        Raises:
+            ValueError: unknown layout, or missing, surplus or wrongly shaped tensors, all named.
+        """
+        folder = open_checkpoint(path)
+        config = _read_config(folder)
+        config._attn_implementation = attn_implementation
+        check_shapes(_expected_shapes(cls, config, folder.original), tensor_shapes(folder.path), folder.path)
+        tensors = to_ours(folder.tensors()) if folder.original else folder.tensors()
+        loaded = super().from_pretrained(
+            None, config=config, state_dict=tensors, dtype=dtype or torch.float32, **kwargs
+        )
+        loaded._set_generation_defaults(folder.path)
+        return loaded.eval()
+
+    def _set_generation_defaults(self, folder: Path) -> None:
+        """End-of-sequence and the ids that must never be sampled, for transformers' own `generate`."""
+        tokenizer = Qwen2Tokenizer.from_pretrained(folder)
+        self.generation_config.eos_token_id = tokenizer.eos_token_id
+        self.generation_config.pad_token_id = tokenizer.pad_token_id
+        self.generation_config.suppress_tokens = self.config.never_sampled_ids
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The language-model head."""
+        return self.lm_head
+
+    # ---- language -----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        vision_features: Tensor | None = None,
+        prompt_masks: Sequence[Tensor] = (),
+        vp_overall_mask: Tensor | None = None,
+        sam_pixel_values: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Sa2VAOutput:
+        """Next-token logits, and the mean cross-entropy over `labels` where given (-100 is ignored).
+
+        Args:
+            input_ids, attention_mask: int64 (B, T).
+            pixel_values: (tiles, 3, S, S); or `vision_features` (tiles, patches, V), computed before.
+            prompt_masks, vp_overall_mask: regions, as `Sa2VAProcessor` gives them.
+            sam_pixel_values: accepted, so that a processor's whole output can be passed; the text does not need it.
+            logits_to_keep: the last so many positions only; 0 is all.
+            **kwargs: the rest of transformers' decoder arguments.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            pixel_values=pixel_values,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            vision_features=vision_features,
+            prompt_masks=prompt_masks,
+            vp_overall_mask=vp_overall_mask,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(states[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size)
+        return Sa2VAOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            last_hidden_state=states,
+        )
+
+    def prepare_inputs_for_generation(
+        self, *args: Any, is_first_iteration: bool | None = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Images and regions go in with the prompt only; later steps see them in the cache."""
+        inputs = super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)
+        if not is_first_iteration:
+            for name in ("pixel_values", "vision_features", "prompt_masks", "vp_overall_mask", "sam_pixel_values"):
+                inputs.pop(name, None)
+        return inputs
+
+    def predict_forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Answer and masks for one image, as the official method gives them; see `prediction_sa2va.predict_forward`."""
+        return predict_forward(self, *args, **kwargs)
+
+    def segment(self, *args: Any, **kwargs: Any) -> list[list[Segmentation]]:
+        """Answers and masks of images x prompts in batches; see `prediction_sa2va.segment`."""
+        return segment(self, *args, **kwargs)
+
+    # ---- masks --------------------------------------------------------------------------------------------------
+
+    def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
+        """SAM 2's three maps of (B, 3, S, S) images, without the parts that may train. Gradients are not cut."""
+        output = self.grounding_encoder.vision_encoder(sam_pixel_values.to(self.dtype), return_dict=True)
+        fine, middle, coarse = output.fpn_hidden_states
+        return Sam2Features((fine, middle, coarse))
+
+    def seg_embeddings(self, last_hidden_state: Tensor, input_ids: Tensor) -> list[Tensor]:
+        """Per sample (K, C): the projected state AT each `[SEG]` token, in order."""
+        return [
+            self.text_hidden_fcs(states[ids == self.config.seg_token_id])
+            for states, ids in zip(last_hidden_state, input_ids, strict=True)
+        ]
+
+    def sparse_prompts(self, seg_embeddings: Tensor) -> Tensor:
+        """(1, K, 3, C): two not-a-point vectors (no click was made), then the `[SEG]` embedding."""
+        nothing = self.grounding_encoder.prompt_encoder.not_a_point_embed.weight
+        nothing = nothing.expand(len(seg_embeddings), 2, -1)
+        return torch.cat([nothing, seg_embeddings[:, None]], dim=1)[None]
+
+    def decode_masks(self, features: Sam2Features, seg_embeddings: Tensor, multimask_output: bool = True) -> DecodedMasks:
+        """The masks of K `[SEG]` embeddings on one image. Differentiable in both, and in the decoder's weights.
+
+        Args:
+            features: of one image (B = 1).
+            seg_embeddings: (K, C).
+            multimask_output: True as in the reference; False gives the single-mask token, which Sa2VA never uses.
+        """
+        sam = self.grounding_encoder
+        fine, middle, coarse = features.maps
+        embedding = coarse + sam.no_memory_embedding.reshape(1, -1, 1, 1)  # first frame: no memory attention
+        dense = sam.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1).expand_as(embedding)
+        masks, scores, _, object_scores = sam.mask_decoder(
+            image_embeddings=embedding,
+            image_positional_embeddings=sam.get_image_wide_positional_embeddings().to(embedding.dtype),
+            sparse_prompt_embeddings=self.sparse_prompts(seg_embeddings.to(embedding.dtype)),
+            dense_prompt_embeddings=dense,
+            multimask_output=multimask_output,
+            high_resolution_features=[sam.mask_decoder.conv_s0(fine), sam.mask_decoder.conv_s1(middle)],
+        )
+        masks, scores = masks[0].float(), scores[0].float()
+        selected = scores.argmax(dim=1)
+        chosen = masks[torch.arange(len(masks), device=masks.device), selected]
+        return DecodedMasks(chosen, scores, selected, object_scores[0, :, 0].float(), masks)
+
+    def completion_log_probs(
+        self, prompt: dict[str, Any], completion_ids: Tensor, completion_mask: Tensor | None = None
+    ) -> Tensor:
+        """float32 (B, R): log-probability of each completion token, teacher-forced, at temperature 1.
+
+        Args:
+            prompt: inputs of `forward`; left-padded input_ids and attention_mask (B, T), and image inputs.
+            completion_ids: int64 (B, R), right-padded.
+            completion_mask: int64 (B, R), 1 on real tokens; None is all. Padded positions get 0.
+        """
+        mask = torch.ones_like(completion_ids) if completion_mask is None else completion_mask
+        inputs = prompt | {
+            "input_ids": torch.cat([prompt["input_ids"], completion_ids], dim=1),
+            "attention_mask": torch.cat([prompt["attention_mask"], mask], dim=1),
+        }
+        logits = self(**inputs, logits_to_keep=completion_ids.shape[1] + 1).logits[:, :-1]
+        log_probs = F.log_softmax(logits.float(), dim=-1).gather(-1, completion_ids[..., None])[..., 0]
+        return log_probs * mask
+
+
+def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
+    """The configuration, with the ids of special tokens looked up by text in the folder's own tokenizer."""
+    where = str(folder.path / "config.json")
+    config = (
+        config_from_original(folder.config, folder.sam2_sizes, where)
+        if folder.original
+        else Sa2VAConfig.from_dict(folder.config)
+    )
+    processor = Sa2VAProcessor.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path))
+    config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
+    config.never_sampled_ids = processor.never_sampled_ids
+    return config
+
+
+def _expected_shapes(cls: Any, config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
+    """Key names and shapes the weights must have, from a model that takes no memory."""
+    with torch.device("meta"):
+        state = cls(config).state_dict()
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    return {key: tuple(tensor.shape) for key, tensor in (to_original(state) if original else state).items()}
+
+
+def load_sa2va_model(
+    path: str | Path, device: str = "cpu", use_flash_attn: bool = False
+) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
+
+    Raises:
+        ValueError: flash attention without CUDA, a GPU that is not there, or what `from_pretrained` refuses.
+    """
+    cuda = torch.device(device).type == "cuda"
+    if use_flash_attn and not cuda:
+        raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
+    if cuda and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
+    model = Sa2VAForConditionalGeneration.from_pretrained(
+        path,
+        dtype=torch.bfloat16 if cuda else torch.float32,
+        attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
+    )
+    return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]

@@ -1,0 +1,355 @@
+"""From pixels and words to tensors, and from mask logits back to pixels. Coordinates live here and nowhere else.
+
+Source: bytedance/Sa2VA@9832e1a, whose constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by Pillow,
+SAM 2's image squashed to its square) are kept. Two things differ on purpose: a region that leaves no cell of the
+16x16 grid gets its nearest one, and a mismatch between placeholders and features is an error.
+"""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from transformers import Qwen2Tokenizer
+
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.templates import (
+    IMAGE_CONTEXT,
+    IMAGE_END,
+    IMAGE_PLACEHOLDER,
+    IMAGE_START,
+    NEVER_SAMPLED,
+    REGION_END,
+    REGION_START,
+    SEG,
+    TEMPLATES,
+)
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ImageLike = Image.Image | np.ndarray
+
+
+class Sa2VAProcessor:
+    """Tokenizer, templates, tiling and the two image pipelines of one checkpoint.
+
+    Args:
+        tokenizer: Qwen2Tokenizer that has `[SEG]` and `<IMG_CONTEXT>`.
+        template: key of `templates.TEMPLATES`.
+        tile_size: side of a tile in pixels.
+        tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
+        sam_image_size: side in pixels of SAM 2's input.
+        max_tiles: most tiles one image is cut into, thumbnail not counted; 1 makes RL several times cheaper.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Qwen2Tokenizer,
+        template: str = "qwen_chat",
+        tile_size: int = 448,
+        tokens_per_tile: int = 256,
+        sam_image_size: int = 1024,
+        max_tiles: int = 12,
+    ) -> None:
+        """See the class.
+
+        Raises:
+            ValueError: the tokenizer lacks a special token, the template is unknown, or max_tiles is below 1.
+        """
+        if template not in TEMPLATES:
+            raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
+        if max_tiles < 1:
+            raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
+        self.tokenizer = tokenizer
+        self.template = TEMPLATES[template]
+        self.template_name = template
+        self.tile_size, self.tokens_per_tile = tile_size, tokens_per_tile
+        self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
+        self.grid = int(tokens_per_tile**0.5)
+        self.image_token_id = self._token_id(IMAGE_CONTEXT)
+        self.seg_token_id = self._token_id(SEG)
+        self.never_sampled_ids = [self._token_id(token) for token in NEVER_SAMPLED]
+
+    def _token_id(self, token: str) -> int:
+        index = self.tokenizer.get_vocab().get(token)
+        if index is None:
+            raise ValueError(f"the tokenizer has no token {token!r}; this is not a Sa2VA tokenizer")
+        return index
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, max_tiles: int | None = None) -> "Sa2VAProcessor":
+        """The processor of a model folder or hub id, in either layout. Remote code is neither run nor asked about.
+
+        Raises:
+            ValueError: the folder is not Sa2VA's, or its tokenizer lacks a special token.
+        """
+        folder = open_checkpoint(path)
+        if folder.original:
+            config = config_from_original(folder.config, folder.sam2_sizes, str(folder.path / "config.json"))
+        else:
+            config = Sa2VAConfig.from_dict(folder.config)
+        return cls.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path), max_tiles)
+
+    @classmethod
+    def from_config(
+        cls, config: Sa2VAConfig, tokenizer: Qwen2Tokenizer, max_tiles: int | None = None
+    ) -> "Sa2VAProcessor":
+        """The processor that fits a configuration."""
+        return cls(
+            tokenizer,
+            template=config.template,
+            tile_size=config.vision_config.image_size[0],
+            tokens_per_tile=config.tokens_per_tile,
+            sam_image_size=config.sam2_image_size,
+            max_tiles=max_tiles or config.max_tiles,
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the tokenizer; every other number lives in the model's config.json."""
+        self.tokenizer.save_pretrained(folder)
+
+    # ---- images -------------------------------------------------------------------------------------------------
+
+    def tiles(self, image: ImageLike) -> list[Image.Image]:
+        """The image cut into RGB tiles of `tile_size`, row by row; more than one tile adds the thumbnail at the end."""
+        picture = to_rgb(image)
+        cols, rows = tile_grid(*picture.size, self.max_tiles, self.tile_size)
+        side = self.tile_size
+        resized = picture.resize((side * cols, side * rows))
+        boxes = [(c * side, r * side, (c + 1) * side, (r + 1) * side) for r in range(rows) for c in range(cols)]
+        tiles = [resized.crop(box) for box in boxes]
+        return tiles if len(tiles) == 1 else [*tiles, picture.resize((side, side))]
+
+    def pixel_values(self, tiles: Sequence[Image.Image]) -> torch.Tensor:
+        """float32 (tiles, 3, S, S), ImageNet-normalised."""
+        pixels = torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255
+        return _normalise(pixels, torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
+
+    def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
+        """float32 (1, 3, S, S): the image squashed to SAM 2's square.
+
+        Mean and standard deviation are rounded to bfloat16 first, as the reference does at prediction: checkpoints
+        are scored with that, and un-rounded constants move mask logits visibly.
+        """
+        squashed = to_rgb(image).resize((self.sam_image_size, self.sam_image_size))
+        mean, std = (torch.tensor(c).bfloat16().float() for c in (IMAGENET_MEAN, IMAGENET_STD))
+        return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
+
+    def region_cells(self, regions: np.ndarray) -> torch.Tensor:
+        """bool (N, g, g) from region masks (N, H, W): the cells of the token grid each region owns.
+
+        A cell belongs to a region when the region covers its sample point (nearest interpolation). A thin region may
+        cover none; it then gets the cell nearest to one of its pixels, and a warning says so.
+
+        Raises:
+            ValueError: the array is not (N, H, W), or a region has no pixel at all.
+        """
+        masks = torch.as_tensor(np.asarray(regions)).bool()
+        if masks.ndim != 3:
+            raise ValueError(f"mask_prompts must be (N, H, W) for each image, got shape {tuple(masks.shape)}")
+        cells = F.interpolate(masks[None].float(), size=(self.grid, self.grid), mode="nearest")[0].bool()
+        for number, (mask, cell) in enumerate(zip(masks, cells, strict=True), start=1):
+            if not mask.any():
+                raise ValueError(f"mask_prompts: region {number} has no pixel; drop it or draw it")
+            if not cell.any():
+                warnings.warn(
+                    f"region {number} ({int(mask.sum())} px) misses every cell of the {self.grid}x{self.grid} grid; "
+                    "its nearest cell is used, so the model sees it only roughly",
+                    stacklevel=2,
+                )
+                cell[_nearest_cell(mask, self.grid)] = True
+        return cells
+
+    # ---- text ---------------------------------------------------------------------------------------------------
+
+    def prompt_text(self, text: str, num_tiles: int = 0, cells: torch.Tensor | None = None, past_text: str = "") -> str:
+        """The full prompt: template applied, `<image>` replaced by its tokens and the sentence about the regions.
+
+        Raises:
+            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them.
+        """
+        places = text.count(IMAGE_PLACEHOLDER)
+        if places != (1 if num_tiles else 0):
+            raise ValueError(
+                f"the text holds {places} {IMAGE_PLACEHOLDER!r}, expected {1 if num_tiles else 0} "
+                f"({'an image was' if num_tiles else 'no image was'} given): {text[:80]!r}"
+            )
+        if num_tiles and past_text:
+            raise ValueError("past_text must be empty when an image is given: the image belongs to the first turn")
+        text = text.replace(IMAGE_PLACEHOLDER, self._image_string(num_tiles) + self._region_sentence(cells))
+        return past_text + self.template.user_turn(text)
+
+    def _image_string(self, num_tiles: int) -> str:
+        return IMAGE_START + IMAGE_CONTEXT * (self.tokens_per_tile * num_tiles) + IMAGE_END
+
+    def _region_sentence(self, cells: torch.Tensor | None) -> str:
+        if cells is None:
+            return ""
+        counts = [int(cell.sum()) for cell in cells]
+        regions = ", ".join(
+            f"region{i}{REGION_START}{IMAGE_CONTEXT * count}{REGION_END}" for i, count in enumerate(counts, start=1)
+        )
+        return f"\nThere are {len(counts)} part regions in the picture: {regions}.\n"
+
+    def token_ids(self, text: str) -> list[int]:
+        """Token ids of one piece of text; nothing is added."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def tokenize_conversation(
+        self,
+        turns: Sequence[tuple[str, str]],
+        num_tiles: int = 0,
+        cells: torch.Tensor | None = None,
+        max_length: int = 8192,
+    ) -> dict[str, torch.Tensor]:
+        """Training ids of (question, answer) turns, as the reference tokenises them: piece by piece.
+
+        Args:
+            turns: questions and answers; `<image>` may stand in the first question.
+            num_tiles: tiles of the image, thumbnail included.
+            cells: bool (N, g, g), regions of the image.
+            max_length: longer sequences are cut from the right.
+
+        Returns:
+            `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their suffix.
+        """
+        ids: list[int] = []
+        labels: list[int] = []
+        for number, (question, answer) in enumerate(turns):
+            first = number == 0
+            prompt = self.token_ids(self.prompt_text(question, num_tiles * first, cells if first else None))
+            reply = self.token_ids(answer + self.template.suffix)
+            separator = self.token_ids(self.template.separator)
+            ids += prompt + reply + separator
+            labels += [-100] * len(prompt) + reply + [-100] * len(separator)
+        return {"input_ids": torch.tensor(ids[:max_length]), "labels": torch.tensor(labels[:max_length])}
+
+    # ---- both ---------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        images: ImageLike | Sequence[ImageLike] | None = None,
+        mask_prompts: Sequence[np.ndarray | None] | np.ndarray | None = None,
+        past_text: str = "",
+    ) -> dict[str, Any]:
+        """Model inputs of a batch; all samples have an image, or none has.
+
+        Args:
+            text: one user text or one per sample; `<image>` marks where the image goes.
+            images: PIL image or uint8 (H, W, 3), one or one per sample.
+            mask_prompts: per image a bool (N, H, W) array of regions, or None.
+            past_text: earlier turns, already in the chat format.
+
+        Returns:
+            input_ids, attention_mask: int64 (B, T), padded on the left.
+            pixel_values: float32 (tiles of all images, 3, S, S). sam_pixel_values: float32 (B, 3, S', S').
+            prompt_masks: list with a bool (N, g, g) for each image that has regions.
+            vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
+
+        Raises:
+            ValueError: counts that do not fit, or what `prompt_text` and `region_cells` refuse.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        pictures = [] if images is None else [images] if isinstance(images, ImageLike) else list(images)
+        regions = _per_image(mask_prompts, len(pictures))
+        if pictures and len(pictures) != len(texts):
+            raise ValueError(f"{len(texts)} texts and {len(pictures)} images: give one image for each text, or none")
+        tiles = [self.tiles(picture) for picture in pictures]
+        cells = [None if region is None else self.region_cells(region) for region in regions]
+        counts = [len(group) for group in tiles] or [0] * len(texts)
+        prompts = [
+            self.prompt_text(words, count, cell, past_text)
+            for words, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
+        ]
+        inputs: dict[str, Any] = self._pad([self.token_ids(prompt) for prompt in prompts])
+        if not pictures:
+            return inputs
+        flags = [[False] * (len(group) - 1) + [cell is not None] for group, cell in zip(tiles, cells, strict=True)]
+        return inputs | {
+            "pixel_values": self.pixel_values([tile for group in tiles for tile in group]),
+            "sam_pixel_values": torch.cat([self.sam_pixel_values(picture) for picture in pictures]),
+            "prompt_masks": [cell for cell in cells if cell is not None],
+            "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
+        }
+
+    def _pad(self, sequences: list[list[int]]) -> dict[str, torch.Tensor]:
+        return left_pad(sequences, self.tokenizer.pad_token_id or 0)
+
+
+def left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask`, int64 (B, T), of sequences padded on the left."""
+    length = max(map(len, sequences))
+    ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
+    mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448) -> tuple[int, int]:
+    """(columns, rows) whose shape is nearest to the image's; on a tie the larger grid wins if the image fills it.
+
+    >>> tile_grid(700, 640), tile_grid(420, 380), tile_grid(1280, 720, max_tiles=1)
+    ((2, 2), (1, 1), (1, 1))
+    """
+    grids = [(c, r) for c in range(1, max_tiles + 1) for r in range(1, max_tiles // c + 1)]
+    best, best_gap = (1, 1), float("inf")
+    for cols, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        gap = abs(width / height - cols / rows)
+        fills = width * height > 0.5 * tile_size**2 * cols * rows
+        if gap < best_gap or (gap == best_gap and fills):
+            best, best_gap = (cols, rows), gap
+    return best
+
+
+def to_rgb(image: ImageLike) -> Image.Image:
+    """The image as PIL RGB.
+
+    Raises:
+        ValueError: an array that is not uint8 (H, W, 3).
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
+        image = Image.fromarray(image)
+    return image.convert("RGB")
+
+
+def upsample_mask_logits(
+    mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024
+) -> torch.Tensor:
+    """float32 (K, H, W) logits at image size from the decoder's (K, h, w).
+
+    In two steps, over SAM 2's square, as the reference does: going straight to the image moves 0.5 % of the pixels.
+    """
+    square = F.interpolate(mask_logits[:, None].float(), size=(sam_image_size,) * 2, mode="bilinear")
+    return F.interpolate(square, size=tuple(size), mode="bilinear")[:, 0]
+
+
+def _to_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # uint8 (3, H, W)
+
+
+def _normalise(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    return (pixels - mean[:, None, None]) / std[:, None, None]
+
+
+def _nearest_cell(mask: torch.Tensor, grid: int) -> tuple[int, int]:
+    """Cell whose sample point lies nearest to a pixel of the region."""
+    pixels = mask.nonzero().double() * grid / torch.tensor(mask.shape).double()  # (n, 2) in cells
+    cells = pixels.round().clamp(max=grid - 1)
+    row, col = cells[(pixels - cells).pow(2).sum(dim=1).argmin()].long().tolist()
+    return row, col
+
+
+def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:
+    if mask_prompts is None:
+        return [None] * count
+    if isinstance(mask_prompts, np.ndarray | torch.Tensor) and mask_prompts.ndim == 3:
+        mask_prompts = [mask_prompts]
+    if len(mask_prompts) != count:
+        raise ValueError(f"{len(mask_prompts)} mask_prompts and {count} images: give one entry for each image")
+    return list(mask_prompts)
