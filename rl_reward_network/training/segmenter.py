@@ -1,0 +1,65 @@
+"""Sa2VA as two plain callables: masks of prompts on one image, and masks at image size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
+
+NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
+
+
+@dataclass(frozen=True)
+class Sa2VASegmenter:
+    """A frozen Sa2VA that answers prompts with masks.
+
+    Args:
+        model, processor: of one checkpoint.
+        batch_size: prompts decoded at once.
+        max_new_tokens: longest answer.
+        fingerprint: changes when weights, preprocessing or limits do.
+    """
+
+    model: Sa2VAForConditionalGeneration
+    processor: Sa2VAProcessor
+    batch_size: int
+    max_new_tokens: int
+    fingerprint: str
+
+    def segment(self, image: np.ndarray, prompts: list[str]) -> np.ndarray:
+        """float32 (P, h, w): mask logits on the decoder's grid for each prompt on a uint8 (H, W, 3) image.
+
+        Several `[SEG]` in one answer are joined by their maximum; none is an empty mask.
+        """
+        (answers,) = self.model.segment(
+            [image], prompts, self.processor, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens
+        )
+        grid = answers[0].mask_logits.shape[-2:]
+        empty = torch.full((1, *grid), NO_MASK_LOGIT)
+        logits = [torch.cat([answer.mask_logits.cpu().float(), empty]).amax(dim=0) for answer in answers]
+        return torch.stack(logits).numpy()
+
+    def upsample(self, mask_logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """float32 (P, H, W) probabilities at image size from (P, h, w) logits."""
+        logits = upsample_mask_logits(torch.from_numpy(mask_logits).float(), size, self.processor.sam_image_size)
+        return logits.sigmoid().numpy()
+
+
+def load_segmenter(
+    model_path: str | Path, device: str = "cpu", batch_size: int = 16, max_new_tokens: int = 64, max_tiles: int = 1
+) -> Sa2VASegmenter:
+    """The checkpoint at `model_path` as a segmenter.
+
+    One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
+
+    Raises:
+        ValueError: what loading refuses.
+    """
+    model, processor = load_sa2va_model(model_path, device)
+    processor.max_tiles = max_tiles
+    limits = f"tiles={max_tiles} tokens={max_new_tokens} template={processor.template_name} dtype={model.dtype}"
+    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, f"{weights_fingerprint(model)} {limits}")

@@ -1,0 +1,160 @@
+"""A tiny Sa2VA of our own in the original layout: random weights that talk, so that every path can run in seconds."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Tokenizer
+
+from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
+from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+GOLDEN = SHARED / "golden" / "case_a"
+CHASE = SHARED / "realdata" / "chase_db1"
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the official model's reference outputs are not here")
+needs_chase = pytest.mark.skipif(not CHASE.exists(), reason="the CHASE_DB1 photographs are not here")
+
+SPECIAL = (
+    "<|im_end|> <|endoftext|> <|im_start|> <img> </img> <IMG_CONTEXT> <quad> </quad> <ref> </ref> <box> </box> "
+    "[SEG] <p> </p> <vp> </vp>"
+).split()
+ANSWER = ["\n", "S", "u", "r", "e", " ", "[SEG]", ".", "<|im_end|>"]  # the chain the tiny model is taught to say
+TINY_SAM = {
+    "embed_dim": 8,
+    "num_heads": 1,
+    "stages": [1, 1, 2, 1],
+    "global_att_blocks": [3],
+    "bkg": [7, 7],
+    "window_spec": [8, 4, 16, 8],
+    "d_model": 32,
+    "mem_ff": 48,
+    "mem_layers": 1,
+    "mem_dim": 64,
+    "image_size": 256,
+}
+
+
+def tiny_tokenizer() -> Qwen2Tokenizer:
+    """Bytes and special tokens only."""
+    vocab = {letter: index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    return tokenizer
+
+
+def tiny_config(vocab_size: int) -> dict[str, Any]:
+    """An original `config.json` at toy size, with only the fields the reference reads."""
+    return {
+        "architectures": ["Sa2VAChatModel"],
+        "auto_map": {"AutoModel": "modeling_sa2va_chat.Sa2VAChatModel"},  # as in releases; must never be followed
+        "model_type": "sa2va_chat",
+        "template": "qwen_chat",
+        "ps_version": "v2",
+        "select_layer": -1,
+        "downsample_ratio": 0.5,
+        "force_image_size": 448,
+        "vision_config": {
+            "architectures": ["InternVisionModel"],
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+            "image_size": 448,
+            "patch_size": 14,
+            "qkv_bias": True,
+            "qk_normalization": False,
+            "norm_type": "layer_norm",
+            "layer_norm_eps": 1e-6,
+            "hidden_act": "gelu",
+        },
+        "llm_config": {
+            "architectures": ["Qwen2ForCausalLM"],
+            "vocab_size": vocab_size,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "max_position_embeddings": 8192,
+        },
+    }
+
+
+def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat") -> Path:
+    """An original-layout folder whose model answers "Sure [SEG]." to whatever it is asked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = tiny_tokenizer()
+    original = tiny_config(len(tokenizer)) | {"template": template}
+    model = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
+    randomise(model)
+    teach_answer(model, tokenizer)
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(original))
+    (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
+    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict()).items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module) -> None:
+    """Weights from NumPy's generator, which gives the same numbers on every platform."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    for name, tensor in sorted(model.state_dict().items()):
+        values = torch.from_numpy(rng.standard_normal(tuple(tensor.shape), dtype=np.float32))
+        norm = "norm" in name and name.endswith("weight")
+        scale = 1 / np.sqrt(np.prod(tensor.shape[1:])) if tensor.ndim > 1 else 0.1
+        tensor.copy_(1 + 0.1 * values if norm else values * (1.0 if "embed" in name else scale))
+    shared = model.grounding_encoder.shared_image_embedding.positional_embedding
+    model.grounding_encoder.prompt_encoder.shared_embedding.positional_embedding.copy_(shared)
+
+
+@torch.no_grad()
+def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
+    """Make each token of ANSWER predict the next; attention stays on, so the [SEG] state still sees image and words."""
+    ids = [tokenizer(token, add_special_tokens=False)["input_ids"][0] for token in ANSWER]
+    embeds = model.get_input_embeddings().weight
+    for current, following in zip(ids, ids[1:], strict=False):
+        direction = embeds[current] / embeds[current].norm()
+        model.lm_head.weight[following] += 8 * direction
+    for layer in model.model.language_model.layers:
+        layer.self_attn.o_proj.weight.mul_(3)  # enough that the words change the mask
+    model.text_hidden_fcs[2].weight.mul_(9)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny_sa2va"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_checkpoint: Path) -> Sa2VAForConditionalGeneration:
+    """Shared: tests must not change its weights."""
+    return Sa2VAForConditionalGeneration.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_processor(tiny_checkpoint: Path) -> Sa2VAProcessor:
+    return Sa2VAProcessor.from_pretrained(tiny_checkpoint)
+
+
+def smooth_image(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """uint8 (H, W, 3): a few waves, so that resizing and tiling have something to look at."""
+    rng = np.random.default_rng(seed)
+    rows, cols = np.mgrid[0:height, 0:width] / 40.0
+    phases = rng.uniform(0, 6, (3, 3))
+    channels = [np.sin(a + rows) + np.cos(b + cols) + np.sin(c + rows + cols) for a, b, c in phases]
+    return (np.stack(channels, axis=-1) * 40 + 128).clip(0, 255).astype(np.uint8)
