@@ -156,9 +156,9 @@ def to_ours(original: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for key, tensor in original.items():
         if match := re.match(QKV.format(r"(\d+)", r"(\w+)") + "$", key):
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                ours[OUR_QKV.format(match[1], part, match[2])] = rows
+                ours[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
         elif key == GAUSSIAN:
-            ours.update(dict.fromkeys(OUR_GAUSSIANS, tensor))
+            ours.update({name: tensor.clone() for name in OUR_GAUSSIANS})  # clones: files refuse shared memory
         elif key not in POINTS:
             name = _rename(key, _TO_OURS)
             ours[name or key] = tensor
@@ -185,7 +185,7 @@ def to_original(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif key in OUR_GAUSSIANS:
             original[GAUSSIAN] = tensor
         elif key == OUR_POINTS:
-            original.update(zip(POINTS, tensor.split(1), strict=True))
+            original.update({point: row.clone() for point, row in zip(POINTS, tensor.split(1), strict=True)})
         elif (name := _rename(key, _TO_ORIGINAL)) is None:
             raise ValueError(f"no original name for {key}")
         else:

@@ -39,6 +39,7 @@ class Sa2VAConfig(PreTrainedConfig):
         max_tiles: largest number of tiles one image is cut into, the thumbnail not counted.
         image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`; looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
+        original_config: the official `config.json` this model came with, kept so that it can be written back.
 
     Source: bytedance/Sa2VA@9832e1a (names follow transformers' InternVLConfig).
     """
@@ -62,6 +63,7 @@ class Sa2VAConfig(PreTrainedConfig):
     image_token_id: int = 151667
     seg_token_id: int = 151674
     never_sampled_ids: list[int] | None = None
+    original_config: dict | None = None
     tie_word_embeddings: bool = False
 
     @property
@@ -125,6 +127,24 @@ def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sam2_sizes(config: Sam2VideoConfig) -> dict[str, Any]:
+    """The short list of sizes behind a SAM 2 configuration: the inverse of `sam2_config`."""
+    backbone = config.vision_config.backbone_config
+    return {
+        "embed_dim": backbone.hidden_size,
+        "num_heads": backbone.num_attention_heads,
+        "stages": backbone.blocks_per_stage,
+        "global_att_blocks": backbone.global_attention_blocks,
+        "bkg": backbone.window_positional_embedding_background_size,
+        "window_spec": backbone.window_size_per_stage,
+        "d_model": config.vision_config.fpn_hidden_size,
+        "mem_ff": config.memory_attention_feed_forward_hidden_size,
+        "mem_layers": config.memory_attention_num_layers,
+        "mem_dim": config.memory_encoder_output_channels,
+        "image_size": config.prompt_encoder_config.image_size,
+    }
+
+
 def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where: str) -> Sa2VAConfig:
     """Our configuration from an original `config.json`.
 
@@ -153,6 +173,7 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
         template=template,
         downsample_ratio=original.get("downsample_ratio", 0.5),
         vision_feature_layer=original.get("select_layer", -1),
+        original_config=original,
     )
 
 

@@ -221,9 +221,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             ValueError: unknown layout, or missing, surplus or wrongly shaped tensors, all named.
         """
         folder = open_checkpoint(path)
-        config = _read_config(folder)
+        config = check_checkpoint(folder)
         config._attn_implementation = attn_implementation
-        check_shapes(_expected_shapes(cls, config, folder.original), tensor_shapes(folder.path), folder.path)
         tensors = to_ours(folder.tensors()) if folder.original else folder.tensors()
         loaded = super().from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype or torch.float32, **kwargs
@@ -395,10 +394,26 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     return config
 
 
-def _expected_shapes(cls: Any, config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
-    """Key names and shapes the weights must have, from a model that takes no memory."""
+def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
+    """The folder's configuration, once its weights are known to fit it; only file headers are read.
+
+    Raises:
+        ValueError: what the folder lacks or has too much, all named.
+    """
+    config = _read_config(folder)
+    check_shapes(expected_shapes(config, folder.original), tensor_shapes(folder.path), folder.path)
+    return config
+
+
+def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of a checkpoint, from a model that takes no memory.
+
+    Args:
+        config: any size.
+        original: names of the official layout instead of ours.
+    """
     with torch.device("meta"):
-        state = cls(config).state_dict()
+        state = Sa2VAForConditionalGeneration(config).state_dict()
     if config.tie_word_embeddings:
         state.pop("lm_head.weight")
     return {key: tuple(tensor.shape) for key, tensor in (to_original(state) if original else state).items()}
