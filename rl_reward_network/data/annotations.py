@@ -1,0 +1,277 @@
+"""Reader of `annotations.json` + `images/`: the user's own format, Sa2VA's fine-tune format, RLE and PNG masks.
+
+The file is a list of records. `image` (a file under `images/`) and `text` (a phrase, or a list of them) are required.
+
+| key | meaning |
+|---|---|
+| `mask`, 2 levels `[[x1, y1, ...], ...]` | user format: one phrase for all polygons, or one phrase per polygon |
+| `mask`, 3 levels `[[[x1, y1, ...], ...], ...]` | official format: a list of polygons per phrase, as many as phrases |
+| `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
+| `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
+| `group`, `series` | patient, and sequence of nearly identical frames; else read from the file name |
+| `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
+
+Equal phrases of a record (case and a final dot aside) are one object, the union of their masks. The same image and
+phrase in two records is an error: they may be two observers' masks, whose union nobody drew. A phrase without a mask,
+or whose polygons were all dropped, is unlabelled; to say "nothing is there", give an RLE or a PNG of zeros.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.images import image_size
+from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
+from rl_reward_network.data.sample import Sample, pseudonym
+
+# <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
+# The group is the number, not the video: a patient with two videos stays in one split.
+VESSEL_NAME = r"^(?P<name>.+?)(?:\^?\(|__)(?P<group>\d{6,})(?:\)_|__)(?P<series>.+)_frame_(?P<frame>\d+)\.\w+$"
+SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
+KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", *SIZE_KEYS}
+NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
+
+
+@dataclass
+class _Notes:
+    """What one warning at the end tells about the whole file."""
+
+    other_keys: set[str] = field(default_factory=set)
+    dropped: int = 0
+    left_bare: int = 0
+
+    def warn(self, file: str) -> None:
+        """Issue at most one warning of each kind; neither names an image."""
+        if self.other_keys:
+            warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
+        if self.dropped:
+            message = f"{file}: dropped {self.dropped} polygon(s) of fewer than 3 points"
+            bare = (
+                f"; {self.left_bare} phrase(s) of those records have no other part: unlabelled"
+                if self.left_bare
+                else ""
+            )
+            warnings.warn(message + bare, stacklevel=3)
+
+
+def read_annotations(root: Path, group_regex: str | None = None, annotations: str = "annotations.json") -> list[Sample]:
+    """Every (image, phrase) of an annotation file, in its order; image headers are read, pixels are not.
+
+    Args:
+        root: the data folder; holds `annotations` and `images/`.
+        group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
+            the optional `series` the sequence. Default: `VESSEL_NAME`. Without a series each image is its own.
+        annotations: name of the annotation file inside `root`.
+
+    Raises:
+        ValueError: anything the module text does not allow; the message names the file, the record's index (from 0) and
+            image, the field, what came, and the remedy. One warning lists keys not read, one counts dropped polygons.
+    """
+    path = root / annotations
+    pattern = _compile(group_regex)
+    records = _read_records(path)
+    notes = _Notes()
+    samples: dict[str, Sample] = {}
+    series_of: dict[Path, str] = {}
+    levels: dict[int, int] = {}
+    for index, record in enumerate(records):
+        try:
+            _check_levels(record, index, levels)
+            for sample in _read_record(record, root, pattern, notes):
+                if samples.setdefault(sample.sample_id, sample) is not sample:
+                    raise ValueError("this image and phrase came before; join the parts in one record or delete one")
+                if series_of.setdefault(sample.image_path, sample.series_id) != sample.series_id:
+                    raise ValueError("this image came before with another `group` or `series`; make them equal")
+        except ValueError as error:
+            raise ValueError(f"{path}: record {index}{_image_named(record)}: {error}") from error
+    notes.warn(annotations)
+    return list(samples.values())
+
+
+def data_fingerprint(samples: Iterable[Sample]) -> str:
+    """64 hex digits that change with any image name, size, phrase, mask, group or series, but not with their order."""
+    rows = sorted(
+        json.dumps([s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()])
+        for s in samples
+    )
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _image_named(record: Any) -> str:
+    """The image file of a record, as far as it has one."""
+    name = record.get("image") if isinstance(record, dict) else None
+    return f" (image {name!r})" if isinstance(name, str) else ""
+
+
+def _compile(group_regex: str | None) -> re.Pattern[str]:
+    """The pattern that finds groups in file names."""
+    try:
+        pattern = re.compile(group_regex or VESSEL_NAME)
+    except re.error as error:
+        raise ValueError(f"group_regex {group_regex!r} is not a regular expression: {error}") from error
+    if "group" not in pattern.groupindex:
+        raise ValueError(f"group_regex {group_regex!r} has no named group 'group'; write it as (?P<group>...)")
+    return pattern
+
+
+def _read_records(path: Path) -> list[Any]:
+    """The non-empty list in an annotation file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: file not found; a data folder holds annotations.json and images/")
+    records = read_json(path)
+    if not isinstance(records, list) or not records:
+        found = "an empty list" if records == [] else type(records).__name__
+        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {found}")
+    return records
+
+
+def _check_levels(record: Any, index: int, levels: dict[int, int]) -> None:
+    """Raise on a nesting other than 2 or 3, or other than that of earlier records (`levels`: depth -> first record)."""
+    if not isinstance(record, dict):
+        raise ValueError(f"a record must be an object {{image, mask, text}}, got {type(record).__name__}")
+    for depth in [] if record.get("mask_png") else _levels(record.get("mask")):
+        if depth not in NEST:
+            raise ValueError(f"mask has its numbers {depth} list(s) deep, expected {' or '.join(NEST.values())}")
+        levels.setdefault(depth, index)
+    if len(levels) > 1:
+        both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(levels.items()))
+        raise ValueError(f"masks of different nesting in one file: {both}; write the whole file in one format")
+
+
+def _levels(value: Any, depth: int = 0) -> set[int]:
+    """How many lists are around the numbers; RLE counts do not count."""
+    if not isinstance(value, list):
+        return set()
+    if value and not isinstance(value[0], list | dict):
+        return {depth + 1}
+    return {level for item in value for level in _levels(item, depth + 1)}
+
+
+def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], notes: _Notes) -> list[Sample]:
+    """One sample per different phrase of a record."""
+    notes.other_keys |= record.keys() - KNOWN_KEYS
+    name, path = _inside(root / "images", record.get("image"), "image")
+    group, series = _group_and_series(record, name, pattern)
+    size = image_size(path)
+    _check_declared_size(record, size)
+    phrases = _phrases(record.get("text"))
+    objects: dict[str, MaskParts] = {}
+    dropped_before = notes.dropped
+    for phrase, parts in zip(phrases, _masks(record, root, len(phrases), size, notes), strict=True):
+        objects[_key(phrase)] = objects.get(_key(phrase), MaskParts()) + parts
+    if notes.dropped > dropped_before:
+        notes.left_bare += sum(not parts for parts in objects.values())
+    spelling = {_key(phrase): phrase for phrase in reversed(phrases)}  # the first spelling stays
+    return [
+        Sample(
+            image_path=path,
+            text=spelling[key],
+            group_id=pseudonym("group", group),
+            series_id=pseudonym("series", group, series),
+            sample_id=pseudonym("sample", name, key),
+            size=size,
+            mask_parts=parts or None,
+            group=group,
+        )
+        for key, parts in objects.items()
+    ]
+
+
+def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:
+    """The relative name with forward slashes and the path of a file that must lie inside `folder`."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"`{key}` must be the name of a file in {folder.name}/, got {type(value).__name__}")
+    name = PureWindowsPath(value)  # knows both slashes and drive letters, on every system
+    if name.drive or name.root or ".." in name.parts:
+        raise ValueError(f"`{key}` must be relative and without '..'; put the file inside {folder.name}/")
+    return name.as_posix(), folder.joinpath(*name.parts)
+
+
+def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+    """Original names of group and series: from the fields, else the file name; an image alone is its own series."""
+    match = pattern.search(name)
+    found = match.groupdict() if match else {}
+    group, series = (_name_field(record, key) or found.get(key) for key in ("group", "series"))
+    if not group:
+        raise ValueError(
+            "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
+            " named group, e.g. '^(?P<group>[^_]+)_'"
+        )
+    return group, f"series {series}" if series else f"image {name}"
+
+
+def _name_field(record: dict[str, Any], key: str) -> str | None:
+    """A name given as text or as a whole number."""
+    value = record.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip()):
+        raise ValueError(f"`{key}` must be a non-empty text or a whole number, got {type(value).__name__}")
+    return None if value is None else str(value).strip()
+
+
+def _check_declared_size(record: dict[str, Any], size: tuple[int, int]) -> None:
+    """Raise if a size in the record is not the image's: its masks were drawn on another picture."""
+    for key, axis in SIZE_KEYS.items():
+        if record.get(key) is not None and record[key] != size[axis]:
+            raise ValueError(
+                f"`{key}` is {record[key]!r}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
+                " rotation); rescale the mask to this image, or correct the field"
+            )
+
+
+def _phrases(text: Any) -> list[str]:
+    """The phrases of a record, at least one, none empty."""
+    phrases = [text] if isinstance(text, str) else text
+    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and _key(p) for p in phrases):
+        raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
+    return [phrase.strip() for phrase in phrases]
+
+
+def _key(phrase: str) -> str:
+    """What Sa2VA's question templates make of a phrase; equal keys are one question, so they need one answer."""
+    return phrase.strip().lower().removesuffix(".").strip()
+
+
+def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, int], notes: _Notes) -> list[MaskParts]:
+    """One mask per phrase, no parts where unlabelled."""
+    if png := record.get("mask_png"):
+        files = png if isinstance(png, list) else [png]
+        _check_count("mask_png", len(files), phrases)
+        return [parse_png(_inside(root, file, "mask_png")[1], size) for file in files]
+    mask = record.get("mask")
+    if mask is None or mask == []:
+        return [MaskParts()] * phrases
+    return [_parse_object(parts, size, notes) for parts in _objects(mask, phrases)]
+
+
+def _check_count(key: str, found: int, phrases: int) -> None:
+    """Raise unless there is one object per phrase."""
+    if found != phrases:
+        raise ValueError(f"`{key}` has {found} object(s) but `text` has {phrases} phrase(s); give one per phrase")
+
+
+def _objects(mask: Any, phrases: int) -> list[list[Any]]:
+    """One list of parts (polygons, RLEs) per phrase."""
+    parts = [mask] if isinstance(mask, dict) else mask
+    if not isinstance(parts, list):
+        raise ValueError(f"`mask` must be a list of polygons or an RLE, got {type(mask).__name__}")
+    official = any(isinstance(part, list) and part and isinstance(part[0], list | dict) for part in parts)
+    if not official and phrases == 1:
+        return [parts]
+    objects = [part if official and isinstance(part, list) else [part] for part in parts]
+    _check_count("mask", len(objects), phrases)
+    return objects
+
+
+def _parse_object(parts: list[Any], size: tuple[int, int], notes: _Notes) -> MaskParts:
+    """The union of an object's parts; polygons too short to have an area are counted in `notes`."""
+    if len(parts) >= 3 and all(isinstance(part, list) and len(part) == 2 for part in parts):
+        raise ValueError("a polygon is given as points [[x, y], ...]; write it flat, [x1, y1, x2, y2, ...]")
+    parsed = [parse_rle(part, size) if isinstance(part, dict) else parse_polygon(part, size) for part in parts]
+    notes.dropped += sum(not part for part in parsed)
+    return sum(parsed, MaskParts())

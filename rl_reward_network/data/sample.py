@@ -1,0 +1,76 @@
+"""One training example: an image and a phrase, with the mask it means if somebody drew it."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rl_reward_network.data.images import load_image
+from rl_reward_network.data.masks import MaskParts, rasterise
+
+SALT = "rl_reward_network/data/v1"
+
+
+def pseudonym(*names: str) -> str:
+    """12 hex digits in place of names that may belong to a person; equal names give equal digits on every machine.
+
+    The salt is public, so this is pseudonymisation, not anonymisation: it keeps names out of files and logs, but who
+    has a list of candidate names can hash them all and compare.
+
+    >>> pseudonym("group", "patient 7") == pseudonym("group", "patient 7") != pseudonym("group", "patient 8")
+    True
+    """
+    return hashlib.sha256("\0".join((SALT, *names)).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One (image, phrase).
+
+    Attributes:
+        image_path: the image file. Its name may hold a patient's name: never write it anywhere.
+        text: the phrase, e.g. "blood vessel".
+        group_id: pseudonym of the patient or group, 12 hex digits, safe to write.
+        series_id: pseudonym of the series, whose frames are nearly identical, safe to write.
+        sample_id: pseudonym of image name and phrase, safe to write.
+        size: (H, W) in pixels after EXIF rotation.
+        mask_parts: how the mask is stored; None when unlabelled.
+        group: the original group name; in memory only.
+    """
+
+    image_path: Path = field(repr=False)
+    text: str
+    group_id: str
+    series_id: str
+    sample_id: str
+    size: tuple[int, int]
+    mask_parts: MaskParts | None = field(repr=False, compare=False)
+    group: str = field(repr=False)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is a ground-truth mask (which may be empty)."""
+        return self.mask_parts is not None
+
+    def load_image(self) -> np.ndarray:
+        """The image, uint8 (H, W, 3) RGB.
+
+        Raises:
+            ValueError: the file cannot be read, or its size is not the one seen when the annotations were read.
+        """
+        image = load_image(self.image_path)
+        if image.shape[:2] != self.size:
+            raise ValueError(
+                f"{self.image_path}: image is {image.shape[:2]} (H, W), its header said {self.size};"
+                " the file changed, or its EXIF data follow the pixels: save it again"
+            )
+        return image
+
+    def load_mask(self) -> np.ndarray | None:
+        """The ground truth, bool (H, W); None when unlabelled.
+
+        Raises:
+            ValueError: a PNG mask cannot be read, has another size, or is not binary.
+        """
+        return None if self.mask_parts is None else rasterise(self.mask_parts, self.size)

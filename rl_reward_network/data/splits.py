@@ -1,0 +1,149 @@
+"""Splits by group, so that no patient is in two of them, and the file that keeps a split beside its run.
+
+`reward` trains the reward network, `policy` the prompt policy (so that masks of its patients are judged, not
+remembered), `val` chooses, `test` is looked at once.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.annotations import data_fingerprint
+from rl_reward_network.data.sample import Sample
+
+SPLITS = ("reward", "policy", "val", "test")
+FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
+FORMAT_VERSION = 1
+OTHER_DATA = "the split belongs to other data, or these were changed: name that data folder, or make the split anew"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which group is in which split.
+
+    Attributes:
+        groups: split name -> sorted group ids (pseudonyms, safe to write).
+        seed: what the groups were shuffled with.
+        fingerprint: `data_fingerprint` of the data that were split.
+    """
+
+    groups: dict[str, tuple[str, ...]]
+    seed: int
+    fingerprint: str
+
+
+def make_split(samples: Sequence[Sample], seed: int) -> Split:
+    """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
+
+    Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
+    split that can use them, and do not count for the shares.
+
+    Raises:
+        ValueError: fewer than 4 groups have a mask.
+    """
+    labelled = sorted({sample.group_id for sample in samples if sample.labelled})
+    bare = {sample.group_id for sample in samples} - set(labelled)
+    if len(labelled) < len(SPLITS):
+        raise ValueError(
+            f"{len(labelled)} group(s) with masks, but {', '.join(SPLITS)} need one each; annotate images of more"
+            " patients, or check that `group` / --group_regex tells the patients apart"
+        )
+    random.Random(seed).shuffle(labelled)
+    taken = iter(labelled)
+    groups = {name: {next(taken) for _ in range(n)} for name, n in zip(SPLITS, _counts(len(labelled)), strict=True)}
+    groups["policy"] |= bare
+    return Split({name: tuple(sorted(ids)) for name, ids in groups.items()}, seed, data_fingerprint(samples))
+
+
+def _counts(total: int) -> list[int]:
+    """Number of groups per split, by largest remainder; each at least 1 from 4 groups on."""
+    exact = [round(fraction * total, 6) for fraction in FRACTIONS]  # 0.15 * 20 must be 3, not 2.9999
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def save_split(split: Split, path: Path) -> None:
+    """Write a split as JSON, whole or not at all; it holds no names."""
+    write_json(path, {"format_version": FORMAT_VERSION, **asdict(split)})
+
+
+def load_split(path: Path, samples: Sequence[Sample]) -> Split:
+    """Read a split and prove that it fits the data and does not leak.
+
+    Raises:
+        ValueError: not a split file, another version, a group in two splits or in none, or not the data it was
+            made for.
+    """
+    split = _parse(read_json(path), path)
+    owners = Counter(group for ids in split.groups.values() for group in ids)
+    if leaks := [group for group, count in owners.items() if count > 1]:
+        raise ValueError(f"{path}: leak: group(s) {_some(leaks)} appear more than once; make the split anew")
+    present = {sample.group_id for sample in samples}
+    if missing := present - owners.keys():
+        raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
+    if absent := owners.keys() - present:
+        raise ValueError(f"{path}: group(s) {_some(absent)} are not in the data; {OTHER_DATA}")
+    if split.fingerprint != (found := data_fingerprint(samples)):
+        raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {found[:12]}; {OTHER_DATA}")
+    return split
+
+
+def _parse(value: Any, path: Path) -> Split:
+    """A Split from the content of its file."""
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version is {version!r}, this program reads {FORMAT_VERSION}; make the split anew"
+        )
+    groups, seed, fingerprint = (value.get(key) for key in ("groups", "seed", "fingerprint"))
+    if not isinstance(groups, dict) or groups.keys() != set(SPLITS):
+        raise ValueError(f"{path}: `groups` must have exactly the keys {', '.join(SPLITS)}; make the split anew")
+    ids_valid = all(isinstance(ids, list) and ids and all(isinstance(i, str) for i in ids) for ids in groups.values())
+    if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
+        raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint` are required")
+    return Split({name: tuple(groups[name]) for name in SPLITS}, seed, fingerprint)
+
+
+def _some(ids: Iterable[str]) -> str:
+    """The first three ids (pseudonyms) and how many more."""
+    ordered = sorted(ids)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
+
+
+def select(samples: Iterable[Sample], split: Split, name: str) -> list[Sample]:
+    """The samples of one split, in the given order.
+
+    Raises:
+        ValueError: no split has that name.
+    """
+    if name not in SPLITS:
+        raise ValueError(f"split {name!r} is unknown, expected one of {', '.join(SPLITS)}")
+    return [sample for sample in samples if sample.group_id in split.groups[name]]
+
+
+def spread(samples: Iterable[Sample], count: int, seed: int) -> list[Sample]:
+    """`count` samples (all, if there are fewer), one of each series before a second of any.
+
+    Frames of one series are nearly identical, so few of many say as much. Equal for equal samples and seed,
+    whatever their order.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
+    if count < 0:
+        raise ValueError(f"count must be >= 0, got {count}")
+    ordered = sorted(samples, key=lambda sample: sample.sample_id)
+    random.Random(seed).shuffle(ordered)
+    series: dict[str, list[Sample]] = defaultdict(list)
+    for sample in ordered:
+        series[sample.series_id].append(sample)
+    rounds = zip_longest(*series.values())
+    return [sample for turn in rounds for sample in turn if sample is not None][:count]

@@ -1,0 +1,151 @@
+"""What the prompt policy sees of an image: statistics of grey levels, edges and ridges. Nothing of the ground truth.
+
+The image is box-averaged to at most `SIDE` pixels first, so that the cost does not grow with the photograph and the
+scales of the ridges are relative to the picture, not to the camera.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from skimage.feature import hessian_matrix, hessian_matrix_eigvals
+
+SIDE = 256  # pixels of the longer side that the statistics are taken from
+SMALLEST = 8  # pixels; a shorter side carries no edges and no ridges
+RIDGE_SCALES = (1.0, 2.0, 4.0)  # standard deviations in pixels of the reduced image: thin, middle and wide vessels
+STRONG_EDGE = 0.05  # grey levels per pixel
+
+
+@dataclass(frozen=True)
+class ObservationEntry:
+    """One number of the observation: where it stands, what it is, its unit and its bounds (values are clipped)."""
+
+    index: int
+    name: str
+    unit: str
+    low: float
+    high: float
+
+
+_FIELDS = (
+    # 16 image statistics; grey = mean of the three channels in [0, 1]
+    ("grey_mean", "grey level", 0, 1),
+    ("grey_std", "grey level", 0, 0.5),
+    ("grey_p01", "grey level", 0, 1),
+    ("grey_p10", "grey level", 0, 1),
+    ("grey_p25", "grey level", 0, 1),
+    ("grey_p50", "grey level", 0, 1),
+    ("grey_p75", "grey level", 0, 1),
+    ("grey_p90", "grey level", 0, 1),
+    ("grey_p99", "grey level", 0, 1),
+    ("grey_skewness", "1", -5, 5),
+    ("grey_kurtosis", "1, 0 = normal", -3, 20),
+    ("grey_entropy", "bits", 0, 8),
+    ("red_minus_green", "grey level", -1, 1),
+    ("blue_minus_green", "grey level", -1, 1),
+    ("centre_minus_border", "grey level", -1, 1),
+    ("black_share", "share of pixels below 0.05", 0, 1),
+    # gradient features: first derivatives (edges), then second derivatives (ridges)
+    ("edge_mean", "grey level / pixel", 0, 1),
+    ("edge_p90", "grey level / pixel", 0, 1),
+    ("edge_p99", "grey level / pixel", 0, 1),
+    ("edge_share", f"share of pixels steeper than {STRONG_EDGE}", 0, 1),
+    ("edge_coherence", "0 all directions, 1 one direction", 0, 1),
+    ("edge_horizontal", "1 gradients along x, -1 along y", -1, 1),
+    ("laplacian_std", "grey level / pixel^2", 0, 4),
+    *((f"dark_ridge_{scale:g}px", "grey level, 99th percentile", 0, 1) for scale in RIDGE_SCALES),
+    *((f"bright_ridge_{scale:g}px", "grey level, 99th percentile", 0, 1) for scale in RIDGE_SCALES),
+    ("ridge_polarity", "1 dark ridges only, -1 bright ridges only", -1, 1),
+    # what happened in this episode
+    ("progress", "share of the episode's prompts used", 0, 1),
+    ("best_score", "best score so far, 0 at the start and when the reward uses labels", 0, 1),
+)
+
+OBSERVATION: tuple[ObservationEntry, ...] = tuple(
+    ObservationEntry(index, name, unit, float(low), float(high))
+    for index, (name, unit, low, high) in enumerate(_FIELDS)
+)
+EPISODE_FEATURES = 2  # the last entries are filled in by the environment
+IMAGE_FEATURES = len(OBSERVATION) - EPISODE_FEATURES
+LOW = np.array([entry.low for entry in OBSERVATION], dtype=np.float32)
+HIGH = np.array([entry.high for entry in OBSERVATION], dtype=np.float32)
+
+
+def observe_image(image: np.ndarray) -> np.ndarray:
+    """The image's part of the observation.
+
+    Args:
+        image: uint8 (H, W, 3), RGB in [0, 255], both sides at least `SMALLEST` pixels.
+
+    Returns:
+        float32 (F,), F = `IMAGE_FEATURES`, in the order and within the bounds of `OBSERVATION`; finite for any image.
+
+    Raises:
+        ValueError: another dtype or shape, or a side that is too short.
+    """
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < SMALLEST:
+        raise ValueError(
+            f"image: got {image.dtype} {image.shape}; expected uint8 (H, W, 3) RGB with sides >= {SMALLEST} pixels"
+        )
+    colours = _reduced(image)
+    grey = colours.mean(axis=2)  # (h, w)
+    values = [*_grey_statistics(grey), *_layout_statistics(grey, colours), *_edges(grey), *_ridges(grey)]
+    return np.clip(np.array(values, dtype=np.float32), LOW[:IMAGE_FEATURES], HIGH[:IMAGE_FEATURES])
+
+
+def _reduced(image: np.ndarray) -> np.ndarray:
+    """float64 (h, w, 3) in [0, 1], box-averaged so that the longer side has at most `SIDE` pixels."""
+    height, width = image.shape[:2]
+    factor = min(-(-max(height, width) // SIDE), min(height, width) // SMALLEST)
+    return np.asarray(Image.fromarray(image).reduce(factor), dtype=np.float64) / 255
+
+
+def _grey_statistics(grey: np.ndarray) -> list[float]:
+    """Moments, percentiles and entropy of the grey levels."""
+    mean, std = float(grey.mean()), float(grey.std())
+    # a constant image has no shape: its skewness and kurtosis are called 0, not rounding noise over rounding noise
+    centred = (grey - mean) / std if std > 1e-6 else np.zeros_like(grey)
+    kurtosis = float((centred**4).mean() - 3) if std > 1e-6 else 0.0
+    shares = np.bincount((grey * 255).round().astype(np.intp).ravel(), minlength=256) / grey.size
+    entropy = float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
+    percentiles = np.percentile(grey, (1, 10, 25, 50, 75, 90, 99)).tolist()
+    return [mean, std, *percentiles, float((centred**3).mean()), kurtosis, entropy]
+
+
+def _layout_statistics(grey: np.ndarray, colours: np.ndarray) -> list[float]:
+    """Colour casts, the vignette, and the share of black (collimated) picture."""
+    red, green, blue = colours.mean(axis=(0, 1)).tolist()
+    height, width = grey.shape
+    inner = np.zeros(grey.shape, dtype=bool)
+    inner[height // 4 : height - height // 4, width // 4 : width - width // 4] = True
+    vignette = float(grey[inner].mean() - grey[~inner].mean())
+    return [red - green, blue - green, vignette, float((grey < 0.05).mean())]
+
+
+def _edges(grey: np.ndarray) -> list[float]:
+    """Strength and direction of the grey level's slope, and the spread of its Laplacian (low when blurred)."""
+    along_y, along_x = np.gradient(grey)
+    steepness = np.hypot(along_x, along_y)
+    total = max(float(steepness.sum()), 1e-9)
+    # doubled angles: a line's two sides have opposite gradients and must not cancel; (x^2 - y^2, 2xy) / |g|
+    safe = np.maximum(steepness, 1e-12)
+    cosine = float(((along_x**2 - along_y**2) / safe).sum()) / total
+    sine = float((2 * along_x * along_y / safe).sum()) / total
+    laplacian = np.gradient(along_y, axis=0) + np.gradient(along_x, axis=1)
+    strong = float((steepness > STRONG_EDGE).mean())
+    percentiles = np.percentile(steepness, (90, 99)).tolist()
+    coherence = float(np.hypot(cosine, sine))
+    return [float(steepness.mean()), *percentiles, strong, coherence, cosine, float(laplacian.std())]
+
+
+def _ridges(grey: np.ndarray) -> list[float]:
+    """Strength of dark and of bright lines at each scale (normalised second derivative across them), and which win."""
+    dark, bright = [], []
+    for scale in RIDGE_SCALES:
+        hessian = hessian_matrix(grey, sigma=scale, mode="nearest", order="rc", use_gaussian_derivatives=False)
+        # vessels cover a few percent of the picture; lower percentiles would measure the side lobes beside them
+        largest, smallest = hessian_matrix_eigvals(hessian) * scale**2
+        dark.append(float(np.percentile(np.maximum(largest, 0), 99)))
+        bright.append(float(np.percentile(np.maximum(-smallest, 0), 99)))
+    polarity = (sum(dark) - sum(bright)) / max(sum(dark) + sum(bright), 1e-9)
+    return [*dark, *bright, polarity]

@@ -1,0 +1,71 @@
+"""The prompts: the actions of the prompt policy. Index 0 is the default that every result is compared with."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+PROMPTS: tuple[str, ...] = (
+    "Please segment the blood vessel.",
+    "Please segment blood vessel and all its bifurcations.",
+    "Please segment the dark vessels.",
+    "Please segment the bright vessels.",
+    "Please segment the main vessel trunk.",
+    "Please segment the thin vessel branches.",
+    "Please segment the wide vessels.",
+    "Please segment the low contrast vessels.",
+    "Please segment the blurred vessels.",
+    "Please segment the blood vessel without the catheter.",
+    "Please segment the blood vessel crossing the ribs.",
+)
+
+
+def load_prompts(path: Path | None = None) -> tuple[str, ...]:
+    """The user's own prompts, or `PROMPTS` when no file is given. The first one is the default prompt.
+
+    Args:
+        path: UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
+
+    Raises:
+        ValueError: the file cannot be read, an entry is empty or not a string, two prompts are equal up to case and
+            spaces, or fewer than two are left. The message names the file, the line or entry, and the remedy.
+    """
+    if path is None:
+        return PROMPTS
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}); give one prompt per line") from None
+    entries = _json_entries(path, text) if text.lstrip().startswith("[") else _line_entries(text)
+    return _checked(path, entries)
+
+
+def _line_entries(text: str) -> list[tuple[str, str]]:
+    """(place, prompt) of each line that is not empty."""
+    return [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:
+    """(place, prompt) of each entry of a JSON list."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: line {error.lineno}: not a JSON list ({error.msg}); or give plain lines") from None
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{path}: entry {number}: got {value!r}; each prompt must be a string with words in it")
+    return [(f"entry {number}", value) for number, value in enumerate(values, 1)]
+
+
+def _checked(path: Path, entries: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The prompts with their spaces tidied; refuses duplicates and lists without a choice."""
+    prompts: list[str] = []
+    places: dict[str, str] = {}
+    for place, entry in entries:
+        prompt = " ".join(entry.split())
+        first = places.setdefault(prompt.casefold(), place)
+        if first != place:
+            raise ValueError(f"{path}: {place}: {prompt!r} is already there at {first}; remove one of them")
+        prompts.append(prompt)
+    if len(prompts) < 2:
+        raise ValueError(f"{path}: {len(prompts)} prompts found; at least 2 are needed, or there is nothing to choose")
+    return tuple(prompts)

@@ -1,0 +1,85 @@
+"""How sure a mean is, and what it allows to say. Patients are drawn again, not images: one patient's are alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 2000
+NO_GAP = 0.01  # Dice; a gain of the oracle that is surely below this is not worth a policy
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over patients with its 95 % interval; no interval (None) from fewer than 2 patients."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    groups: int
+
+    def __str__(self) -> str:
+        """Three decimals, `0.812 [0.790, 0.834]`, or the mean alone."""
+        return f"{self.mean:.3f}" if self.low is None else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the numbers allow to say: a label of a fixed list, and the sentence for the reader."""
+
+    label: str  # better, worse, cannot tell, no gap, unlabelled
+    sentence: str
+
+
+def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
+    """float64 (G,): the mean of the values (float (N,)) of each group, in sorted order of the groups' names."""
+    if not len(values) or len(values) != len(groups):
+        raise ValueError(f"values: got {len(values)} for {len(groups)} groups; give one group for each, at least one")
+    _, index = np.unique(np.asarray(groups), return_inverse=True)
+    return np.bincount(index, weights=values) / np.bincount(index)
+
+
+def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+    """The mean over patients, each patient with the same weight, and its 95 % percentile-bootstrap interval.
+
+    For a paired comparison give the differences, image by image. Equal seeds draw the same patients.
+
+    Args:
+        values: float (N,), one value per image; finite.
+        groups: N names of patients.
+        seed: of the resampling.
+        resamples: how often the patients are drawn again, with replacement.
+
+    Raises:
+        ValueError: lengths that differ, no values, or values that are not finite.
+    """
+    if not np.isfinite(values).all():
+        raise ValueError("values: got some that are not finite; a missing number must be left out, not averaged")
+    means = group_means(values, groups)
+    if len(means) < 2:
+        return Estimate(float(means.mean()), None, None, len(means))
+    draws = np.random.default_rng(seed).integers(len(means), size=(resamples, len(means)))
+    low, high = np.percentile(means[draws].mean(axis=1), (2.5, 97.5)).tolist()
+    return Estimate(float(means.mean()), low, high, len(means))
+
+
+def judge(difference: Estimate | None, val_gap: Estimate | None) -> Verdict:
+    """The verdict on a policy.
+
+    Args:
+        difference: Dice of the policy less Dice of the best fixed prompt on test patients; None when unlabelled.
+        val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
+    """
+    if difference is None:
+        return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth only the reward is known.")
+    measured = f"Policy minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
+    if val_gap is not None and val_gap.high is not None and val_gap.high < NO_GAP:
+        gap = f"on validation the best prompt for each image gains {val_gap} Dice over one prompt for all"
+        return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
+    if difference.low is None or difference.high is None:
+        return Verdict("cannot tell", f"Cannot tell: fewer than 2 test patients. {measured}")
+    if difference.low > 0:
+        return Verdict("better", f"Better: choosing the prompt per image helps. {measured}")
+    if difference.high < 0:
+        return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
+    return Verdict("cannot tell", f"Cannot tell: the interval holds 0. {measured}")

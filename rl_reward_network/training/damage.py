@@ -1,0 +1,129 @@
+"""Masks that are wrong in known ways: what the reward network learns to judge.
+
+Each family is a pure function of a mask and a random generator, equal generators give equal masks, and the input is
+left as it was. A family may leave little or nothing (an eroded one-pixel vessel is gone): the result is then an empty
+mask, which has a true Dice of 0 like any other and stays in use.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from scipy import ndimage
+from skimage import color, draw, filters, morphology
+
+Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def dilate(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask grown by 1 to 4 pixels."""
+    return ndimage.binary_dilation(mask, morphology.disk(rng.integers(1, 5)))
+
+
+def erode(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask shrunk by 1 or 2 pixels, but not from the image border; thin parts vanish."""
+    return ndimage.binary_erosion(mask, morphology.disk(rng.integers(1, 3)), border_value=1)
+
+
+def drop_branches(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask without a random 10 to 80 % of its branches (whole components where there are no branches)."""
+    if not mask.any():
+        return mask.copy()
+    skeleton = morphology.skeletonize(mask)
+    neighbours = ndimage.convolve(skeleton.astype(np.uint8), np.ones((3, 3), dtype=np.uint8), mode="constant")
+    forks = ndimage.binary_dilation(skeleton & (neighbours > 3), np.ones((3, 3)))
+    branches, count = ndimage.label(skeleton & ~forks, np.ones((3, 3)))
+    if count == 0:  # a skeleton of forks only
+        branches, count = ndimage.label(mask, np.ones((3, 3)))
+    nearest = ndimage.distance_transform_edt(branches == 0, return_distances=False, return_indices=True)
+    dropped = rng.random(count + 1) < rng.uniform(0.1, 0.8)
+    dropped[rng.integers(1, count + 1)] = True
+    return mask & ~dropped[branches[tuple(nearest)]]
+
+
+def shift(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask moved by 1 to 8 pixels along each axis; what enters at the border repeats the edge."""
+    reach = [min(int(distance), size) for distance, size in zip(rng.integers(1, 9, 2), mask.shape, strict=True)]
+    top, left = (2 * distance * int(rng.integers(0, 2)) for distance in reach)
+    padded = np.pad(mask, [(distance, distance) for distance in reach], mode="edge")
+    return padded[top : top + mask.shape[0], left : left + mask.shape[1]].copy()
+
+
+def cut_out(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 5 elliptic holes of 5 to 25 % of the image size, each on the object."""
+    result, pixels = mask.copy(), np.argwhere(mask)
+    for _ in range(rng.integers(1, 6) if len(pixels) else 0):
+        centre = pixels[rng.integers(len(pixels))]
+        result[_ellipse(mask.shape, centre, rng.uniform(0.05, 0.25, 2))] = False
+    return result
+
+
+def false_blobs(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 5 elliptic blobs of 2 to 15 % of the image size, anywhere."""
+    result = mask.copy()
+    for _ in range(rng.integers(1, 6)):
+        result[_ellipse(mask.shape, rng.integers(0, mask.shape), rng.uniform(0.02, 0.15, 2))] = True
+    return result
+
+
+def false_tubes(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 4 curved tubes of 1 to 7 pixels across, such as a catheter or a rib edge."""
+    tubes = np.zeros_like(mask)
+    for _ in range(rng.integers(1, 5)):
+        (r0, c0), (r1, c1), (r2, c2) = rng.integers(0, mask.shape, (3, 2)).tolist()
+        tubes[draw.bezier_curve(r0, c0, r1, c1, r2, c2, weight=1, shape=mask.shape)] = True
+    return mask | ndimage.binary_dilation(tubes, morphology.disk(rng.integers(0, 4)))
+
+
+DAMAGES: Mapping[str, Damage] = {
+    "dilate": dilate,
+    "erode": erode,
+    "drop_branches": drop_branches,
+    "shift": shift,
+    "cut_out": cut_out,
+    "false_blobs": false_blobs,
+    "false_tubes": false_tubes,
+}
+
+
+def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Damage] = DAMAGES) -> np.ndarray:
+    """The mask after one to three different families of damage, in random order.
+
+    Args:
+        mask: bool (H, W).
+        rng: the only source of randomness.
+        families: those to draw from; leave some out to keep them unseen.
+
+    Returns:
+        bool (H, W); it may be empty.
+
+    Raises:
+        ValueError: the mask is not bool (H, W), or there are no families.
+    """
+    if mask.ndim != 2 or mask.dtype != bool or mask.size == 0:
+        raise ValueError(f"mask must be bool (H, W), got {mask.dtype} {mask.shape}")
+    if not families:
+        raise ValueError("families is empty: name at least one family of damage")
+    order = rng.permutation(sorted(families))[: rng.integers(1, 4)]
+    for name in order:
+        mask = families[name](mask, rng)
+    return mask
+
+
+def ridge_mask(image: np.ndarray, black_ridges: bool = True) -> np.ndarray:
+    """A mask from a source of its own, no network and no label: Sato's ridge filter and Otsu's threshold.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+        black_ridges: look for dark tubes (X-ray contrast, retina) rather than bright ones.
+
+    Returns:
+        bool (H, W); empty on an image without any ridge.
+    """
+    ridges = filters.sato(color.rgb2gray(image), sigmas=(1, 2, 3), black_ridges=black_ridges)
+    return ridges > filters.threshold_otsu(ridges)
+
+
+def _ellipse(shape: tuple[int, ...], centre: np.ndarray, radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels of an ellipse; `radii` are shares of the shorter side, at least one pixel."""
+    rows, columns = np.maximum(radii * min(shape), 1)
+    return draw.ellipse(centre[0], centre[1], rows, columns, shape=shape)

@@ -1,0 +1,148 @@
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+
+from rl_reward_network.data.images import image_size, load_grid, load_image
+
+UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
+STORED = {  # how the camera stored it, for each EXIF orientation (EXIF 2.32, table 6)
+    1: UPRIGHT,
+    2: UPRIGHT[:, ::-1],
+    3: UPRIGHT[::-1, ::-1],
+    4: UPRIGHT[::-1],
+    5: UPRIGHT.T,
+    6: np.rot90(UPRIGHT, 1),
+    7: np.rot90(UPRIGHT, 2).T,
+    8: np.rot90(UPRIGHT, -1),
+}
+
+
+def exif(orientation):
+    tags = Image.Exif()
+    tags[ExifTags.Base.Orientation] = orientation
+    return tags
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_exif_orientation_is_turned_upright_in_header_and_pixels(tmp_path, suffix, orientation):
+    path = tmp_path / f"x.{suffix}"
+    rgb = np.repeat(STORED[orientation][:, :, None], 3, axis=2)
+    Image.fromarray(np.ascontiguousarray(rgb)).save(path, exif=exif(orientation), lossless=True)
+    assert image_size(path) == (2, 3)
+    assert np.array_equal(load_image(path), np.repeat(UPRIGHT[:, :, None], 3, axis=2))
+
+
+def test_jpeg_header_size_is_the_size_of_its_pixels(tmp_path):
+    Image.new("RGB", (20, 10)).save(tmp_path / "x.jpg", exif=exif(6))
+    assert image_size(tmp_path / "x.jpg") == load_image(tmp_path / "x.jpg").shape[:2] == (20, 10)
+
+
+def test_phone_photograph_with_a_second_picture_inside_is_a_still_image(tmp_path):
+    preview = Image.new("RGB", (5, 4))
+    Image.new("RGB", (20, 10), (255, 255, 255)).save(
+        tmp_path / "x.jpg", format="MPO", save_all=True, append_images=[preview]
+    )
+    assert image_size(tmp_path / "x.jpg") == (10, 20)
+    assert load_image(tmp_path / "x.jpg").min() == 255
+
+
+def test_exif_after_the_pixels_of_a_png_still_turns_them(tmp_path):
+    path = tmp_path / "x.png"
+    Image.fromarray(STORED[3].copy()).save(path)
+    block = b"eXIf" + exif(3).tobytes().removeprefix(b"Exif\0\0")
+    chunk = struct.pack(">I", len(block) - 4) + block + struct.pack(">I", zlib.crc32(block))
+    data = path.read_bytes()
+    path.write_bytes(data[:-12] + chunk + data[-12:])  # 12 bytes: the IEND chunk
+    assert np.array_equal(load_image(path)[:, :, 0], UPRIGHT)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixel", "expected"),
+    [
+        ("RGB", (1, 2, 3), (1, 2, 3)),
+        ("L", 7, (7, 7, 7)),
+        ("1", 1, (255, 255, 255)),
+        ("LA", (7, 0), (7, 7, 7)),
+        ("RGBA", (10, 20, 30, 0), (10, 20, 30)),  # alpha is dropped, even where fully transparent
+    ],
+)
+def test_every_mode_becomes_rgb(tmp_path, mode, pixel, expected):
+    Image.new(mode, (3, 2), pixel).save(tmp_path / "x.png")
+    image = load_image(tmp_path / "x.png")
+    assert image.dtype == np.uint8
+    assert image.shape == (2, 3, 3)
+    assert (image == expected).all()
+
+
+def test_palette_image_shows_its_colours(tmp_path):
+    image = Image.new("P", (3, 2), 1)
+    image.putpalette([0, 0, 0, 9, 8, 7])
+    image.save(tmp_path / "x.png")
+    assert (load_image(tmp_path / "x.png") == (9, 8, 7)).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0, 100, 255], [0, 100, 255]),  # 8 bit in a 16-bit file
+        ([0, 2048, 4095], [0, 128, 255]),  # 12 bit: 2048 * 255 / 4095 = 127.53
+        ([0, 257, 65535], [0, 1, 255]),  # 16 bit
+        ([0, 1000, 2000], [0, 62, 125]),  # divided by the range, not stretched to the brightest value
+    ],
+)
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bit_grey_is_scaled_by_the_range_it_uses(tmp_path, values, expected, suffix):
+    Image.fromarray(np.array([values], dtype=np.uint16)).save(tmp_path / f"x.{suffix}")
+    assert load_image(tmp_path / f"x.{suffix}")[0, :, 1].tolist() == expected
+
+
+@pytest.mark.parametrize("value", [-1, 70000, 0.5])
+def test_grey_outside_16_bit_is_refused(tmp_path, value):
+    Image.fromarray(np.array([[value]], dtype=np.float32 if value == 0.5 else np.int32)).save(tmp_path / "x.tif")
+    with pytest.raises(ValueError, match=r"x\.tif: grey values .* convert it to 8-bit"):
+        load_image(tmp_path / "x.tif")
+
+
+def broken_file(folder, kind):
+    path = folder / "bad.png"
+    if kind == "text":
+        path.write_text("no picture")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "animated":
+        path = folder / "bad.gif"
+        Image.new("L", (4, 4)).save(path, save_all=True, append_images=[Image.new("L", (4, 4), 255)])
+    elif kind == "truncated":
+        noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+        path.write_bytes(path.read_bytes()[:3000])
+    return path
+
+
+@pytest.mark.parametrize("read", [image_size, load_image, load_grid])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "not found"),
+        ("folder", "not found"),
+        ("text", "save it again as PNG"),
+        ("empty", "the file is empty"),
+        ("animated", "holds 2 frames.*save each frame"),
+    ],
+)
+def test_what_is_no_still_image_is_one_error_with_a_remedy(tmp_path, read, kind, message):
+    with pytest.raises(ValueError, match=rf"bad\.\w+: .*{message}"):
+        read(broken_file(tmp_path, kind))
+
+
+def test_truncated_image_is_an_error_when_its_pixels_are_read(tmp_path):
+    path = broken_file(tmp_path, "truncated")
+    assert image_size(path) == (64, 64)
+    with pytest.raises(ValueError, match=r"bad\.png: not a readable image \(OSError: .*\); save it again"):
+        load_image(path)

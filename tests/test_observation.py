@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_reward_network.env.observation import HIGH, IMAGE_FEATURES, LOW, OBSERVATION, observe_image
+
+NAMES = [entry.name for entry in OBSERVATION]
+
+
+def rgb(grey):
+    return np.repeat(np.asarray(grey, dtype=np.uint8)[..., None], 3, axis=2)
+
+
+def named(image):
+    return dict(zip(NAMES, observe_image(image).tolist(), strict=False))
+
+
+def line(width, side=64):
+    grey = np.full((side, side), 200)
+    grey[:, side // 2 - width // 2 : side // 2 - width // 2 + width] = 80
+    return rgb(grey)
+
+
+def test_the_table_describes_the_vector():
+    assert [entry.index for entry in OBSERVATION] == list(range(len(OBSERVATION)))
+    assert len(set(NAMES)) == len(NAMES)
+    assert NAMES.index("edge_mean") == 16, "16 image statistics come first"
+    assert NAMES[-2:] == ["progress", "best_score"]
+    assert observe_image(line(3)).shape == (IMAGE_FEATURES,) == (len(OBSERVATION) - 2,)
+    assert (LOW < HIGH).all()
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (9, 4000), (64, 48), (1500, 2000)])
+@pytest.mark.parametrize("kind", ["black", "white", "noise", "colours"])
+def test_any_image_is_finite_and_within_bounds(shape, kind):
+    rng = np.random.default_rng(0)
+    image = {
+        "black": np.zeros((*shape, 3), np.uint8),
+        "white": np.full((*shape, 3), 255, np.uint8),
+        "noise": rgb(rng.choice([0, 255], shape)),
+        "colours": rng.integers(0, 256, (*shape, 3), dtype=np.uint8),
+    }[kind]
+    features = observe_image(image)
+    assert features.dtype == np.float32
+    assert (features >= LOW[:IMAGE_FEATURES]).all()
+    assert (features <= HIGH[:IMAGE_FEATURES]).all()
+
+
+def test_a_constant_image_has_a_level_and_nothing_else():
+    values = named(rgb(np.full((40, 60), 51)))
+    levels = {name: value for name, value in values.items() if name == "grey_mean" or name.startswith("grey_p")}
+    assert all(value == pytest.approx(0.2) for value in levels.values())
+    assert len(levels) == 8
+    assert all(value == pytest.approx(0, abs=1e-6) for name, value in values.items() if name not in levels)
+
+
+def test_a_ramp_has_one_slope_and_one_direction():
+    ramp = np.tile(np.arange(100), (80, 1))
+    along_x, along_y = named(rgb(ramp)), named(rgb(ramp.T))
+    assert along_x["edge_mean"] == along_x["edge_p99"] == pytest.approx(1 / 255)
+    assert along_x["edge_coherence"] == pytest.approx(1)
+    assert (along_x["edge_horizontal"], along_y["edge_horizontal"]) == (pytest.approx(1), pytest.approx(-1))
+    assert along_x["laplacian_std"] == pytest.approx(0, abs=1e-6)
+
+
+def test_moments_equal_scipy_and_two_levels_are_one_bit():
+    grey = np.random.default_rng(1).gamma(2, 20, (50, 70)).clip(0, 255).astype(np.uint8)
+    values = named(rgb(grey))
+    assert values["grey_skewness"] == pytest.approx(stats.skew(grey.ravel()), rel=1e-5)
+    assert values["grey_kurtosis"] == pytest.approx(stats.kurtosis(grey.ravel()), rel=1e-5)
+    assert named(rgb(np.arange(64 * 64).reshape(64, 64) % 2 * 255))["grey_entropy"] == pytest.approx(1)
+
+
+def test_a_negative_image_swaps_dark_and_bright_ridges():
+    values, negative = named(line(3)), named(255 - line(3))
+    assert values["ridge_polarity"] > 0.2
+    assert negative["ridge_polarity"] == pytest.approx(-values["ridge_polarity"], abs=1e-5)
+    assert negative["bright_ridge_2px"] == pytest.approx(values["dark_ridge_2px"], abs=1e-6)
+
+
+def test_ridges_tell_thin_from_wide():
+    thin, wide = named(line(4)), named(line(12))
+    ratio = [values["dark_ridge_4px"] / max(values["dark_ridge_1px"], 1e-9) for values in (thin, wide)]
+    assert ratio[1] > ratio[0]
+
+
+def test_only_the_averaged_image_counts():
+    small = np.random.default_rng(2).integers(0, 256, (200, 256, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(observe_image(small.repeat(4, 0).repeat(4, 1)), observe_image(small))
+
+
+@pytest.mark.parametrize("image", [np.zeros((64, 64, 3)), np.zeros((64, 64), np.uint8), np.zeros((7, 64, 3), np.uint8)])
+def test_other_input_is_refused(image):
+    with pytest.raises(ValueError, match=r"expected uint8 \(H, W, 3\)"):
+        observe_image(image)

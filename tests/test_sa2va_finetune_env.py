@@ -1,0 +1,148 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+
+from rl_reward_network.env.observation import HIGH, IMAGE_FEATURES, LOW, OBSERVATION
+from rl_reward_network.env.sa2va_finetune_env import ENV_ID, PromptContext, Sa2VAFinetuneEnv, start_observations
+
+
+def make_contexts(count=6, prompts=4, labelled=True, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        PromptContext(
+            f"sample{index}",
+            rng.uniform(LOW, HIGH)[:IMAGE_FEATURES].astype(np.float32),
+            rng.random(prompts, dtype=np.float32),
+            rng.random(prompts) if labelled else None,
+            rng.random(prompts) if labelled else None,
+        )
+        for index in range(count)
+    ]
+
+
+def rollout(env, seed, steps=40):
+    """Every number and name of a random rollout."""
+    env.action_space.seed(seed)
+    observation, info = env.reset(seed=seed)
+    record = [observation.tolist(), info]
+    for _ in range(steps):
+        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        record += [observation.tolist(), reward, terminated, truncated, info]
+        if terminated:
+            observation, info = env.reset()
+            record += [observation.tolist(), info]
+    return record
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("max_steps", "labelled", "uses_labels"), [(1, True, False), (3, True, True), (2, False, False)]
+)
+def test_both_checkers_pass(max_steps, labelled, uses_labels):
+    arguments = {"max_steps": max_steps, "reward_uses_labels": uses_labels}
+    env = gym.make(f"{Sa2VAFinetuneEnv.__module__}:{ENV_ID}", contexts=make_contexts(labelled=labelled), **arguments)
+    gymnasium_check_env(env.unwrapped, skip_render_check=True)
+    sb3_check_env(env.unwrapped, skip_render_check=True)
+
+
+@pytest.mark.parametrize("max_steps", [1, 3])
+def test_equal_seeds_give_equal_rollouts(max_steps):
+    first, second = (Sa2VAFinetuneEnv(make_contexts(), max_steps) for _ in range(2))
+    assert rollout(first, seed=5) == rollout(second, seed=5)
+    assert rollout(first, seed=5) == rollout(second, seed=5), "a seed starts a new pass over the images"
+    assert rollout(first, seed=5) != rollout(second, seed=6)
+
+
+def test_each_pass_shows_every_image_once_in_a_new_order():
+    env = Sa2VAFinetuneEnv(make_contexts(count=6))
+    names = [env.reset(seed=0)[1]["sample_id"], *(env.reset()[1]["sample_id"] for _ in range(17))]
+    passes = [names[start : start + 6] for start in (0, 6, 12)]
+    assert all(sorted(part) == [f"sample{index}" for index in range(6)] for part in passes)
+    assert passes[0] != passes[1]
+
+
+def test_one_step_pays_the_score_and_tells_what_happened():
+    (context,) = make_contexts(count=1)
+    env = Sa2VAFinetuneEnv([context])
+    observation, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(observation, start_observations([context])[0])
+    observation, reward, terminated, truncated, info = env.step(2)
+    assert (terminated, truncated) == (True, False)
+    assert type(reward) is float
+    assert reward == info["score"] == float(context.scores[2])
+    expected = {"sample_id": "sample0", "prompt": 2, "score": reward, "dice": context.dice[2], "iou": context.iou[2]}
+    assert info == expected
+    np.testing.assert_allclose(observation[-2:], [1, reward])
+
+
+def test_more_steps_pay_the_improvement_and_nothing_for_a_repeated_prompt():
+    (context,) = make_contexts(count=1)
+    scores = np.array([0.5, 0.25, 0.75, 1], dtype=np.float32)
+    env = Sa2VAFinetuneEnv([PromptContext("a", context.features, scores)], max_steps=5)
+    env.reset(seed=0)
+    steps = [env.step(action) for action in (0, 0, 1, 2, 2)]
+    assert [reward for _, reward, *_ in steps] == [0.5, 0, 0, 0.25, 0]
+    assert [bool(terminated) for _, _, terminated, *_ in steps] == [False] * 4 + [True]
+    np.testing.assert_allclose([observation[-2] for observation, *_ in steps], [0.2, 0.4, 0.6, 0.8, 1])
+    np.testing.assert_allclose([observation[-1] for observation, *_ in steps], [0.5, 0.5, 0.5, 0.75, 0.75])
+
+
+def test_observations_carry_nothing_of_the_ground_truth():
+    first, second = make_contexts(seed=0), make_contexts(seed=0)
+    for context in second:  # other labels, and rewards made of them
+        object.__setattr__(context, "dice", 1 - context.dice)
+        object.__setattr__(context, "scores", 1 - context.scores)
+    records = [rollout(Sa2VAFinetuneEnv(contexts, 3, reward_uses_labels=True), seed=1) for contexts in (first, second)]
+    seen = [[part for part in record if isinstance(part, list)] for record in records]
+    assert seen[0] == seen[1]
+    assert records[0] != records[1]
+
+
+def test_unlabelled_images_have_no_label_in_info():
+    env = Sa2VAFinetuneEnv(make_contexts(labelled=False))
+    env.reset(seed=0)
+    assert set(env.step(0)[-1]) == {"sample_id", "prompt", "score"}
+
+
+def test_steps_outside_an_episode_and_other_actions_are_refused():
+    env = Sa2VAFinetuneEnv(make_contexts())
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+    env.reset(seed=0)
+    for action in (4, -1, 0.5):
+        with pytest.raises(ValueError, match="action: got"):
+            env.step(action)
+    env.step(3)
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+
+
+def test_contexts_that_do_not_fit_are_refused():
+    contexts = make_contexts()
+    for bad, message in (
+        ([], "got none"),
+        ([*contexts, make_contexts(prompts=5)[0]], r"scores of \[4, 5\] prompts"),
+        ([*contexts, contexts[0]], "comes twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sa2VAFinetuneEnv(bad)
+    with pytest.raises(ValueError, match="max_steps: got 0"):
+        Sa2VAFinetuneEnv(contexts, max_steps=0)
+
+
+def test_a_context_refuses_bad_numbers_and_names_them():
+    good = make_contexts(count=1)[0]
+    outside, missing = good.features.copy(), good.features.copy()
+    outside[3], missing[0] = 2, np.nan
+    for fields, message in (
+        ({"features": outside}, f"a: features: {OBSERVATION[3].name} is 2.0"),
+        ({"features": missing}, f"a: features: {OBSERVATION[0].name} is nan"),
+        ({"features": good.features[:-1]}, "a: features: got shape"),
+        ({"scores": np.array([0.5, 1.5])}, "a: scores: prompt 1 is 1.5"),
+        ({"scores": np.array([0.5])}, "P >= 2"),
+        ({"dice": np.zeros(3)}, r"a: dice: got shape \(3,\); expected \(4,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PromptContext(**{"sample_id": "a", "features": good.features, "scores": good.scores, **fields})
