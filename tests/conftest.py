@@ -127,12 +127,14 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
     """Make each token of ANSWER predict the next; attention stays on, so the [SEG] state still sees image and words."""
     ids = [tokenizer(token, add_special_tokens=False)["input_ids"][0] for token in ANSWER]
     embeds = model.get_input_embeddings().weight
-    for current, following in zip(ids, ids[1:], strict=False):
-        direction = embeds[current] / embeds[current].norm()
-        model.lm_head.weight[following] += 8 * direction
+    directions = torch.linalg.qr(embeds[ids].T).Q.T  # orthogonal, so that no token is taken for another
+    embeds[ids] = 8 * directions
+    for direction, following in zip(directions, ids[1:], strict=False):
+        model.lm_head.weight[following] += 20 * direction
     for layer in model.model.language_model.layers:
-        layer.self_attn.o_proj.weight.mul_(3)  # enough that the words change the mask
-    model.text_hidden_fcs[2].weight.mul_(9)
+        layer.self_attn.o_proj.weight.mul_(1.5)  # enough that the words change the mask, too little to change the answer
+        layer.mlp.down_proj.weight.mul_(0.3)
+    model.text_hidden_fcs[2].weight.mul_(18)
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +150,13 @@ def tiny_model(tiny_checkpoint: Path) -> Sa2VAForConditionalGeneration:
 
 @pytest.fixture(scope="session")
 def tiny_processor(tiny_checkpoint: Path) -> Sa2VAProcessor:
+    """One tile per image: thirteen would make every test ten times slower."""
+    return Sa2VAProcessor.from_pretrained(tiny_checkpoint, max_tiles=1)
+
+
+@pytest.fixture(scope="session")
+def tiling_processor(tiny_checkpoint: Path) -> Sa2VAProcessor:
+    """As the reference cuts: up to twelve tiles and a thumbnail."""
     return Sa2VAProcessor.from_pretrained(tiny_checkpoint)
 
 

@@ -26,9 +26,9 @@ def test_tile_grid_follows_the_reference(width: int, height: int, grid: tuple[in
     assert tile_grid(width, height) == grid
 
 
-def test_tiles_are_cut_row_by_row_with_the_thumbnail_last(tiny_processor: Sa2VAProcessor) -> None:
+def test_tiles_are_cut_row_by_row_with_the_thumbnail_last(tiling_processor: Sa2VAProcessor) -> None:
     image = smooth_image(640, 700)
-    tiles = tiny_processor.tiles(image)
+    tiles = tiling_processor.tiles(image)
     resized = np.array(Image.fromarray(image).resize((896, 896)))
     assert len(tiles) == 5
     assert np.array_equal(np.array(tiles[1]), resized[:448, 448:])
@@ -84,9 +84,9 @@ def test_the_prompt_with_regions_reads_as_in_the_reference(tiny_processor: Sa2VA
     )
 
 
-def test_batches_are_padded_on_the_left(tiny_processor: Sa2VAProcessor) -> None:
+def test_batches_are_padded_on_the_left(tiling_processor: Sa2VAProcessor) -> None:
     images = [smooth_image(100, 100), smooth_image(640, 700)]
-    batch = tiny_processor(["<image>Short.", "<image>A longer question."], images)
+    batch = tiling_processor(["<image>Short.", "<image>A longer question."], images)
     lengths = batch["attention_mask"].sum(1).tolist()
     assert lengths[0] < lengths[1] == batch["input_ids"].shape[1]
     assert batch["attention_mask"][0, : lengths[1] - lengths[0]].sum() == 0
@@ -95,9 +95,9 @@ def test_batches_are_padded_on_the_left(tiny_processor: Sa2VAProcessor) -> None:
     assert batch["vp_overall_mask"].tolist() == [False] * 6
 
 
-def test_only_the_last_tile_of_an_image_with_regions_is_flagged(tiny_processor: Sa2VAProcessor) -> None:
+def test_only_the_last_tile_of_an_image_with_regions_is_flagged(tiling_processor: Sa2VAProcessor) -> None:
     images = [smooth_image(640, 700), smooth_image(100, 100)]
-    batch = tiny_processor(["<image>a", "<image>b"], images, mask_prompts=[np.ones((1, 640, 700), bool), None])
+    batch = tiling_processor(["<image>a", "<image>b"], images, mask_prompts=[np.ones((1, 640, 700), bool), None])
     assert batch["vp_overall_mask"].tolist() == [False, False, False, False, True, False]
     assert [tuple(cells.shape) for cells in batch["prompt_masks"]] == [(1, 16, 16)]
 

@@ -28,13 +28,13 @@ def score_masks(network: Callable[..., Any], image: np.ndarray, masks: np.ndarra
     _check(image, masks)
     parameter = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     device = torch.device("cpu") if parameter is None else parameter.device
-    picture = torch.from_numpy(np.ascontiguousarray(image)).to(device).permute(2, 0, 1)[None].float() / 255
+    picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
     at_once = max(1, PIXELS_AT_ONCE // (image.shape[0] * image.shape[1]))
     scores = [np.zeros(0, dtype=np.float32)]
     with torch.no_grad():
         for start in range(0, len(masks), at_once):
-            batch = torch.from_numpy(np.ascontiguousarray(masks[start : start + at_once], dtype=np.float32))[:, None]
-            output = network(picture.expand(len(batch), -1, -1, -1), batch.to(device))
+            batch = torch.tensor(masks[start : start + at_once], dtype=torch.float32, device=device)[:, None]
+            output = network(picture.expand(len(batch), -1, -1, -1), batch)
             scores.append(output.score.float().cpu().numpy())
     result = np.concatenate(scores)
     if not np.isfinite(result).all():

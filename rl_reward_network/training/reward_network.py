@@ -1,8 +1,8 @@
 """Trains a reward network on many masks per image: the segmenter's own, and the true mask damaged in known ways.
 
 Each step draws windows at native resolution (thin vessels are never resized away) and several masks for each. The loss
-is the cross-entropy of the truth map plus the L1 error of the four numbers inside the window. The weights with the
-lowest Dice error on validation windows are kept; those windows and their masks are fixed before the first step.
+is the weighted cross-entropy of the truth map plus the L1 error of the four numbers inside the window. The weights with
+the lowest Dice error on validation windows are kept; those windows and their masks are fixed before the first step.
 """
 
 import json
@@ -48,19 +48,21 @@ class RewardTrainingConfig:
 
     images: int = 50
     """Training images to use, one frame per series before a second."""
-    steps: int = 100
+    steps: int = 200
     """Optimiser steps."""
-    batch_size: int = 4
+    batch_size: int = 6
     """Windows (images) per step."""
-    masks_per_image: int = 3
+    masks_per_image: int = 2
     """Masks judged in each window."""
     crop: int = 192
     """Side of a window in pixels of the original image; smaller images are mirrored up to it."""
     learning_rate: float = 3e-3
     """Peak of the one-cycle schedule of AdamW."""
+    truth_map_weight: float = 4.0
+    """Weight of the cross-entropy of the truth map beside the L1 error of the four numbers."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
-    eval_every: int = 20
+    eval_every: int = 25
     """Steps between validations; the last step always validates."""
     val_images: int = 12
     """At most this many validation images, one window each."""
@@ -81,7 +83,7 @@ class RewardTrainingConfig:
 
 PRESETS = {
     "quick": RewardTrainingConfig(),
-    "full": RewardTrainingConfig(images=200, steps=500, batch_size=6, eval_every=50, val_images=24),
+    "full": RewardTrainingConfig(images=200, steps=800, batch_size=8, eval_every=50, val_images=24),
 }
 
 
@@ -129,7 +131,7 @@ def train_reward_network(
     best = float("inf")
     with SummaryWriter(str(run / "logs")) as writer, (run / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for step in tqdm(range(1, config.steps + 1), desc="reward network", unit="step"):
-            losses = _step(network, optimizer, _draw_batch(train, config, rng), step)
+            losses = _step(network, optimizer, _draw_batch(train, config, rng), config.truth_map_weight, step)
             schedule.step()
             _log(writer, "train", losses, step)
             if step % config.eval_every and step != config.steps:
@@ -146,14 +148,16 @@ def train_reward_network(
     return RewardNetwork.from_pretrained(run / "best_reward_net")
 
 
-def _step(network: RewardNetwork, optimizer: torch.optim.Optimizer, batch: _Windows, step: int) -> dict[str, float]:
+def _step(
+    network: RewardNetwork, optimizer: torch.optim.Optimizer, batch: _Windows, truth_map_weight: float, step: int
+) -> dict[str, float]:
     """One update of the weights; returns the parts of the loss."""
     image, truth, mask = (x.to(network.head.weight.device) for x in batch)
     network.train()
     logits = network.truth_logits(image, mask)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     distance = (_stack(judge(mask, logits.sigmoid())) - _stack(judge(mask, truth))).abs().mean()
-    loss = cross_entropy + distance
+    loss = truth_map_weight * cross_entropy + distance
     _require_finite(loss.item(), step)
     optimizer.zero_grad()
     loss.backward()
