@@ -69,7 +69,8 @@ def judge(mask: Tensor, truth_map: Tensor) -> RewardOutput:
         mask: float (B, 1, H, W) in [0, 1]; binary masks give the ordinary numbers.
         truth_map: float (B, 1, H, W) in [0, 1]; the true mask gives the true numbers.
     """
-    both, masked, true = ((x.float().sum(dim=(1, 2, 3))) for x in (mask * truth_map, mask, truth_map))  # (B,) pixels
+    dtype = torch.promote_types(mask.dtype, torch.float32)  # half precision cannot count pixels
+    both, masked, true = (x.sum(dim=(1, 2, 3), dtype=dtype) for x in (mask * truth_map, mask, truth_map))  # (B,) pixels
     nothing = ONE_PIXEL * ONE_PIXEL / (masked + true + ONE_PIXEL)  # one pixel where both are empty, else nearly none
     dice = (2 * both + ONE_PIXEL) / (masked + true + ONE_PIXEL)
     iou = (both + ONE_PIXEL) / (masked + true - both + ONE_PIXEL)
@@ -161,7 +162,8 @@ class RewardNetwork(nn.Module):
         try:
             network.load_state_dict(load_file(folder / WEIGHTS))
         except (SafetensorError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
-            raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({error}); {TRAIN_ONE}") from None
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({reason}); {TRAIN_ONE}") from None
         return network.eval()
 
 

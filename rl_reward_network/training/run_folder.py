@@ -1,0 +1,74 @@
+"""Run folders: where a run writes, and what it says about itself."""
+
+import platform
+import subprocess
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.splits import save_split
+from rl_reward_network.training.world import World
+
+PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
+
+
+def new_run_folder(output_dir: Path, kind: str) -> Path:
+    """A folder `<output_dir>/<kind>_<time>` that did not exist before."""
+    stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
+    run = output_dir / f"{kind}_{stamp}"
+    number = 1
+    while run.exists():
+        number += 1
+        run = output_dir / f"{kind}_{stamp}_{number}"
+    run.mkdir(parents=True)
+    return run
+
+
+def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
+    """Write config.json and split.json of a run, and return the former.
+
+    Args:
+        run: run folder.
+        world: what the run works on.
+        stage: what is particular to it (mode, preset, reward network ...).
+    """
+    config = {
+        **stage,
+        "world": {name: _plain(value) for name, value in asdict(world.config).items()},
+        "data_fingerprint": world.data_fingerprint,
+        "model_fingerprint": world.segmenter.fingerprint,
+        "prompts": list(world.prompts),
+        "patients": {name: len(ids) for name, ids in world.split.groups.items()},
+        "images": len(world.samples),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+    write_json(run / "config.json", config)
+    save_split(world.split, run / "split.json")
+    return config
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """config.json of a run folder.
+
+    Raises:
+        ValueError: the folder is not a run.
+    """
+    config = read_json(run / "config.json")
+    if not isinstance(config, dict) or "world" not in config:
+        raise ValueError(f"{run / 'config.json'}: field world is missing; this is not a folder written by step 2")
+    return config
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _commit() -> str | None:
+    """The commit of this source tree, None outside of git."""
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None

@@ -1,0 +1,151 @@
+"""What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import Split, make_split, select, spread
+from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.prompts import load_prompts
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
+from rl_reward_network.rewards.learned import score_masks
+from rl_reward_network.training.reward_network import RewardExample
+from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """Model, data and limits: what must be the same for results to be comparable."""
+
+    model_path: str
+    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH)."""
+    data_root: Path
+    """Folder with annotations.json and images/ (DATA_ROOT)."""
+    output_dir: Path = Path("outputs")
+    """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
+    seed: int = 0
+    """Seed of the split and of everything drawn at random (SEED)."""
+    gpu: int | None = None
+    """Index of the GPU (GPU); without it the first one if there is any, else the CPU; -1 is the CPU."""
+    segment_batch: int = 16
+    """Prompts decoded at once (SEGMENT_BATCH); lower it when memory runs out."""
+    max_new_tokens: int = 64
+    """Longest answer of Sa2VA."""
+    max_tiles: int = 1
+    """Most tiles an image is cut into for Sa2VA's eyes; 12 is its default at prediction and 7 to 10 times slower."""
+    group_regex: str | None = None
+    """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` wins."""
+    prompts: Path | None = None
+    """Your own prompts, one per line; without it the 11 built-in ones."""
+
+    @property
+    def device(self) -> str:
+        """Name of the device for torch."""
+        if self.gpu is None:
+            return "cuda:0" if torch.cuda.is_available() else "cpu"
+        return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
+
+
+@dataclass(frozen=True)
+class World:
+    """An opened `WorldConfig`.
+
+    Args:
+        config: what was asked for.
+        samples: all (image, phrase) pairs of the data.
+        split: reward / policy / val / test, by patient.
+        data_fingerprint: of the samples.
+        prompts: the P prompts.
+        segmenter: the frozen Sa2VA.
+        bank: its masks, each computed once.
+    """
+
+    config: WorldConfig
+    samples: list[Sample]
+    split: Split
+    data_fingerprint: str
+    prompts: tuple[str, ...]
+    segmenter: Sa2VASegmenter
+    bank: MaskBank
+
+    def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
+        """At most `count` samples of one split, one frame per series before a second.
+
+        Raises:
+            ValueError: the split has no such sample.
+        """
+        samples = [s for s in select(self.samples, self.split, name) if s.labelled or not labelled]
+        if not samples:
+            kind = "labelled images" if labelled else "images"
+            raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; annotate more patients")
+        return spread(samples, count, self.config.seed)
+
+    def probabilities(self, image: np.ndarray) -> np.ndarray:
+        """float32 (P, H, W): Sa2VA's mask of each prompt at the size of a uint8 (H, W, 3) image, from the bank."""
+        return self.segmenter.upsample(self.bank.logits(image), image.shape[:2])
+
+
+def open_world(config: WorldConfig) -> World:
+    """Read the data, split them and load the model.
+
+    Raises:
+        ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
+    """
+    samples = read_annotations(config.data_root, config.group_regex)
+    prompts = load_prompts(config.prompts)
+    split = make_split(samples, config.seed)
+    segmenter = load_segmenter(
+        config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
+    )
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
+    return World(config, samples, split, data_fingerprint(samples), prompts, segmenter, bank)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTable:
+    """One image as the policy sees it and as the evaluation measures it.
+
+    Args:
+        context: features and scores (P,), with Dice and IoU where labelled.
+        table: the same scores and all metrics.
+    """
+
+    context: PromptContext
+    table: SampleTable
+
+
+def prompt_tables(world: World, samples: list[Sample], network: nn.Module, desc: str) -> list[PromptTable]:
+    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
+
+    The score is of the binary mask, the one a user gets.
+    """
+    return [_prompt_table(world, sample, network) for sample in tqdm(samples, desc=desc, unit="image")]
+
+
+def _prompt_table(world: World, sample: Sample, network: nn.Module) -> PromptTable:
+    image = sample.load_image()
+    masks = world.probabilities(image) > 0.5
+    scores = score_masks(network, image, masks.astype(np.float32))
+    table = measure_sample(sample.sample_id, sample.group_id, scores, masks, sample.load_mask())
+    dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
+    return PromptTable(PromptContext(sample.sample_id, observe_image(image), scores, dice, iou), table)
+
+
+def reward_examples(world: World, samples: list[Sample], desc: str) -> list[RewardExample]:
+    """Labelled samples with every prompt's soft mask, for step 1. Masks are float16 to keep many in memory."""
+    examples = []
+    for sample in tqdm(samples, desc=desc, unit="image"):
+        image, truth = sample.load_image(), sample.load_mask()
+        if truth is None:
+            raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
+        masks = list(world.probabilities(image).astype(np.float16))
+        examples.append(RewardExample(image, truth, masks, sample.group_id))
+    return examples
