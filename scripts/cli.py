@@ -10,8 +10,8 @@ from typing import Any
 import tyro
 
 
-def run(main: Callable[[Any], None], args_type: Any) -> None:
-    """Parse `args_type` and call `main`.
+def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = False) -> None:
+    """Parse `args_type` and call `main`; `ignore_unknown` lets flags of a later command pass by.
 
     A ValueError is a message for the user: it is printed alone and the exit status is 2. Anything else is our bug and
     keeps its traceback.
@@ -22,7 +22,7 @@ def run(main: Callable[[Any], None], args_type: Any) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     try:
-        main(tyro.cli(args_type))
+        main(tyro.cli(args_type, return_unknown_args=True)[0] if ignore_unknown else tyro.cli(args_type))
     except ValueError as error:
         sys.exit(_fail(str(error)))
     except KeyboardInterrupt:

@@ -1,0 +1,136 @@
+"""Pre-flight table: is everything there that a run needs, and if not, what to do.
+
+    python -m scripts.doctor --model_path MODEL --data_root DATA
+
+Nothing is changed and no weight is loaded: file headers only. The exit status is 1 when a line says `missing`.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.splits import make_split
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from scripts.cli import run
+
+PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
+FREE_DISK_GB = 5
+
+
+@dataclass(frozen=True)
+class Args:
+    """Check packages, model, data, reward network, GPU and disk before a run."""
+
+    model_path: str = ""
+    """Sa2VA folder or hub id (MODEL_PATH)."""
+    data_root: str = ""
+    """Folder with annotations.json and images/ (DATA_ROOT)."""
+    reward_net: str = ""
+    """Trained reward network (REWARD_NET); empty: one is found or trained."""
+    output_dir: Path = Path("outputs")
+    """Where runs are written (OUTPUT_DIR)."""
+    gpu: int | None = None
+    """Index of the GPU (GPU); -1 is the CPU."""
+    group_regex: str | None = None
+    """As in training."""
+    seed: int = 0
+    """As in training."""
+
+
+def main(args: Args) -> None:
+    """Print the table; leave with 1 if a line is missing."""
+    checks: dict[str, Callable[[Args], str]] = {
+        "packages": _packages,
+        "model": _model,
+        "data and split": _data,
+        "reward network": _reward_network,
+        "device": _device,
+        f"disk, {FREE_DISK_GB} GB free": _disk,
+    }
+    table = Table(title="pre-flight")
+    for column in ("what", "state", "details"):
+        table.add_column(column)
+    failed = 0
+    for name, check in checks.items():
+        try:
+            table.add_row(name, "OK", check(args))
+        except ValueError as error:
+            failed += 1
+            table.add_row(name, "[bold red]missing[/]", str(error).replace("[", r"\["))
+    Console().print(table)
+    sys.exit(1 if failed else 0)
+
+
+def _packages(args: Args) -> str:
+    try:
+        return ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    except PackageNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed: pip install -r requirements.txt") from None
+
+
+def _model(args: Args) -> str:
+    if not args.model_path:
+        raise ValueError(
+            "no model: set MODEL_PATH to a Sa2VA folder (official or our layout) or a hub id, e.g. ByteDance/Sa2VA-4B; "
+            "the small embedded model comes with a later version"
+        )
+    folder = open_checkpoint(args.model_path)
+    config = check_checkpoint(folder)
+    text = config.text_config
+    return (
+        f"{'official' if folder.original else 'our'} layout, {text.num_hidden_layers} x {text.hidden_size} language "
+        f"model, template {config.template}"
+    )
+
+
+def _data(args: Args) -> str:
+    if not args.data_root:
+        raise ValueError(
+            "no data: set DATA_ROOT to a folder with annotations.json and images/ (README, 'Your own data'); "
+            "the rendered data set comes with a later version"
+        )
+    samples = read_annotations(Path(args.data_root), args.group_regex)
+    split = make_split(samples, args.seed)
+    patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
+    labelled = sum(sample.labelled for sample in samples)
+    return f"{len(samples)} images, {labelled} with a mask; patients: {patients}"
+
+
+def _reward_network(args: Args) -> str:
+    if not args.reward_net:
+        return "none named: the newest fitting one is used, or one is trained first"
+    info = RewardNetwork.from_pretrained(args.reward_net).training_info
+    return f"mode {info.get('mode')}, {info.get('train_images')} training images"
+
+
+def _device(args: Args) -> str:
+    count = torch.cuda.device_count()
+    if args.gpu is not None and args.gpu >= count:
+        raise ValueError(f"GPU={args.gpu}, but {count} GPUs are visible; give an index below {count}, or unset GPU")
+    if not count or (args.gpu or 0) < 0:
+        return "CPU, float32"
+    return f"{torch.cuda.get_device_name(args.gpu or 0)}, bfloat16"
+
+
+def _disk(args: Args) -> str:
+    folder = args.output_dir
+    while not folder.exists():
+        folder = folder.resolve().parent
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < FREE_DISK_GB:
+        raise ValueError(f"{args.output_dir}: {free:.1f} GB free, {FREE_DISK_GB} needed; set OUTPUT_DIR to another disk")
+    return f"{free:.0f} GB"
+
+
+if __name__ == "__main__":
+    run(main, Args, ignore_unknown=True)
