@@ -18,12 +18,12 @@ ensure_environment() {  # $1: extras, e.g. "[test]" or ""
     source .venv/bin/activate
   fi
   local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed"
-  wanted="$(cat requirements.txt pyproject.toml | cksum) $PWD $1"
-  if [[ ! -f "$stamp" || "$(cat "$stamp")" != "$wanted" ]]; then
+  wanted="$(cat requirements.txt pyproject.toml | cksum) $PWD"
+  if ! grep -qsxF "$wanted $1" "$stamp"; then
     echo "installing packages into $VIRTUAL_ENV (once; later runs skip this)"
     python -m pip install --quiet --disable-pip-version-check -r requirements.txt
     python -m pip install --quiet --disable-pip-version-check --editable ".$1"
-    echo "$wanted" > "$stamp"
+    printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # with extras installed, those without need them no more
   fi
 }
 

@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the networ
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
@@ -158,6 +159,31 @@ def tiny_processor(tiny_checkpoint: Path) -> Sa2VAProcessor:
 def tiling_processor(tiny_checkpoint: Path) -> Sa2VAProcessor:
     """As the reference cuts: up to twelve tiles and a thumbnail."""
     return Sa2VAProcessor.from_pretrained(tiny_checkpoint)
+
+
+def write_tiny_data(folder: Path, images: int = 8, size: int = 96) -> Path:
+    """A data folder in the user's format: bright curved tubes, one patient per image, the last mask as a PNG."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    records: list[dict[str, Any]] = []
+    for number in range(images):
+        image, mask = tube_image(size, number)
+        name = f"P{number:04d}({number:010d})_1_frame_000001.png"
+        Image.fromarray(image).save(folder / "images" / name)
+        Image.fromarray(mask.astype(np.uint8) * 255).save(folder / "masks" / f"{number}.png")
+        records.append({"image": name, "text": ["blood vessel"], "mask_png": f"masks/{number}.png"})
+    (folder / "annotations.json").write_text(json.dumps(records))
+    return folder
+
+
+def tube_image(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (size, size, 3) with a bright tube on noise, and the tube's mask, bool (size, size)."""
+    rng = np.random.default_rng(seed)
+    rows, cols = np.mgrid[0:size, 0:size]
+    centre = size / 2 + size / 4 * np.sin(rows / size * rng.uniform(3, 7) + rng.uniform(0, 6))
+    mask = np.abs(cols - centre) < rng.uniform(2, 5)
+    grey = 90 + 70 * mask + rng.normal(0, 8, mask.shape)
+    return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2), mask
 
 
 def smooth_image(height: int, width: int, seed: int = 0) -> np.ndarray:

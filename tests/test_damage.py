@@ -80,6 +80,10 @@ def test_eroding_a_thin_vessel_may_leave_nothing_which_scores_zero():
     )
 
 
+def test_eroding_does_not_eat_in_from_the_image_border():
+    assert families.erode(np.ones((8, 8), bool), np.random.default_rng(0)).all()
+
+
 def test_damage_draws_only_from_the_given_families_and_spreads_dice():
     truth, rng = tree(), np.random.default_rng(4)
     only_less = {name: DAMAGES[name] for name in ("erode", "cut_out")}

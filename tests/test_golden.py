@@ -10,6 +10,7 @@ from conftest import GOLDEN, needs_golden
 from PIL import Image
 from safetensors.torch import load_file
 
+from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
 from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
@@ -79,7 +80,7 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
         "sam_image_embedding_with_no_mem_every2nd": (
             features.maps[2] + sam.no_memory_embedding.reshape(1, -1, 1, 1)
         )[:, :, ::2, ::2],
-        "sam_sparse_prompt": model.sparse_prompts(seg_embeddings)[0],
+        "sam_sparse_prompt": sparse_prompts(sam, seg_embeddings)[0],
         "sam_dense_prompt_vector": sam.prompt_encoder.no_mask_embed.weight[0],
         "sam_mask_logits_all4": torch.cat([single.candidates, decoded.candidates], dim=1),
         "sam_iou_all4": torch.cat([single.iou_scores, decoded.iou_scores], dim=1),

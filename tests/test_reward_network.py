@@ -67,6 +67,13 @@ def test_any_size_gives_numbers_and_maps_in_range(size):
     assert torch.equal(output.score, output.dice)
 
 
+def test_padding_repeats_the_border_below_and_right_and_is_cut_off_again():
+    network, (image, mask) = RewardNetwork(SMALL), pair(21, 30)
+    padded = (torch.nn.functional.pad(x, (0, 2, 0, 3), mode="replicate") for x in (image, mask))
+    expected = network(*padded).truth_map[..., :21, :30]
+    torch.testing.assert_close(network(image, mask).truth_map, expected, rtol=0, atol=1e-6)
+
+
 def test_size_of_the_default():
     count = sum(parameter.numel() for parameter in RewardNetwork().parameters())
     assert 100_000 < count < 500_000

@@ -107,6 +107,24 @@ def test_image_truth_and_mask_of_a_window_are_turned_together():
     assert 1 <= len(intact) <= 20
 
 
+def test_masks_of_the_segmenter_are_cut_at_the_same_place(monkeypatch):
+    monkeypatch.setattr(training, "INTACT", 0)
+    monkeypatch.setattr(training, "FROM_SEGMENTER", 1)
+    example = bright_lines(5, "p", size=(60, 140))
+    example = example._replace(masks=[example.truth.astype(np.float16)])
+    for seed in range(10):
+        window = training._draw_window(example, 40, 2, np.random.default_rng(seed))
+        assert torch.equal(window.mask, window.truth)
+
+
+def test_an_image_without_object_still_gives_windows():
+    empty = bright_lines(5, "p", masks=0)._replace(truth=np.zeros((64, 64), dtype=bool))
+    window = training._draw_window(empty, 48, 20, np.random.default_rng(0))
+    assert not window.truth.any()
+    numbers = training._exact(window)[0]
+    assert set(numbers) == {0, 1}  # false blobs score 0, empty masks 1
+
+
 def test_one_step_moves_every_weight(tmp_path):
     torch.manual_seed(0)
     network = RewardNetwork(SMALL)
@@ -118,8 +136,10 @@ def test_one_step_moves_every_weight(tmp_path):
 
 
 def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
-    with pytest.raises(FloatingPointError, match=r"step \d+: .* lower learning_rate"):
-        train_reward_network(TRAIN, VAL, replace(TINY, learning_rate=1e30), tmp_path, network_config=SMALL)
+    with pytest.raises(FloatingPointError, match=r"step [23]: .* lower learning_rate"):
+        train_reward_network(
+            TRAIN, VAL, replace(TINY, learning_rate=1e30, eval_every=4), tmp_path, network_config=SMALL
+        )
 
 
 @pytest.mark.parametrize(

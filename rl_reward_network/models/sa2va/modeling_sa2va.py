@@ -34,6 +34,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     to_ours,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, predict_forward, segment
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
@@ -49,41 +50,6 @@ class Sa2VAOutput(InternVLCausalLMOutputWithPast):
     """
 
     last_hidden_state: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Sam2Features:
-    """SAM 2's maps of B images before `conv_s0` / `conv_s1`, which belong to the trainable decoder.
-
-    Args:
-        maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
-    """
-
-    maps: tuple[Tensor, Tensor, Tensor]
-
-    def __getitem__(self, index: int) -> "Sam2Features":
-        """The features of one image, batch axis kept."""
-        fine, middle, coarse = (level[index : index + 1] for level in self.maps)
-        return Sam2Features((fine, middle, coarse))
-
-
-@dataclass(frozen=True)
-class DecodedMasks:
-    """SAM 2's answer to K prompts on one image.
-
-    Args:
-        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU.
-        iou_scores: (K, 3), predicted IoU of the three candidates.
-        selected: int64 (K,), index of the candidate among the three.
-        object_score_logits: (K,); the reference ignores it and so do we: a negative one does not empty the mask.
-        candidates: (K, 3, h, w), logits of all three.
-    """
-
-    mask_logits: Tensor
-    iou_scores: Tensor
-    selected: Tensor
-    object_score_logits: Tensor
-    candidates: Tensor
 
 
 class Sa2VAModel(InternVLModel):
@@ -317,10 +283,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     # ---- masks --------------------------------------------------------------------------------------------------
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
-        """SAM 2's three maps of (B, 3, S, S) images, without the parts that may train. Gradients are not cut."""
-        output = self.grounding_encoder.vision_encoder(sam_pixel_values.to(self.dtype), return_dict=True)
-        fine, middle, coarse = output.fpn_hidden_states
-        return Sam2Features((fine, middle, coarse))
+        """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`."""
+        return sam_features(self.grounding_encoder, sam_pixel_values)
 
     def seg_embeddings(self, last_hidden_state: Tensor, input_ids: Tensor) -> list[Tensor]:
         """Per sample (K, C): the projected state AT each `[SEG]` token, in order."""
@@ -329,36 +293,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             for states, ids in zip(last_hidden_state, input_ids, strict=True)
         ]
 
-    def sparse_prompts(self, seg_embeddings: Tensor) -> Tensor:
-        """(1, K, 3, C): two not-a-point vectors (no click was made), then the `[SEG]` embedding."""
-        nothing = self.grounding_encoder.prompt_encoder.not_a_point_embed.weight
-        nothing = nothing.expand(len(seg_embeddings), 2, -1)
-        return torch.cat([nothing, seg_embeddings[:, None]], dim=1)[None]
-
-    def decode_masks(self, features: Sam2Features, seg_embeddings: Tensor, multimask_output: bool = True) -> DecodedMasks:
-        """The masks of K `[SEG]` embeddings on one image. Differentiable in both, and in the decoder's weights.
-
-        Args:
-            features: of one image (B = 1).
-            seg_embeddings: (K, C).
-            multimask_output: True as in the reference; False gives the single-mask token, which Sa2VA never uses.
-        """
-        sam = self.grounding_encoder
-        fine, middle, coarse = features.maps
-        embedding = coarse + sam.no_memory_embedding.reshape(1, -1, 1, 1)  # first frame: no memory attention
-        dense = sam.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1).expand_as(embedding)
-        masks, scores, _, object_scores = sam.mask_decoder(
-            image_embeddings=embedding,
-            image_positional_embeddings=sam.get_image_wide_positional_embeddings().to(embedding.dtype),
-            sparse_prompt_embeddings=self.sparse_prompts(seg_embeddings.to(embedding.dtype)),
-            dense_prompt_embeddings=dense,
-            multimask_output=multimask_output,
-            high_resolution_features=[sam.mask_decoder.conv_s0(fine), sam.mask_decoder.conv_s1(middle)],
-        )
-        masks, scores = masks[0].float(), scores[0].float()
-        selected = scores.argmax(dim=1)
-        chosen = masks[torch.arange(len(masks), device=masks.device), selected]
-        return DecodedMasks(chosen, scores, selected, object_scores[0, :, 0].float(), masks)
+    def decode_masks(
+        self, features: Sam2Features, seg_embeddings: Tensor, multimask_output: bool = True
+    ) -> DecodedMasks:
+        """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
+        return decode_masks(self.grounding_encoder, features, seg_embeddings, multimask_output)
 
     def completion_log_probs(
         self, prompt: dict[str, Any], completion_ids: Tensor, completion_mask: Tensor | None = None

@@ -1,0 +1,50 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.txt"
+    with whole_file(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+    assert path.read_text() == "new"
+    with pytest.raises(RuntimeError), whole_file(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with whole_folder(path) as temporary:
+        (temporary / "old.txt").write_text("1")
+    with pytest.raises(RuntimeError), whole_folder(path) as temporary:
+        (temporary / "new.txt").write_text("2")
+        raise RuntimeError
+    assert [entry.name for entry in path.iterdir()] == ["old.txt"]
+    with whole_folder(path) as temporary:
+        (temporary / "new.txt").write_text("2")
+    assert [entry.name for entry in path.iterdir()] == ["new.txt"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_json_is_read_back_and_nan_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": [1, 2.5, None]})
+    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, None]}
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(tmp_path / "a.json", float("nan"))
+    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, None]}
+
+
+def test_bad_json_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.json: file not found"):
+        read_json(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(ValueError, match=r"bad\.json: not valid JSON"):
+        read_json(tmp_path / "bad.json")

@@ -1,0 +1,197 @@
+"""The main job at its smallest, through the shell file, as a new user runs it: 8 images, 64 steps, under a minute."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_tiny_data
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALLEST = ["--total_timesteps", "64", "--reward_steps", "8"]
+
+
+def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in this very virtual environment, without the network."""
+    own = {
+        **os.environ,
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+    return subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def installed() -> None:
+    """The shell files install what is not there; here everything is."""
+    stamp = Path(sys.prefix) / ".rl_reward_network_installed"
+    if not stamp.exists():
+        pytest.skip("this environment was not made by run_tests.sh, so the shell files would install into it")
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, installed: None) -> Path:
+    """A folder with a model, data, and the outputs of one whole run, started from that folder with relative paths."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copytree(tiny_checkpoint, folder / "model")
+    write_tiny_data(folder / "data")
+    done = shell(
+        ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST],
+        folder,
+        MODEL_PATH="model",
+        DATA_ROOT="data",
+        OUTPUT_DIR="outputs",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "said.txt").write_text(done.stdout)
+    return folder
+
+
+def the_run(finished: Path) -> Path:
+    (run,) = (finished / "outputs").glob("sa2va_rl_finetune_*")
+    return run
+
+
+def test_every_stage_left_its_artefacts(finished: Path) -> None:
+    run = the_run(finished)
+    for name in (
+        "config.json",
+        "split.json",
+        "tables.json",
+        "metrics.jsonl",
+        "final_model/policy.zip",
+        "final_model/config.json",
+        "evaluation/eval.json",
+        "evaluation/eval.csv",
+        "evaluation/report.html",
+    ):
+        assert (run / name).stat().st_size > 0, name
+    (reward,) = (finished / "outputs").glob("reward_net_*")
+    assert {entry.name for entry in (reward / "best_reward_net").iterdir()} == {"config.json", "model.safetensors"}
+    assert len(list((finished / "outputs" / "mask_bank").glob("*.safetensors"))) == 8
+
+
+def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
+    said = (finished / "said.txt").read_text()
+    report, log = said.strip().splitlines()[-2:]
+    assert report == f"report: {the_run(finished) / 'evaluation' / 'report.html'}"
+    assert log.startswith("log: logs/step2_finetune_")
+    assert "pre-flight" in (ROOT / log.removeprefix("log: ")).read_text()
+    (ROOT / log.removeprefix("log: ")).unlink()
+
+
+def test_sa2va_ran_once_per_image_and_prompt(finished: Path) -> None:
+    """8 images x 11 prompts in all stages together: the evaluation reads what training and step 1 computed."""
+    assert "masks computed by Sa2VA: 88, read from the bank: 0" in (finished / "said.txt").read_text()
+    evaluation = json.loads((the_run(finished) / "evaluation" / "eval.json").read_text())
+    assert evaluation["config"]["masks computed / read from the bank"].startswith("0 / ")
+
+
+def test_no_patient_is_in_two_splits_and_no_name_is_written(finished: Path) -> None:
+    groups = json.loads((the_run(finished) / "split.json").read_text())["groups"]
+    flat = [group for ids in groups.values() for group in ids]
+    assert len(flat) == len(set(flat)) == 8
+    for file in (finished / "outputs").rglob("*"):
+        if file.suffix in (".json", ".csv", ".html", ".jsonl"):
+            assert "P0000(" not in file.read_text(), file
+
+
+def test_the_table_agrees_with_the_masks(finished: Path) -> None:
+    """Rows bracket each other as they must, and eval.csv averages to eval.json."""
+    folder = the_run(finished) / "evaluation"
+    rows = {row["name"]: row for row in json.loads((folder / "eval.json").read_text())["rows"]}
+    assert set(rows) == {
+        "random prompt",
+        "default prompt",
+        "best fixed prompt",
+        "argmax of the reward net",
+        "PPO",
+        "oracle",
+    }
+    dice = {name: row["means"]["dice"]["mean"] for name, row in rows.items()}
+    assert all(dice[name] <= dice["oracle"] + 1e-9 for name in dice)
+    assert 0 <= min(dice.values())
+    with (folder / "eval.csv").open() as file:
+        images = list(csv.DictReader(file))
+    assert len({image["sample_id"] for image in images}) == 2  # 8 patients: 2 test
+
+
+def test_tensorboard_tags_are_there_from_the_first_rollout(finished: Path) -> None:
+    events = EventAccumulator(str(the_run(finished) / "logs"))
+    events.Reload()
+    for tag in (
+        "rollout/ep_rew_mean",
+        "rollout/ep_len_mean",
+        "custom/reward_net_score",
+        "custom/gt_dice",
+        "custom/best_reward",
+    ):
+        assert len(events.Scalars(tag)) == 8, tag
+
+
+def test_the_policy_works_on_a_new_image(finished: Path) -> None:
+    Image.fromarray(np.full((50, 70, 3), 120, dtype=np.uint8)).save(finished / "new.png")
+    policy = the_run(finished) / "final_model"
+    done = shell(
+        [sys.executable, "-m", "scripts.segment", "new.png", "--model_path", "model", "--policy", str(policy)], finished
+    )
+    assert done.returncode == 0, done.stderr
+    assert Image.open(finished / "new_mask.png").size == (70, 50)
+    assert Image.open(finished / "new_overlay.png").size == (70, 50)
+    chosen = done.stdout.split("prompt: ")[1].splitlines()[0]
+    assert chosen in json.loads((policy / "config.json").read_text())["prompts"]
+
+
+def test_a_second_run_uses_the_reward_network_and_every_mask(finished: Path) -> None:
+    done = shell(
+        [sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", "--model_path", "model"]
+        + ["--data_root", "data", "--output_dir", "outputs", "--run_folder", "outputs/again", *SMALLEST],
+        finished,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "masks computed by Sa2VA: 0" in done.stdout
+    assert len(list((finished / "outputs").glob("reward_net_*"))) == 1
+    first, second = ((run / "tables.json").read_text() for run in (the_run(finished), finished / "outputs" / "again"))
+    assert first == second
+    shutil.rmtree(finished / "outputs" / "again")
+
+
+def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:
+    (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
+    done = shell(
+        [sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", "--model_path", "model", "--data_root", "data"]
+        + ["--output_dir", "outputs", "--reward_net", str(reward), "--seed", "5", *SMALLEST],
+        finished,
+    )
+    assert done.returncode == 2
+    assert "the reward network was trained on" in done.stderr
+    assert len(list((finished / "outputs").glob("sa2va_rl_finetune_*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ([], {}, "usage: bash run_step2_finetune.sh quick|full"),
+        (["fast"], {}, "usage: bash run_step2_finetune.sh quick|full"),
+        (["quick"], {}, "no model: set MODEL_PATH"),
+        (["quick"], {"MODEL_PATH": "model", "DATA_ROOT": "nowhere"}, "annotations.json: file not found"),
+    ],
+)
+def test_the_shell_file_stops_at_the_first_error(
+    finished: Path, arguments: list[str], environment: dict[str, str], message: str
+) -> None:
+    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), *arguments], finished, OUTPUT_DIR="none", **environment)
+    assert done.returncode != 0
+    assert message in " ".join((done.stdout + done.stderr).replace("│", " ").split())
+    assert not (finished / "none").exists()
+    for log in (ROOT / "logs").glob("step2_finetune_*.log"):
+        log.unlink()
