@@ -128,7 +128,9 @@ def _disk(args: Args) -> str:
         folder = folder.resolve().parent
     free = shutil.disk_usage(folder).free / 1e9
     if free < FREE_DISK_GB:
-        raise ValueError(f"{args.output_dir}: {free:.1f} GB free, {FREE_DISK_GB} needed; set OUTPUT_DIR to another disk")
+        raise ValueError(
+            f"{args.output_dir}: {free:.1f} GB free, {FREE_DISK_GB} needed; set OUTPUT_DIR to another disk"
+        )
     return f"{free:.0f} GB"
 
 

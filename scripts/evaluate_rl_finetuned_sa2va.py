@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -73,7 +72,9 @@ def newest(paths: tuple[str, ...]) -> Path:
     """
     found = sorted({Path(match) for path in paths for match in glob.glob(path)}, key=lambda p: p.stat().st_mtime)
     if not found:
-        raise ValueError(f"model_path {' '.join(paths)}: no such folder; train a policy: bash run_step2_finetune.sh quick")
+        raise ValueError(
+            f"model_path {' '.join(paths)}: no such folder; train a policy: bash run_step2_finetune.sh quick"
+        )
     if len(found) > 1:
         print(f"{len(found)} folders match, the newest is evaluated: {found[-1]}")
     return found[-1]

@@ -55,9 +55,12 @@ def main(args: Args) -> None:
     mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
     folder = args.output_dir or args.image.parent
     mask_file, overlay_file = (folder / f"{args.image.stem}_{kind}.png" for kind in ("mask", "overlay"))
-    save_png(mask.astype(np.uint8) * 255, mask_file)
-    save_png((mark_boundaries(image, mask.astype(int), color=(1, 0.6, 0)) * 255).astype(np.uint8), overlay_file)
-    print(f"prompt: {prompt}\nanswer: {answer.answer}\nmask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
+    overlay = mark_boundaries(image, mask.astype(int), color=(1, 0.6, 0))  # float, [0, 1]
+    save_png(np.where(mask, np.uint8(255), np.uint8(0)), mask_file)
+    save_png(np.asarray(overlay * 255, dtype=np.uint8), overlay_file)
+    print(f"prompt: {prompt}
+answer: {answer.answer}")
+    print(f"mask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
     print(f"\nwritten: {mask_file} {overlay_file}")
 
 

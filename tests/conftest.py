@@ -26,10 +26,10 @@ CHASE = SHARED / "realdata" / "chase_db1"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the official model's reference outputs are not here")
 needs_chase = pytest.mark.skipif(not CHASE.exists(), reason="the CHASE_DB1 photographs are not here")
 
-SPECIAL = (
-    "<|im_end|> <|endoftext|> <|im_start|> <img> </img> <IMG_CONTEXT> <quad> </quad> <ref> </ref> <box> </box> "
-    "[SEG] <p> </p> <vp> </vp>"
-).split()
+SPECIAL = [
+    *("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<img>", "</img>", "<IMG_CONTEXT>"),
+    *("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>", "[SEG]", "<p>", "</p>", "<vp>", "</vp>"),
+]
 ANSWER = ["\n", "S", "u", "r", "e", " ", "[SEG]", ".", "<|im_end|>"]  # the chain the tiny model is taught to say
 TINY_SAM = {
     "embed_dim": 8,
@@ -133,7 +133,9 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
     for direction, following in zip(directions, ids[1:], strict=False):
         model.lm_head.weight[following] += 20 * direction
     for layer in model.model.language_model.layers:
-        layer.self_attn.o_proj.weight.mul_(1.5)  # enough that the words change the mask, too little to change the answer
+        layer.self_attn.o_proj.weight.mul_(
+            1.5
+        )  # enough that the words change the mask, too little to change the answer
         layer.mlp.down_proj.weight.mul_(0.3)
     model.text_hidden_fcs[2].weight.mul_(18)
 

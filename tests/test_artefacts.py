@@ -6,15 +6,21 @@ import pytest
 from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
 
 
+def fail_inside(context, write) -> None:
+    """Enter the context, write half of something, and break."""
+    with context as temporary:
+        write(temporary)
+        raise RuntimeError
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "a.txt"
     with whole_file(path) as temporary:
         temporary.write_text("new")
         assert not path.exists()
     assert path.read_text() == "new"
-    with pytest.raises(RuntimeError), whole_file(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fail_inside(whole_file(path), lambda temporary: temporary.write_text("half"))
     assert path.read_text() == "new"
     assert [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -24,9 +30,8 @@ def test_a_folder_replaces_the_old_one_whole(tmp_path: Path) -> None:
     path = tmp_path / "model"
     with whole_folder(path) as temporary:
         (temporary / "old.txt").write_text("1")
-    with pytest.raises(RuntimeError), whole_folder(path) as temporary:
-        (temporary / "new.txt").write_text("2")
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fail_inside(whole_folder(path), lambda temporary: (temporary / "new.txt").write_text("2"))
     assert [entry.name for entry in path.iterdir()] == ["old.txt"]
     with whole_folder(path) as temporary:
         (temporary / "new.txt").write_text("2")

@@ -100,7 +100,7 @@ def test_a_seg_cut_off_by_the_limit_keeps_its_mask(tiny_model: Any, tiny_process
 
 
 def test_a_stop_word_that_is_no_token_stops(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    """As phi3_chat's `<|end|>` on a Qwen tokenizer: ordinary text, cut into several tokens. The model spells it here."""
+    """As phi3_chat's `<|end|>` on a Qwen tokenizer: ordinary text of several tokens. The model spells it here."""
     model, processor = copy.deepcopy(tiny_model), copy.copy(tiny_processor)
     processor.template = dataclasses.replace(processor.template, stop_words=("<stop>",))
     spelled = processor.token_ids("[SEG]<stop>")

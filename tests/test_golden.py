@@ -77,9 +77,9 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
         "sam_fpn_2_every2nd": features.maps[2][:, :, ::2, ::2],
         "sam_pos_enc_level2_every4th": encoder.fpn_position_encoding[-1][:, :, ::4, ::4],
         "sam_dense_pe_every4th": sam.get_image_wide_positional_embeddings()[:, :, ::4, ::4],
-        "sam_image_embedding_with_no_mem_every2nd": (
-            features.maps[2] + sam.no_memory_embedding.reshape(1, -1, 1, 1)
-        )[:, :, ::2, ::2],
+        "sam_image_embedding_with_no_mem_every2nd": (features.maps[2] + sam.no_memory_embedding.reshape(1, -1, 1, 1))[
+            :, :, ::2, ::2
+        ],
         "sam_sparse_prompt": sparse_prompts(sam, seg_embeddings)[0],
         "sam_dense_prompt_vector": sam.prompt_encoder.no_mask_embed.weight[0],
         "sam_mask_logits_all4": torch.cat([single.candidates, decoded.candidates], dim=1),
@@ -92,7 +92,9 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
 
 
 def _u8(picture: Image.Image) -> torch.Tensor:
-    return (torch.tensor(list(picture.convert("RGB").tobytes())).view(picture.height, picture.width, 3)).permute(2, 0, 1)
+    return (torch.tensor(list(picture.convert("RGB").tobytes())).view(picture.height, picture.width, 3)).permute(
+        2, 0, 1
+    )
 
 
 @pytest.mark.parametrize(

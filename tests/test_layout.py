@@ -72,7 +72,11 @@ def test_there_are_no_circles_between_files() -> None:
 
 def test_no_package_folder_is_ignored() -> None:
     """The stock Python ignore list would swallow env/ and data/."""
-    folders = {str(path.parent.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")} | {"scripts", "tests", "benchmarks"}
+    folders = {str(path.parent.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")} | {
+        "scripts",
+        "tests",
+        "benchmarks",
+    }
     ignored = subprocess.run(["git", "check-ignore", *sorted(folders)], cwd=ROOT, capture_output=True, text=True)
     if ignored.returncode == 128:
         pytest.skip("not a git checkout, so nothing can be ignored")
@@ -81,7 +85,9 @@ def test_no_package_folder_is_ignored() -> None:
 
 def test_files_stay_readable() -> None:
     """At most 400 lines a file."""
-    long = {name: lines for name in tracked_files() if name.endswith((".py", ".sh")) and (lines := line_count(name)) > 400}
+    long = {
+        name: lines for name in tracked_files() if name.endswith((".py", ".sh")) and (lines := line_count(name)) > 400
+    }
     assert not long
 
 

@@ -40,9 +40,7 @@ def test_left_padding_and_batching_do_not_change_logits(tiny_model: Any, tiny_pr
     texts = [TEXT, "<image>A much longer question about this image."]
     with torch.no_grad():
         batch = tiny_model(**tiny_processor(texts, images)).logits[:, -1]
-        single = [
-            tiny_model(**tiny_processor(t, i)).logits[0, -1] for t, i in zip(texts, images, strict=True)
-        ]
+        single = [tiny_model(**tiny_processor(t, i)).logits[0, -1] for t, i in zip(texts, images, strict=True)]
     assert torch.allclose(batch, torch.stack(single), atol=1e-4)
 
 
@@ -149,7 +147,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(own_model: Any, tiny_pr
     grads = []
     for checkpointing in (False, True):
         if checkpointing:
-            own_model.gradient_checkpointing_enable()
+            own_model.activation_checkpointing_enable()
         own_model.train().zero_grad()
         own_model(**inputs).loss.backward()
         grads.append(own_model.model.multi_modal_projector.linear_1.weight.grad.clone())

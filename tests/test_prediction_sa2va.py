@@ -86,7 +86,9 @@ def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VA
         ({"past_text": "earlier"}, "past_text must be empty"),
     ],
 )
-def test_predict_forward_says_what_is_wrong(tiny_model: Any, tiny_processor: Any, arguments: dict, message: str) -> None:
+def test_predict_forward_says_what_is_wrong(
+    tiny_model: Any, tiny_processor: Any, arguments: dict, message: str
+) -> None:
     usual = {"image": smooth_image(20, 20), "text": "<image>x", "processor": tiny_processor}
     with pytest.raises(ValueError, match=message):
         tiny_model.predict_forward(**(usual | arguments))
@@ -116,7 +118,11 @@ def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model: Any, tiny_p
 def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint: Any, tiny_model: Any) -> None:
     changed = copy.deepcopy(tiny_model)
     changed.lm_head.weight.data[3, 5] += 1e-3
-    assert weights_fingerprint(changed) != weights_fingerprint(tiny_model) == weights_fingerprint(copy.deepcopy(tiny_model))
+    assert (
+        weights_fingerprint(changed)
+        != weights_fingerprint(tiny_model)
+        == weights_fingerprint(copy.deepcopy(tiny_model))
+    )
     assert load_segmenter(tiny_checkpoint).fingerprint != load_segmenter(tiny_checkpoint, max_tiles=2).fingerprint
 
 

@@ -80,7 +80,8 @@ def test_the_prompt_with_regions_reads_as_in_the_reference(tiny_processor: Sa2VA
     context = "<IMG_CONTEXT>"
     assert text == (
         f"<|im_start|>user\n<img>{context * 256}</img>\nThere are 2 part regions in the picture: "
-        f"region1<vp>{context * 2}</vp>, region2<vp>{context}</vp>.\nWhat is region1?<|im_end|>\n<|im_start|>assistant\n"
+        f"region1<vp>{context * 2}</vp>, region2<vp>{context}</vp>.\n"
+        "What is region1?<|im_end|>\n<|im_start|>assistant\n"
     )
 
 

@@ -7,6 +7,7 @@ log-probabilities are taken for RL, or old, reference and new ones differ by noi
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -78,7 +79,7 @@ def _count(parameters: Iterable[Tensor]) -> int:
 def unreached_parameters(model: nn.Module, loss: Tensor) -> list[str]:
     """Names of trainable parameters that the loss gives no gradient to, found by one backward pass.
 
-    A gradient of exactly 0 everywhere counts as none, but for LoRA: `lora_A` starts at gradient 0 because `lora_B` is 0.
+    A gradient of exactly 0 everywhere counts as none, but for `lora_A`: it starts at 0 because `lora_B` is 0.
     """
     model.zero_grad(set_to_none=True)
     loss.backward()
@@ -105,7 +106,7 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
     layers = _lora_layers(model)
     settings = None
     if layers:
-        config = model.peft_config["default"]
+        config: Any = model.peft_config["default"]
         settings = {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
     with whole_folder(folder) as temporary:
         save_file(trainable_state(model), temporary / WEIGHTS)

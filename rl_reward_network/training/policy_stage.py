@@ -46,10 +46,8 @@ def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOCo
     """
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(world, network, reward_net)
-    preset = PRESETS[mode]
-    device = world.config.device
-    train = prompt_tables(world, world.pick("policy", preset.images), network.to(device), "policy patients")
-    val = prompt_tables(world, world.pick("val", preset.val_images), network, "val patients")
+    train_samples = world.pick("policy", PRESETS[mode].images)
+    val_samples = world.pick("val", PRESETS[mode].val_images)
     stage = {
         "stage": "prompt policy",
         "mode": mode,
@@ -57,6 +55,8 @@ def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOCo
         "reward_net_info": {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
     }
     config = describe_run(run, world, stage)
+    train = prompt_tables(world, train_samples, network.to(world.config.device), "policy patients")
+    val = prompt_tables(world, val_samples, network, "val patients")
     save_tables(run / "tables.json", {"policy": train, "val": val})
     contexts = [[entry.context for entry in entries] for entries in (train, val)]
     train_prompt_policy(contexts[0], contexts[1], world.prompts, replace(ppo, seed=world.config.seed), run, config)

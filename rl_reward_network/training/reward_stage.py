@@ -37,11 +37,11 @@ def run_reward_stage(world: World, mode: str, run: Path, steps: int | None = Non
     """
     config = replace(PRESETS[mode], seed=world.config.seed, device=world.config.device)
     config = replace(config, steps=steps) if steps is not None else config
-    train = reward_examples(world, world.pick("reward", config.images, labelled=True), "masks of reward patients")
-    val = reward_examples(world, world.pick("val", config.val_images, labelled=True), "masks of val patients")
+    counts = {"reward": config.images, "val": config.val_images, "test": TEST_IMAGES}
+    picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
     describe_run(run, world, {"stage": "reward network", "mode": mode})
+    train, val, test = (reward_examples(world, picked[name], f"masks of {name} patients") for name in counts)
     network = train_reward_network(train, val, config, run, info=origin(world, mode))
-    test = reward_examples(world, world.pick("test", TEST_IMAGES, labelled=True), "masks of test patients")
     write_json(run / "agreement.json", judge_agreement(network, test, world.config.seed))
     return network
 

@@ -16,19 +16,18 @@ PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "
 
 
 def new_run_folder(output_dir: Path, kind: str) -> Path:
-    """A folder `<output_dir>/<kind>_<time>` that did not exist before."""
+    """A path `<output_dir>/<kind>_<time>` that does not exist yet; `describe_run` makes it."""
     stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
     run = output_dir / f"{kind}_{stamp}"
     number = 1
     while run.exists():
         number += 1
         run = output_dir / f"{kind}_{stamp}_{number}"
-    run.mkdir(parents=True)
     return run
 
 
 def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
-    """Write config.json and split.json of a run, and return the former.
+    """Make the run folder with its config.json and split.json, and return the former.
 
     Args:
         run: run folder.

@@ -1,0 +1,1 @@
+"""Native Sa2VA: configuration, checkpoints, processing, model, decoding, prediction, mask losses."""

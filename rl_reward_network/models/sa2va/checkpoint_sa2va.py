@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from rl_reward_network.artefacts import read_json
@@ -249,7 +249,9 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
 
 
 def _download(name: str) -> Path:
-    remedy = f"{name}: no such folder, and not a hub id that can be fetched; give a model folder or an id like owner/name"
+    remedy = (
+        f"{name}: no such folder, and not a hub id that can be fetched; give a model folder or an id like owner/name"
+    )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
@@ -300,7 +302,11 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
     """
     missing = [key for key in expected if key not in found]
     surplus = [key for key in found if key not in expected]
-    other = [f"{key} {found[key]} instead of {expected[key]}" for key in expected if found.get(key, expected[key]) != expected[key]]
+    other = [
+        f"{key} {found[key]} instead of {expected[key]}"
+        for key in expected
+        if found.get(key, expected[key]) != expected[key]
+    ]
     lines = [
         f"{len(names)} {what}: {_some(names)}"
         for what, names in (("missing", missing), ("not expected", surplus), ("of another shape", other))

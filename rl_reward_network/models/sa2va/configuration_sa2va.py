@@ -1,6 +1,6 @@
 """Configuration of the native Sa2VA, read from our own layout or from an original `sa2va_chat` folder."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import InternVLVisionConfig, Qwen2Config, Sam2Config, Sam2VideoConfig
@@ -24,6 +24,27 @@ HIERA_L: dict[str, Any] = {
     "image_size": 1024,
 }
 
+# What Qwen2Config takes over under the same name.
+TEXT_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "initializer_range",
+)
+
 
 @strict
 class Sa2VAConfig(PreTrainedConfig):
@@ -45,15 +66,15 @@ class Sa2VAConfig(PreTrainedConfig):
     """
 
     model_type = "sa2va"
-    sub_configs_defaults = {
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
         "vision_config": InternVLVisionConfig,
         "text_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen2"),
         "sam2_config": SubConfigSpec(config_class=AutoConfig, model_type="sam2_video"),
     }
 
-    vision_config: dict | PreTrainedConfig | None = None
-    text_config: dict | PreTrainedConfig | None = None
-    sam2_config: dict | PreTrainedConfig | None = None
+    vision_config: Any = None  # dict, configuration or None before __init__, configuration after
+    text_config: Any = None
+    sam2_config: Any = None
     template: str = "qwen_chat"
     downsample_ratio: float = 0.5
     projector_hidden_act: str = "gelu"
@@ -127,7 +148,7 @@ def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sam2_sizes(config: Sam2VideoConfig) -> dict[str, Any]:
+def sam2_sizes(config: Any) -> dict[str, Any]:
     """The short list of sizes behind a SAM 2 configuration: the inverse of `sam2_config`."""
     backbone = config.vision_config.backbone_config
     return {
@@ -207,12 +228,7 @@ def _vision_config(original: dict[str, Any], force_image_size: int | None) -> In
 
 def _text_config(original: dict[str, Any]) -> Qwen2Config:
     """Qwen2Config keeps what it knows; rope theta moved into `rope_parameters` in transformers 5."""
-    known = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
-        "max_position_embeddings rms_norm_eps use_sliding_window sliding_window max_window_layers attention_dropout "
-        "bos_token_id eos_token_id pad_token_id initializer_range"
-    ).split()
-    fields = {name: original[name] for name in known if original.get(name) is not None}
+    fields = {name: original[name] for name in TEXT_FIELDS if original.get(name) is not None}
     scaling = original.get("rope_scaling") or {}
     rope = {"rope_type": "default", **scaling, "rope_theta": original.get("rope_theta", 10000.0)}
     return Qwen2Config(**fields, rope_parameters=rope, tie_word_embeddings=False)

@@ -82,7 +82,9 @@ def decode(
     if how.temperature and how.guess_ids:
         raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
     answers = [Answer() for _ in inputs_embeds]
-    step = _Stepper(model, attention_mask, cache if cache is not None else DynamicCache(config=model.config.text_config))
+    step = _Stepper(
+        model, attention_mask, cache if cache is not None else DynamicCache(config=model.config.text_config)
+    )
     choose = _chooser(processor.never_sampled_ids, how)
     state = _prefill(model, processor, inputs_embeds, step, answers, choose, how)
     while not all(answer.finished for answer in answers):
@@ -176,7 +178,7 @@ def _ends_with_stop_word(token_ids: list[int], processor: Sa2VAProcessor) -> boo
     words = processor.template.stop_words
     if not words:
         return False
-    tail = processor.tokenizer.decode(token_ids[-STOP_TAIL_TOKENS:], skip_special_tokens=False)
+    tail = processor.text(token_ids[-STOP_TAIL_TOKENS:])
     return tail.replace("\r", "").replace("\n", "").endswith(words)
 
 

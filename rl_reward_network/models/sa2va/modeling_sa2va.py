@@ -55,7 +55,7 @@ class Sa2VAOutput(InternVLCausalLMOutputWithPast):
 class Sa2VAModel(InternVLModel):
     """Vision tower, projector and language model without a head; adds region rows to InternVL's splice."""
 
-    config: Sa2VAConfig
+    config: Sa2VAConfig  # type: ignore[assignment]
 
     def get_vision_features(self, pixel_values: Tensor) -> Tensor:
         """(tiles, patches, V) of the vision tower without CLS, before `mlp1`: frozen, so it may be cached."""
@@ -132,6 +132,7 @@ class Sa2VAModel(InternVLModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
+            assert input_ids is not None
             if vision_features is None and pixel_values is not None:
                 vision_features = self.get_vision_features(pixel_values)
             inputs_embeds = self.embed(input_ids, vision_features, prompt_masks, vp_overall_mask)
@@ -154,14 +155,14 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     prompt space, `grounding_encoder` is SAM 2 (with the video parts of an original checkpoint, unused for images).
     """
 
-    config: Sa2VAConfig
+    config: Sa2VAConfig  # type: ignore[assignment]
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: Sa2VAConfig) -> None:
         """A model with random weights; see `from_pretrained`."""
         super().__init__(config)
         width, sam_width = config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size
-        self.model = Sa2VAModel(config)
+        self.model = Sa2VAModel(config)  # type: ignore[arg-type]
         self.lm_head = nn.Linear(width, config.text_config.vocab_size, bias=False)
         self.text_hidden_fcs = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, sam_width), nn.Dropout(0.0)
@@ -262,12 +263,10 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             last_hidden_state=states,
         )
 
-    def prepare_inputs_for_generation(
-        self, *args: Any, is_first_iteration: bool | None = False, **kwargs: Any
-    ) -> dict[str, Any]:
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Images and regions go in with the prompt only; later steps see them in the cache."""
-        inputs = super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)
-        if not is_first_iteration:
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+        if not kwargs.get("is_first_iteration"):
             for name in ("pixel_values", "vision_features", "prompt_masks", "vp_overall_mask", "sam_pixel_values"):
                 inputs.pop(name, None)
         return inputs

@@ -97,14 +97,18 @@ def predict_forward(
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
     inputs = to_device(processor(text, image, mask_prompts, past_text), model.device)
     (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
-    result = {"prediction": answer_text(processor, answer), "prediction_masks": [], "mask_probabilities": []}
+    result: dict[str, Any] = {
+        "prediction": answer_text(processor, answer),
+        "prediction_masks": [],
+        "mask_probabilities": [],
+    }
     if image is not None and (states := answer.states_at(processor.seg_token_id)):
         features = model.get_sam_features(inputs["sam_pixel_values"])
         decoded = model.decode_masks(features, model.text_hidden_fcs(torch.stack(states)))
         size = to_rgb(image).size[::-1]
         segmentation = Segmentation("", decoded.mask_logits, decoded.iou_scores, size, processor.sam_image_size)
-        result["mask_probabilities"] = list(segmentation.probabilities()[:, None])
-        result["prediction_masks"] = [probability > 0.5 for probability in result["mask_probabilities"]]
+        probabilities = segmentation.probabilities()[:, None]
+        result |= {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
     return result
 
 
@@ -122,7 +126,7 @@ def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], 
 
 def answer_text(processor: Sa2VAProcessor, answer: Answer) -> str:
     """The answer as text, special tokens kept, outer white space off."""
-    return processor.tokenizer.decode(answer.token_ids, skip_special_tokens=False).strip()
+    return processor.text(answer.token_ids).strip()
 
 
 @torch.no_grad()
@@ -202,7 +206,7 @@ def _answer_prompts(
 
 def _shared_prefix(prompts: list[list[int]], processor: Sa2VAProcessor) -> int:
     """How many leading ids all prompts share: up to and with `</img>`, or less where texts differ before the image."""
-    end = prompts[0].index(processor.tokenizer.convert_tokens_to_ids(IMAGE_END)) + 1
+    end = prompts[0].index(processor.token_ids(IMAGE_END)[0]) + 1
     if any(prompt[:end] != prompts[0][:end] for prompt in prompts):
         raise ValueError("prompts of one image must not differ before <image>; put <image> first in each")
     return end
@@ -222,7 +226,8 @@ def _answer_suffixes(
 def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
     copy = DynamicCache(config=config)
     for number, layer in enumerate(cache.layers):
-        copy.update(layer.keys.repeat(times, 1, 1, 1), layer.values.repeat(times, 1, 1, 1), number)
+        keys, values = layer.keys, layer.values  # type: ignore[union-attr]
+        copy.update(keys.repeat(times, 1, 1, 1), values.repeat(times, 1, 1, 1), number)  # type: ignore[union-attr]
     return copy
 
 

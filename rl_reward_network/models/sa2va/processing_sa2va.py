@@ -199,6 +199,10 @@ class Sa2VAProcessor:
         """Token ids of one piece of text; nothing is added."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens kept."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     def tokenize_conversation(
         self,
         turns: Sequence[tuple[str, str]],
@@ -318,9 +322,7 @@ def to_rgb(image: ImageLike) -> Image.Image:
     return image.convert("RGB")
 
 
-def upsample_mask_logits(
-    mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024
-) -> torch.Tensor:
+def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024) -> torch.Tensor:
     """float32 (K, H, W) logits at image size from the decoder's (K, h, w).
 
     In two steps, over SAM 2's square, as the reference does: going straight to the image moves 0.5 % of the pixels.
