@@ -58,8 +58,7 @@ def main(args: Args) -> None:
     overlay = mark_boundaries(image, mask.astype(int), color=(1, 0.6, 0))  # float, [0, 1]
     save_png(np.where(mask, np.uint8(255), np.uint8(0)), mask_file)
     save_png(np.asarray(overlay * 255, dtype=np.uint8), overlay_file)
-    print(f"prompt: {prompt}
-answer: {answer.answer}")
+    print(f"prompt: {prompt}\nanswer: {answer.answer}")
     print(f"mask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
     print(f"\nwritten: {mask_file} {overlay_file}")
 
