@@ -31,8 +31,8 @@ class Args:
 
     image: tyro.conf.Positional[Path]
     """Image file."""
-    model_path: str
-    """Sa2VA folder or hub id."""
+    model_path: str | None = None
+    """Sa2VA folder or hub id; with --policy the one the policy was trained on."""
     prompt: str = PROMPTS[0]
     """What to ask."""
     policy: Path | None = None
@@ -41,16 +41,20 @@ class Args:
     """Where to write; the image's own folder by default."""
     device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
     """cpu, cuda:0, ..."""
-    max_tiles: int = 12
-    """Most tiles the image is cut into."""
+    max_tiles: int | None = None
+    """Most tiles the image is cut into: as in the policy's training, without a policy 12."""
 
 
 def main(args: Args) -> None:
     """Load, choose the prompt, segment, write."""
     image = load_image(args.image)
-    prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, image)
-    model, processor = load_sa2va_model(args.model_path, args.device)
-    processor.max_tiles = args.max_tiles
+    trained = {} if args.policy is None else read_json(args.policy / "config.json")
+    prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained["prompts"], image)
+    model_path = args.model_path or trained.get("world", {}).get("model_path")
+    if model_path is None:
+        raise ValueError("model_path is missing: name a Sa2VA folder or hub id, or a policy")
+    model, processor = load_sa2va_model(model_path, args.device)
+    processor.max_tiles = args.max_tiles or trained.get("world", {}).get("max_tiles", 12)
     (answer,) = model.segment([image], [prompt], processor)[0]
     mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
     folder = args.output_dir or args.image.parent
@@ -63,13 +67,12 @@ def main(args: Args) -> None:
     print(f"\nwritten: {mask_file} {overlay_file}")
 
 
-def chosen_prompt(policy: Path, image: np.ndarray) -> str:
+def chosen_prompt(policy: Path, prompts: list[str], image: np.ndarray) -> str:
     """The prompt a trained policy picks for a uint8 (H, W, 3) image.
 
     Raises:
         ValueError: the folder is not a policy's.
     """
-    prompts = read_json(policy / "config.json")["prompts"]
     context = PromptContext("", observe_image(image), np.zeros(len(prompts), dtype=np.float32))
     return prompts[int(choose_prompts(load_policy(policy), [context])[0])]
 

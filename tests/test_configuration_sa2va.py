@@ -1,8 +1,11 @@
 import math
+import re
+from collections.abc import Iterable
 
 import pytest
-from conftest import TINY_SAM, tiny_config
+from conftest import GOLDEN, TINY_SAM, needs_golden, tiny_config
 
+from rl_reward_network.models.sa2va.checkpoint_sa2va import tensor_shapes
 from rl_reward_network.models.sa2va.configuration_sa2va import (
     HIERA_L,
     Sa2VAConfig,
@@ -56,6 +59,18 @@ def test_real_sizes_have_the_released_keys_and_parameters(sizes: tuple, keys: in
     assert shapes["language_model.model.layers.0.mlp.gate_proj.weight"] == (ffn, hidden)
     assert shapes["vision_model.encoder.layers.23.attn.qkv.weight"] == (3072, 1024)
     assert shapes["grounding_encoder.sam2_model.image_encoder.trunk.blocks.47.attn.qkv.weight"] == (3456, 1152)
+
+
+@needs_golden
+def test_key_names_at_real_size_are_those_of_an_official_checkpoint() -> None:
+    """Layer numbers apart: every kind of key that the official code wrote, and no other."""
+    real = expected_shapes(released(896, 24, 14, 2, 4864), original=True)
+    golden = tensor_shapes(GOLDEN / "checkpoint")
+
+    def kinds(keys: Iterable[str]) -> set[str]:
+        return {re.sub(r"(layers|blocks)\.\d+\.(?!bias|weight)", r"\1.#.", key) for key in keys}
+
+    assert kinds(real) == kinds(golden)
 
 
 def test_sam2_is_hiera_l_with_its_898_keys() -> None:

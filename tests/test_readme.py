@@ -58,7 +58,9 @@ def test_every_shell_file_exists_and_knows_its_mode(line: list[str]) -> None:
 def test_the_python_example_runs(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = blocks("python")
     monkeypatch.setattr(
-        modeling_sa2va, "load_sa2va_model", lambda path, device, load=modeling_sa2va.load_sa2va_model: load(tiny_checkpoint)
+        modeling_sa2va,
+        "load_sa2va_model",
+        lambda path, device, load=modeling_sa2va.load_sa2va_model: load(tiny_checkpoint),
     )
     names: dict[str, Any] = {"image": smooth_image(60, 60)}
     exec(example, names)

@@ -18,6 +18,7 @@ from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.evaluation.baselines import DEFAULT, NET, ORACLE, POLICY, Comparison
 
 PANEL = 400  # pixels of the longer side of an overlay
+TINT = 0.3  # opacity of a mask's inside
 TRUTH, FIRST, CHOSEN = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # contours: green, orange, blue
 _TITLES = {"score": "reward", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 _STYLE = """
@@ -225,7 +226,7 @@ def _scatter(comparison: Comparison) -> Figure:
     policy = comparison.row(POLICY)
     axes.scatter(comparison.values(policy, "score"), comparison.values(policy, "dice"), s=14, label=POLICY)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-    axes.set(xlabel="reward (score)", ylabel="Dice", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.set(xlabel="reward (score)", ylabel="Dice", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
     axes.legend()
     return figure
 
@@ -245,12 +246,14 @@ def _overlay(overlay: Overlay, comparison: Comparison) -> str:
 
 
 def _drawn(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:
-    """JPEG of the image (uint8 (H, W, 3)) at most `PANEL` pixels wide or high, with the mask's contour."""
+    """JPEG of the image (uint8 (H, W, 3)) at most `PANEL` pixels wide or high, with the mask tinted and outlined."""
     picture = Image.fromarray(image)
     picture.thumbnail((PANEL, PANEL))
     pixels = np.array(picture)
     if mask is not None:
-        small = np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST))
+        grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
+        small = np.asarray(grey.resize(picture.size, Image.Resampling.BOX)) > 64  # nearest would lose thin vessels
+        pixels[small] = TINT * np.array(colour) + (1 - TINT) * pixels[small]  # shows a mask without an outline too
         pixels[find_boundaries(small, mode="inner")] = colour
     file = io.BytesIO()
     # full colour resolution: a contour one pixel wide would be washed out otherwise
