@@ -2,19 +2,18 @@
 # Step 1: train the reward network.          bash run_experiment3.sh quick|full [flags of scripts.train_reward_network]
 # Environment: MODEL_PATH DATA_ROOT OUTPUT_DIR GPU SEED SEGMENT_BATCH        -> $OUTPUT_DIR/reward_net_<time>/
 set -euo pipefail
-caller="$PWD"
-cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/common.sh
-from_caller "$caller"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$root/scripts/common.sh"
 mode="${1:-}"
 check_mode "$mode" run_experiment3.sh
 shift
 ensure_environment ""
 world_flags
-mkdir -p logs
-log="logs/experiment3_$(date +%Y%m%d_%H%M%S).log"
+mkdir -p "$root/logs"
+log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S).log"
 {
-  python -m scripts.doctor "${WORLD_FLAGS[@]}" "$@"
-  python -m scripts.train_reward_network "$mode" "${WORLD_FLAGS[@]}" ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
+  run_module scripts.doctor "${WORLD_FLAGS[@]}" "$@"
+  run_module scripts.train_reward_network "$mode" "${WORLD_FLAGS[@]}" \
+    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
 } 2>&1 | tee "$log"
 echo "log: $log"

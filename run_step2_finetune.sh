@@ -4,27 +4,29 @@
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED
 #   -> $OUTPUT_DIR/sa2va_rl_finetune_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
-caller="$PWD"
-cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/common.sh
-from_caller "$caller"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$root/scripts/common.sh"
 mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
+if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
+  echo "name the folder for the runs by OUTPUT_DIR; --run_folder and --output_dir are set by this file" >&2
+  exit 2
+fi
 ensure_environment ""
 world_flags
 time="$(date +%Y%m%d_%H%M%S)"
-run="${OUTPUT_DIR:-outputs}/sa2va_rl_finetune_$time"
-mkdir -p logs
-log="logs/step2_finetune_$time.log"
+run="${OUTPUT_DIR:-$root/outputs}/sa2va_rl_finetune_$time"
+mkdir -p "$root/logs"
+log="$root/logs/step2_finetune_$time.log"
 {
   # 1. is everything there?
-  python -m scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  python -m scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" --run_folder "$run" \
+  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" --run_folder "$run" \
     ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
   # 4. the policy and its baselines on patients nobody has seen
-  python -m scripts.evaluate_rl_finetuned_sa2va --model_path "$run/final_model" --split test
+  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$run/final_model" --split test
 } 2>&1 | tee "$log"
 echo "log: $log"

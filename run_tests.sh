@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What CI runs: style, types, tests. On the CPU, offline but for the packages; under 12 minutes with the install.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/common.sh
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+cd "$root"
+source "$root/scripts/common.sh"
 ensure_environment "[test]"
 ruff check .
 ruff format --check .

@@ -33,9 +33,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.chmod(temporary, 0o755)
+        aside = temporary.with_name(temporary.name + "_old")
         if path.exists():
-            shutil.rmtree(path)
+            os.replace(path, aside)  # a kill here leaves the old folder under this name, not nothing
         os.replace(temporary, path)
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -1,28 +1,22 @@
-# Shared by the shell files at the root; sourced, not run.
+# Shared by the shell files at the root; sourced with $root set to that folder. Nothing changes the working folder, so
+# every path a user types, as a variable or as a flag, means what it says.
+export PYTHONUNBUFFERED=1  # messages appear when they are said, on the screen and in the log
+
 # Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed.
-
-# Paths that the user named are meant from where the command was typed, not from the project's folder.
-from_caller() {  # $1: folder the command was typed in
-  local name value
-  for name in MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR; do
-    value="${!name:-}"
-    if [[ -n "$value" && "$value" != /* && ( -e "$1/$value" || "$name" == OUTPUT_DIR ) ]]; then
-      export "$name=$1/$value"
-    fi
-  done
-}
-
 ensure_environment() {  # $1: extras, e.g. "[test]" or ""
   if [[ -z "${VIRTUAL_ENV:-}" ]]; then
-    [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    source .venv/bin/activate
+    if [[ ! -f "$root/.venv/bin/activate" || ! -x "$root/.venv/bin/pip" ]]; then
+      python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 2; }
+      python3 -m venv --clear "$root/.venv"
+    fi
+    source "$root/.venv/bin/activate"
   fi
   local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed"
-  wanted="$(cat requirements.txt pyproject.toml | cksum) $PWD"
+  wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $root"
   if ! grep -qsxF "$wanted $1" "$stamp"; then
     echo "installing packages into $VIRTUAL_ENV (once; later runs skip this)"
-    python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-    python -m pip install --quiet --disable-pip-version-check --editable ".$1"
+    python -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
+    python -m pip install --quiet --disable-pip-version-check --editable "$root$1"
     printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # with extras installed, those without need them no more
   fi
 }
@@ -36,10 +30,13 @@ check_mode() {  # $1: mode, $2: name of the script
 
 # What the environment says, as flags; unset variables give none, so the commands keep their own defaults.
 world_flags() {
-  local flags=(--output_dir "${OUTPUT_DIR:-outputs}")
-  [[ -n "${MODEL_PATH:-}" ]] && flags+=(--model_path "$MODEL_PATH")
-  [[ -n "${DATA_ROOT:-}" ]] && flags+=(--data_root "$DATA_ROOT")
-  [[ -n "${GPU:-}" ]] && flags+=(--gpu "$GPU")
-  [[ -n "${SEED:-}" ]] && flags+=(--seed "$SEED")
-  WORLD_FLAGS=("${flags[@]}")
+  WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
+  [[ -z "${MODEL_PATH:-}" ]] || WORLD_FLAGS+=(--model_path "$MODEL_PATH")
+  [[ -z "${DATA_ROOT:-}" ]] || WORLD_FLAGS+=(--data_root "$DATA_ROOT")
+  [[ -z "${GPU:-}" ]] || WORLD_FLAGS+=(--gpu "$GPU")
+  [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
+}
+
+run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours
+  python -P -m "$@"
 }

@@ -38,6 +38,10 @@ def main(args: Args) -> None:
         raise ValueError(f"target {args.target} exists; give a new folder")
     source = open_checkpoint(args.source)
     config = check_checkpoint(source)
+    if not source.original and config.original_config is None:
+        raise ValueError(
+            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
+        )
     tensors = to_ours(source.tensors()) if source.original else to_original(source.tensors())
     with whole_folder(args.target) as folder:
         save_torch_state_dict(tensors, folder)

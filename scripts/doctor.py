@@ -2,7 +2,8 @@
 
     python -m scripts.doctor --model_path MODEL --data_root DATA
 
-Nothing is changed and no weight is loaded: file headers only. The exit status is 1 when a line says `missing`.
+No weight is loaded: of a model folder only file headers are read (a hub id is downloaded if it is not cached yet). The
+exit status is 1 when a line says `missing`.
 """
 
 import shutil
@@ -43,7 +44,7 @@ class Args:
     """Index of the GPU (GPU); -1 is the CPU."""
     group_regex: str | None = None
     """As in training."""
-    seed: int = 0
+    split_seed: int = 0
     """As in training."""
 
 
@@ -100,7 +101,7 @@ def _data(args: Args) -> str:
             "the rendered data set comes with a later version"
         )
     samples = read_annotations(Path(args.data_root), args.group_regex)
-    split = make_split(samples, args.seed)
+    split = make_split(samples, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     labelled = sum(sample.labelled for sample in samples)
     return f"{len(samples)} images, {labelled} with a mask; patients: {patients}"

@@ -20,6 +20,7 @@ from rl_reward_network.data.splits import load_split
 from rl_reward_network.evaluation.baselines import Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.report import EvaluationResult, Overlay, write_report
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
 from rl_reward_network.training.policy_stage import load_tables
 from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
 from rl_reward_network.training.reward_stage import check_no_leak
@@ -50,8 +51,7 @@ def main(args: Args) -> None:
     folder = final_model.parent
     config = read_run_config(folder)
     world = _open_as_trained(config, args, folder)
-    network = RewardNetwork.from_pretrained(config["reward_net"])
-    check_no_leak(world, network, Path(config["reward_net"]))
+    network = _reward_network(config, world, folder)
     samples = world.pick(args.split, args.images or len(world.samples))
     tables = prompt_tables(world, samples, network.to(world.config.device), f"{args.split} patients")
     chosen = choose_prompts(load_policy(final_model), [entry.context for entry in tables])
@@ -59,7 +59,8 @@ def main(args: Args) -> None:
     comparison = compare(seen["policy"], seen["val"], [e.table for e in tables], chosen, world.config.seed)
     overlays = _overlays(world, comparison, samples, chosen, [entry.table.sample_id for entry in tables])
     result = EvaluationResult(comparison, world.prompts, _about(config, args.split, world), overlays=overlays)
-    report = write_report(folder / "evaluation", result)
+    whole_test = args.split == "test" and args.images is None
+    report = write_report(folder / ("evaluation" if whole_test else f"evaluation_{args.split}_{len(samples)}"), result)
     _show(comparison)
     print(f"\nreport: {report}")
 
@@ -70,7 +71,8 @@ def newest(paths: tuple[str, ...]) -> Path:
     Raises:
         ValueError: no folder matches.
     """
-    found = sorted({Path(match) for path in paths for match in glob.glob(path)}, key=lambda p: p.stat().st_mtime)
+    matches = {Path(match) for path in paths for match in ([path] if Path(path).exists() else glob.glob(path))}
+    found = sorted(matches, key=lambda match: match.stat().st_mtime)
     if not found:
         raise ValueError(
             f"model_path {' '.join(paths)}: no such folder; train a policy: bash run_step2_finetune.sh quick"
@@ -93,6 +95,16 @@ def _open_as_trained(config: dict[str, Any], args: Args, folder: Path) -> World:
         if config[name] != value:
             raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; train again")
     return world
+
+
+def _reward_network(config: dict[str, Any], world: World, folder: Path) -> RewardNetwork:
+    """The network that rewarded this run, proven to be the same one."""
+    path = Path(config["reward_net"])
+    network = RewardNetwork.from_pretrained(path)
+    check_no_leak(world, network, path)
+    if weights_fingerprint(network) != config["reward_net_fingerprint"]:
+        raise ValueError(f"{folder / 'config.json'}: reward_net {path} has other weights now; run step 2 again")
+    return network
 
 
 def _overlays(

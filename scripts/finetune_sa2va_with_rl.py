@@ -59,7 +59,8 @@ def main(args: Args) -> None:
     """Open the world, make sure of a reward network, train the policy."""
     ppo = ppo_config(args)
     world = open_world(args.world)
-    reward_net = args.reward_net or find_reward_network(world, args.mode) or _train_reward_network(world, args)
+    reward_net = args.reward_net or find_reward_network(world, args.mode, args.reward_steps)
+    reward_net = reward_net or _train_reward_network(world, args)
     folder = args.run_folder or new_run_folder(args.world.output_dir, "sa2va_rl_finetune")
     run_policy_stage(world, args.mode, reward_net, ppo, folder)
     print(f"masks computed by Sa2VA: {world.bank.computed}, read from the bank: {world.bank.reused}")

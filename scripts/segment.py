@@ -49,12 +49,15 @@ def main(args: Args) -> None:
     """Load, choose the prompt, segment, write."""
     image = load_image(args.image)
     trained = {} if args.policy is None else read_json(args.policy / "config.json")
+    if args.policy is not None and "prompts" not in trained:
+        raise ValueError(f"{args.policy / 'config.json'}: field prompts is missing; this is not a final_model folder")
     prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained["prompts"], image)
     model_path = args.model_path or trained.get("world", {}).get("model_path")
     if model_path is None:
         raise ValueError("model_path is missing: name a Sa2VA folder or hub id, or a policy")
     model, processor = load_sa2va_model(model_path, args.device)
-    processor.max_tiles = args.max_tiles or trained.get("world", {}).get("max_tiles", 12)
+    tiles = trained.get("world", {}).get("max_tiles", processor.max_tiles)
+    processor.max_tiles = tiles if args.max_tiles is None else max(1, args.max_tiles)
     (answer,) = model.segment([image], [prompt], processor)[0]
     mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
     folder = args.output_dir or args.image.parent

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap, group_means, judge
+from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap, group_means, tail_probability, verdict_on
 
 
 def test_patients_count_the_same_however_many_images_they_have():
@@ -23,16 +23,20 @@ def test_equal_seeds_give_equal_intervals():
 def test_interval_equals_scipys_bootstrap_over_patients():
     values = np.random.default_rng(0).gamma(2, size=25)
     ours = group_bootstrap(values, [str(index) for index in range(25)], resamples=20000)
-    theirs = stats.bootstrap((values,), np.mean, n_resamples=20000, method="percentile", rng=1).confidence_interval
+    level = 1 - 2 * tail_probability(25)
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=20000, method="percentile", confidence_level=level, rng=1
+    ).confidence_interval
     np.testing.assert_allclose([ours.low, ours.high], [theirs.low, theirs.high], rtol=0.02)
 
 
-def test_intervals_cover_the_truth_about_95_times_in_100():
+@pytest.mark.parametrize("patients", [6, 10, 40])
+def test_intervals_cover_the_truth_about_95_times_in_100(patients):
     rng, covered = np.random.default_rng(0), 0
-    groups = [str(patient) for patient in range(40) for _ in range(5)]
+    groups = [str(patient) for patient in range(patients) for _ in range(5)]
     for trial in range(1000):
         # images of a patient share most of their value: an interval over images would be far too narrow
-        values = np.repeat(rng.normal(0.7, 0.1, 40), 5) + rng.normal(0, 0.02, 200)
+        values = np.repeat(rng.normal(0.7, 0.1, patients), 5) + rng.normal(0, 0.02, 5 * patients)
         estimate = group_bootstrap(values, groups, seed=trial)
         covered += estimate.low <= 0.7 <= estimate.high
     assert 0.92 <= covered / 1000 <= 0.97
@@ -68,9 +72,11 @@ BOTH, SINGLE = Estimate(0.01, -0.01, 0.03, 8), Estimate(0.09, None, None, 1)
         (UP, GAP, "better", "0.030 [0.010, 0.050]"),
         (DOWN, GAP, "worse", "-0.030 [-0.050, -0.010]"),
         (BOTH, GAP, "cannot tell", "the interval holds 0"),
-        (SINGLE, GAP, "cannot tell", "fewer than 2 test patients"),
+        (SINGLE, GAP, "cannot tell", "fewer than 6 test patients"),
         (DOWN, NO_GAP, "no gap", "one prompt is enough"),
         (SINGLE, NO_GAP, "no gap", "0.004 [0.002, 0.009]"),
+        (Estimate(0.03, 0.01, 0.05, 5), GAP, "cannot tell", "fewer than 6 test patients"),
+        (UP, Estimate(0.0, 0.0, 0.0, 5), "better", "8 test patients"),
         (UP, Estimate(0.0, None, None, 1), "better", "8 test patients"),
         (UP, Estimate(0.005, 0.001, 0.01, 9), "better", "8 test patients"),
         (UP, None, "better", "8 test patients"),
@@ -79,6 +85,13 @@ BOTH, SINGLE = Estimate(0.01, -0.01, 0.03, 8), Estimate(0.09, None, None, 1)
     ],
 )
 def test_the_verdict_says_what_the_numbers_allow(difference, val_gap, label, words):
-    verdict = judge(difference, val_gap)
+    verdict = verdict_on(difference, val_gap)
     assert verdict.label == label
     assert words in verdict.sentence
+
+
+def test_a_policy_that_always_chooses_one_prompt_is_not_praised_for_choosing():
+    assert "choosing the prompt per image helps" in verdict_on(UP, GAP, different_choices=2).sentence
+    sentence = verdict_on(UP, GAP, different_choices=1).sentence
+    assert "choosing the prompt per image helps" not in sentence
+    assert "the one prompt this policy always chooses" in sentence

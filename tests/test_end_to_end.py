@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,11 @@ from conftest import write_tiny_data
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rl_reward_network.training.world import WorldConfig, open_world
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALLEST = ["--total_timesteps", "64", "--reward_steps", "8"]
+ENVIRONMENT = {"MODEL_PATH": "model", "DATA_ROOT": "data", "OUTPUT_DIR": "outputs"}  # relative to the user's folder
 
 
 def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,21 +44,16 @@ def installed() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, installed: None) -> Path:
+def finished(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, installed: None) -> Iterator[Path]:
     """A folder with a model, data, and the outputs of one whole run, started from that folder with relative paths."""
     folder = tmp_path_factory.mktemp("user")
     shutil.copytree(tiny_checkpoint, folder / "model")
     write_tiny_data(folder / "data")
-    done = shell(
-        ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST],
-        folder,
-        MODEL_PATH="model",
-        DATA_ROOT="data",
-        OUTPUT_DIR="outputs",
-    )
+    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], folder, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "said.txt").write_text(done.stdout)
-    return folder
+    yield folder
+    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
 
 
 def the_run(finished: Path) -> Path:
@@ -81,12 +81,11 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
 
 
 def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
-    said = (finished / "said.txt").read_text()
-    report, log = said.strip().splitlines()[-2:]
-    assert report == f"report: {the_run(finished) / 'evaluation' / 'report.html'}"
-    assert log.startswith("log: logs/step2_finetune_")
-    assert "pre-flight" in (ROOT / log.removeprefix("log: ")).read_text()
-    (ROOT / log.removeprefix("log: ")).unlink()
+    report, log = (finished / "said.txt").read_text().strip().splitlines()[-2:]
+    assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
+    text = Path(log.removeprefix("log: ")).read_text()
+    assert "pre-flight" in text
+    assert report in text
 
 
 def test_sa2va_ran_once_per_image_and_prompt(finished: Path) -> None:
@@ -106,23 +105,29 @@ def test_no_patient_is_in_two_splits_and_no_name_is_written(finished: Path) -> N
 
 
 def test_the_table_agrees_with_the_masks(finished: Path) -> None:
-    """Rows bracket each other as they must, and eval.csv averages to eval.json."""
+    """The default prompt's Dice, made again from the bank and the true masks; and every row below the oracle."""
     folder = the_run(finished) / "evaluation"
-    rows = {row["name"]: row for row in json.loads((folder / "eval.json").read_text())["rows"]}
-    assert set(rows) == {
+    rows = {row["name"]: row["means"]["dice"]["mean"] for row in json.loads((folder / "eval.json").read_text())["rows"]}
+    assert list(rows) == [
         "random prompt",
         "default prompt",
         "best fixed prompt",
         "argmax of the reward net",
         "PPO",
         "oracle",
-    }
-    dice = {name: row["means"]["dice"]["mean"] for name, row in rows.items()}
-    assert all(dice[name] <= dice["oracle"] + 1e-9 for name in dice)
-    assert min(dice.values()) >= 0
+    ]
+    assert max(rows.values()) == rows["oracle"]
     with (folder / "eval.csv").open() as file:
-        images = list(csv.DictReader(file))
-    assert len({image["sample_id"] for image in images}) == 2  # 8 patients: 2 test
+        images = {image["sample_id"] for image in csv.DictReader(file)}
+    assert len(images) == 2  # 8 patients: 2 test
+    world = open_world(WorldConfig(str(finished / "model"), finished / "data", finished / "outputs"))
+    dices = []
+    for sample in (sample for sample in world.samples if sample.sample_id in images):
+        mask = world.probabilities(sample.load_image())[0] > 0.5
+        truth = sample.load_mask()
+        dices.append(2 * (mask & truth).sum() / (mask.sum() + truth.sum()))
+    assert world.bank.computed == 0
+    assert np.mean(dices) == pytest.approx(rows["default prompt"], abs=1e-9)
 
 
 def test_tensorboard_tags_are_there_from_the_first_rollout(finished: Path) -> None:
@@ -168,10 +173,32 @@ def test_a_second_run_uses_the_reward_network_and_every_mask(finished: Path) -> 
 
 def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:
     (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
-    done = finetune(finished, "--reward_net", str(reward), "--seed", "5")
+    done = finetune(finished, "--reward_net", str(reward), "--split_seed", "5")
     assert done.returncode == 2
     assert "the reward network was trained on" in done.stderr
     assert len(list((finished / "outputs").glob("sa2va_rl_finetune_*"))) == 1, "nothing may be half-written"
+
+
+def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) -> None:
+    done = shell(["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "2"], finished, **ENVIRONMENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (reward,) = re.findall(r"^reward network: (.*best_reward_net)$", done.stdout, flags=re.MULTILINE)
+    assert (finished / reward / "model.safetensors").exists()
+    shutil.rmtree((finished / reward).parent)
+    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
+    image = next((finished / "data" / "images").iterdir())
+    for command, last in (
+        (["scripts.segment", str(image), "--model_path", "model", "--prompt", "X", "--output_dir", "o"], "written: "),
+        (["benchmarks.segment", "--model_path", "model", "--image", str(image), "--repeats", "1"], "mask pixels that"),
+        (["scripts.convert_sa2va_checkpoint", "model", "ours"], "ours: "),
+        (
+            ["scripts.evaluate_rl_finetuned_sa2va", "--model_path", f"{finished}/outputs/sa2va_*/final_model"],
+            "report: ",
+        ),
+    ):
+        done = shell([sys.executable, "-m", *command], finished, PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().splitlines()[-1].startswith(last)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +206,7 @@ def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:
     [
         ([], {}, "usage: bash run_step2_finetune.sh quick|full"),
         (["fast"], {}, "usage: bash run_step2_finetune.sh quick|full"),
+        (["quick", "--run_folder", "x"], {}, "name the folder for the runs by OUTPUT_DIR"),
         (["quick"], {}, "no model: set MODEL_PATH"),
         (["quick"], {"MODEL_PATH": "model", "DATA_ROOT": "nowhere"}, "annotations.json: file not found"),
     ],
@@ -186,9 +214,10 @@ def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:
 def test_the_shell_file_stops_at_the_first_error(
     finished: Path, arguments: list[str], environment: dict[str, str], message: str
 ) -> None:
+    before = set((ROOT / "logs").glob("*.log"))
     done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), *arguments], finished, OUTPUT_DIR="none", **environment)
     assert done.returncode != 0
     assert message in " ".join((done.stdout + done.stderr).replace("│", " ").split())
     assert not (finished / "none").exists()
-    for log in (ROOT / "logs").glob("step2_finetune_*.log"):
+    for log in set((ROOT / "logs").glob("*.log")) - before:
         log.unlink()

@@ -116,6 +116,40 @@ def test_a_stop_word_that_is_no_token_stops(tiny_model: Any, tiny_processor: Sa2
     assert answer_text(processor, answer) == "[SEG]<stop>"
 
 
+def test_rows_that_differ_accept_different_parts_of_a_guess(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    """Random heads: each row says something else, the guess is right for one row only."""
+    model = copy.deepcopy(tiny_model)
+    torch.manual_seed(1)
+    model.lm_head.weight.data.normal_()
+    for layer in model.model.language_model.layers:
+        layer.self_attn.o_proj.weight.data.mul_(5)
+    texts = [*TEXTS, "<image>Z?", "<image>12345678"]
+    plain = ask(model, tiny_processor, Decoding(12), texts)
+    assert len({tuple(answer.token_ids) for answer in plain}) > 1, "the rows must differ"
+    for guess in (plain[0].token_ids, plain[-1].token_ids[:3], [*plain[1].token_ids, 5]):
+        for a, b in zip(plain, ask(model, tiny_processor, Decoding(12, guess_ids=guess), texts), strict=True):
+            assert a.token_ids == b.token_ids
+
+
+def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    model = copy.deepcopy(tiny_model)
+    expected = model.predict_forward(image=smooth_image(50, 50), text=TEXTS[0], processor=tiny_processor)
+    model.activation_checkpointing_enable()
+    model.train()
+    found = model.predict_forward(image=smooth_image(50, 50), text=TEXTS[0], processor=tiny_processor)
+    assert found["prediction"] == expected["prediction"]
+    assert (found["prediction_masks"][0] == expected["prediction_masks"][0]).all()
+    assert model.training
+    with pytest.raises(ValueError, match="training mode"):
+        decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
+
+
+def test_several_answers_per_image_are_refused_by_generate(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    inputs = tiny_processor(TEXTS[0], smooth_image(50, 50))
+    with pytest.raises(ValueError, match="not supported with images"):
+        tiny_model.generate(**inputs, num_return_sequences=2, do_sample=True, max_new_tokens=3)
+
+
 def test_nonsense_limits_are_refused(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
     with pytest.raises(ValueError, match="max_new_tokens is 0"):

@@ -45,7 +45,22 @@ def test_lora_sits_on_the_language_model_only(adapted: Any) -> None:
 def test_a_fresh_adapter_changes_nothing(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     model = copy.deepcopy(tiny_model)
     setup_lora(model, r=4, lora_alpha=8)
-    assert torch.equal(logits(model.eval(), tiny_processor), logits(tiny_model, tiny_processor))
+    assert torch.equal(logits(model, tiny_processor), logits(tiny_model, tiny_processor))
+    assert not any(module.training for module in model.modules()), "dropout must stay off in an evaluated model"
+
+
+def test_adapters_of_a_bfloat16_model_are_float32(tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model).to(torch.bfloat16)
+    setup_lora(model, r=2)
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
+    assert dtypes == {torch.float32}
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+def test_saving_a_model_with_unmerged_lora_is_refused(adapted: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"merge_lora\(model\) first"):
+        adapted.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 def test_merged_equals_unmerged(adapted: Any, tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
@@ -77,7 +92,7 @@ def test_broken_or_foreign_adapters_are_refused(adapted: Any, tiny_model: Any, t
     save_trainable(adapted, tmp_path / "adapter")
     other = copy.deepcopy(tiny_model)
     setup_lora(other, r=2)
-    with pytest.raises(ValueError, match="tensors do not fit this model"):
+    with pytest.raises(ValueError, match="the model's LoRA layers of"):
         load_trainable(other, tmp_path / "adapter")
     file = tmp_path / "adapter" / "trainable.safetensors"
     file.write_bytes(file.read_bytes()[:100])

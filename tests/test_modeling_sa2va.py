@@ -148,6 +148,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(own_model: Any, tiny_pr
     for checkpointing in (False, True):
         if checkpointing:
             own_model.activation_checkpointing_enable()
+            assert own_model.is_activation_checkpointing
         own_model.train().zero_grad()
         own_model(**inputs).loss.backward()
         grads.append(own_model.model.multi_modal_projector.linear_1.weight.grad.clone())

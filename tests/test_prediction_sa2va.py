@@ -1,14 +1,16 @@
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import smooth_image
+from conftest import smooth_image, write_tiny_checkpoint
 from PIL import Image
 
+from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
 from rl_reward_network.training.segmenter import NO_MASK_LOGIT, Sa2VASegmenter, load_segmenter
 
 PROMPTS = ["Please segment the vessel.", "Bright vessels, please.", "X", "The main vessel only."]
@@ -68,6 +70,47 @@ def test_two_segs_give_two_masks(tiny_model: Any, tiny_processor: Sa2VAProcessor
     count = result["prediction"].count("[SEG]")
     assert count >= 2
     assert len(result["prediction_masks"]) == len(result["mask_probabilities"]) == count
+
+
+def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path: Any) -> None:
+    """The whole path at once, each mask checked against the state of its own [SEG] in a teacher-forced pass."""
+    model, processor = load_sa2va_model(write_tiny_checkpoint(tmp_path, template="phi3_chat"))
+    say = processor.token_ids("[SEG]<[SEG]end|>")  # as many different tokens as possible; "|" would come twice
+    say = [index for index in say if index != processor.token_ids("|")[0]]
+    processor.template = dataclasses.replace(processor.template, stop_words=("end>",))
+    image = smooth_image(640, 700)
+    text = "<image>What are region1 and region2?"
+    script = iter([*say[:-1], say[-1]])
+    embeds, head = model.get_input_embeddings(), model.lm_head
+    model.lm_head = Scripted(list(script), head.weight.shape[0])
+    result = model.predict_forward(image=image, text=text, mask_prompts=[regions()], processor=processor)
+    model.lm_head = head
+    assert result["prediction"] == "[SEG]<[SEG]end>"
+    assert len(result["prediction_masks"]) == 2
+    inputs = processor(text, image, [regions()])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([say])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    assert embeds(inputs["input_ids"]).shape[1] == inputs["input_ids"].shape[1]
+    with torch.no_grad():
+        (embeddings,) = model.seg_embeddings(model(**inputs).last_hidden_state, inputs["input_ids"])
+        decoded = model.decode_masks(model.get_sam_features(inputs["sam_pixel_values"]), embeddings)
+        expected = upsample_mask_logits(decoded.mask_logits, (640, 700), processor.sam_image_size) > 0
+    for found, mask in zip(result["prediction_masks"], expected, strict=True):
+        assert (found[0] != mask.numpy()).mean() <= 0.0005
+    assert (expected[0] != expected[1]).any(), "the two masks must differ, or their order could not be checked"
+
+
+class Scripted(torch.nn.Module):
+    """A head that says what it is told, one token a call."""
+
+    def __init__(self, script: list[int], vocabulary: int) -> None:
+        super().__init__()
+        self.script, self.vocabulary = script, vocabulary
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*states.shape[:-1], self.vocabulary)
+        logits[..., self.script.pop(0)] = 5.0
+        return logits
 
 
 def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:

@@ -68,7 +68,7 @@ def test_a_region_between_the_sample_points_gets_its_nearest_cell(tiny_processor
 def test_a_region_without_pixels_is_refused(tiny_processor: Sa2VAProcessor) -> None:
     with pytest.raises(ValueError, match="region 1 has no pixel"):
         tiny_processor.region_cells(np.zeros((1, 50, 50), dtype=bool))
-    with pytest.raises(ValueError, match=r"must be \(N, H, W\)"):
+    with pytest.raises(ValueError, match=r"must be \(N, H, W\) with N >= 1"):
         tiny_processor.region_cells(np.ones((50, 50), dtype=bool))
 
 

@@ -13,7 +13,7 @@ from conftest import smooth_image, tube_image
 from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.models.sa2va import modeling_sa2va
+from rl_reward_network.models import sa2va
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -57,11 +57,8 @@ def test_every_shell_file_exists_and_knows_its_mode(line: list[str]) -> None:
 
 def test_the_python_example_runs(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = blocks("python")
-    monkeypatch.setattr(
-        modeling_sa2va,
-        "load_sa2va_model",
-        lambda path, device, load=modeling_sa2va.load_sa2va_model: load(tiny_checkpoint),
-    )
+    load = sa2va.load_sa2va_model
+    monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_checkpoint))
     names: dict[str, Any] = {"image": smooth_image(60, 60)}
     exec(example, names)
     assert names["answer"]["prediction_masks"][0].shape == (1, 60, 60)

@@ -95,9 +95,14 @@ def read_annotations(root: Path, group_regex: str | None = None, annotations: st
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image name, size, phrase, mask, group or series, but not with their order."""
+    """64 hex digits that change with any image, phrase, mask, group or series, but not with their order."""
     rows = sorted(
-        json.dumps([s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()])
+        json.dumps(
+            [
+                *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
+                hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
+            ]
+        )
         for s in samples
     )
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()

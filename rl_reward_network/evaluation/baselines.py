@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap, group_means, judge
+from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap, group_means, verdict_on
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
@@ -106,7 +106,7 @@ def compare(
     weights = _weights(tables, criterion, best, chosen[keep])
     rows = tuple(_row(name, weights, tables, criterion, seed) for name in weights)
     difference = next(row.to_fixed for row in rows if row.name == POLICY) if criterion == "dice" else None
-    verdict = judge(difference, _oracle_gap(val, best, seed))
+    verdict = verdict_on(difference, _oracle_gap(val, best, seed), len(set(chosen[keep].tolist())))
     closed = _gap_closed({row.name: row.means[criterion].mean for row in rows})
     return Comparison(tables, rows, criterion, best, closed, verdict, _notes(train, test, tables))
 

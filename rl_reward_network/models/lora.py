@@ -32,6 +32,8 @@ WEIGHTS, SETTINGS = "trainable.safetensors", "lora.json"
 def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora_dropout: float = 0.05) -> None:
     """Put LoRA layers on the seven linear layers of each language-model block, in place; only they are trainable.
 
+    Adapters are float32 whatever the model is: steps of RL size would round away in bfloat16.
+
     Raises:
         ValueError: the model has LoRA already, r is below 1, or dropout is outside [0, 1).
     """
@@ -41,6 +43,10 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
         raise ValueError(f"r is {r} and lora_dropout {lora_dropout}, expected r >= 1 and 0 <= lora_dropout < 1")
     config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=TARGETS, bias="none")
     model.add_adapter(config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    model.train(model.training)  # peft makes its layers in training mode: dropout would be live in an evaluated model
 
 
 def freeze_parameters(model: PreTrainedModel) -> None:
@@ -103,11 +109,7 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 def save_trainable(model: PreTrainedModel, folder: Path) -> None:
     """Write what was trained, and LoRA's sizes, as a folder that appears whole."""
-    layers = _lora_layers(model)
-    settings = None
-    if layers:
-        config: Any = model.peft_config["default"]
-        settings = {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+    settings = _lora_settings(model) if _lora_layers(model) else None
     with whole_folder(folder) as temporary:
         save_file(trainable_state(model), temporary / WEIGHTS)
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
@@ -126,8 +128,11 @@ def load_trainable(model: PreTrainedModel, folder: Path) -> None:
         raise ValueError(f"{folder / WEIGHTS}: not a whole safetensors file ({error})") from error
     if settings and not _lora_layers(model):
         setup_lora(model, **settings)
+    elif settings and (found := _lora_settings(model)) != settings:
+        raise ValueError(f"{folder / SETTINGS}: the adapter is of {settings}, the model's LoRA layers of {found}")
     own = dict(model.named_parameters())
     wrong = [name for name, tensor in state.items() if name not in own or own[name].shape != tensor.shape]
+    wrong += [name for name in own if "lora_" in name and name not in state]
     if wrong:
         raise ValueError(f"{folder / WEIGHTS}: {len(wrong)} tensors do not fit this model, first {wrong[:3]}")
     with torch.no_grad():
@@ -144,6 +149,11 @@ def merge_lora(model: PreTrainedModel) -> None:
     model._hf_peft_config_loaded = False
     if hasattr(model, "peft_config"):
         del model.peft_config
+
+
+def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
+    config: Any = model.peft_config["default"]
+    return {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
 
 
 def _lora_layers(model: nn.Module) -> list[tuple[str, LoraLayer]]:

@@ -27,16 +27,22 @@ def new_run_folder(output_dir: Path, kind: str) -> Path:
 
 
 def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
-    """Make the run folder with its config.json and split.json, and return the former.
+    """Make the run folder with its config.json and split.json, and return the former; paths become absolute.
 
     Args:
         run: run folder.
         world: what the run works on.
         stage: what is particular to it (mode, preset, reward network ...).
+
+    Raises:
+        ValueError: the folder holds a run already.
     """
+    if (run / "config.json").exists():
+        raise ValueError(f"{run}: holds a run already; give a new folder")
     config = {
         **stage,
-        "world": {name: _plain(value) for name, value in asdict(world.config).items()},
+        "world": {name: _plain(value) for name, value in asdict(world.config).items()}
+        | {"model_path": _model_path(world)},
         "data_fingerprint": world.data_fingerprint,
         "model_fingerprint": world.segmenter.fingerprint,
         "prompts": list(world.prompts),
@@ -63,7 +69,13 @@ def read_run_config(run: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return str(value.resolve()) if isinstance(value, Path) else value
+
+
+def _model_path(world: World) -> str:
+    """The model's folder as an absolute path; a hub id as it is."""
+    path = Path(world.config.model_path)
+    return str(path.resolve()) if path.exists() else world.config.model_path
 
 
 def _commit() -> str | None:

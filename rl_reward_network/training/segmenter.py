@@ -1,5 +1,6 @@
 """Sa2VA as two plain callables: masks of prompts on one image, and masks at image size."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
 
+MASK_RULES = 1  # count up when the way from image and words to a mask changes: old masks are then computed again
 NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
 
 
@@ -61,5 +63,9 @@ def load_segmenter(
     """
     model, processor = load_sa2va_model(model_path, device)
     processor.max_tiles = max_tiles
-    limits = f"tiles={max_tiles} tokens={max_new_tokens} template={processor.template_name} dtype={model.dtype}"
-    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, f"{weights_fingerprint(model)} {limits}")
+    limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
+    settings = hashlib.sha256(
+        f"{model.config.to_json_string()}{sorted(processor.tokenizer.get_vocab().items())}".encode()
+    )
+    fingerprint = f"{weights_fingerprint(model)} {settings.hexdigest()[:8]} {limits}"
+    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint)

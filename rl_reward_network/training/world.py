@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
@@ -32,7 +32,9 @@ class WorldConfig:
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
     seed: int = 0
-    """Seed of the split and of everything drawn at random (SEED)."""
+    """Seed of everything drawn at random (SEED), but not of the split: runs of several seeds share their patients."""
+    split_seed: int = 0
+    """Seed of the split by patient; change it only to see how much the choice of test patients matters."""
     gpu: int | None = None
     """Index of the GPU (GPU); without it the first one if there is any, else the CPU; -1 is the CPU."""
     segment_batch: int = 16
@@ -77,16 +79,19 @@ class World:
     bank: MaskBank
 
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
-        """At most `count` samples of one split, one frame per series before a second.
+        """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
         Raises:
             ValueError: the split has no such sample.
         """
-        samples = [s for s in select(self.samples, self.split, name) if s.labelled or not labelled]
-        if not samples:
+        samples = select(self.samples, self.split, name)
+        picked = spread([s for s in samples if s.labelled], count, self.config.seed)
+        if not labelled:
+            picked += spread([s for s in samples if not s.labelled], count - len(picked), self.config.seed)
+        if not picked:
             kind = "labelled images" if labelled else "images"
             raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; annotate more patients")
-        return spread(samples, count, self.config.seed)
+        return picked
 
     def probabilities(self, image: np.ndarray) -> np.ndarray:
         """float32 (P, H, W): Sa2VA's mask of each prompt at the size of a uint8 (H, W, 3) image, from the bank."""
@@ -100,13 +105,24 @@ def open_world(config: WorldConfig) -> World:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
     samples = read_annotations(config.data_root, config.group_regex)
+    _check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts)
-    split = make_split(samples, config.seed)
+    split = make_split(samples, config.split_seed)
     segmenter = load_segmenter(
         config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
     )
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
-    return World(config, samples, split, data_fingerprint(samples), prompts, segmenter, bank)
+    return World(config, samples, split, split.fingerprint, prompts, segmenter, bank)
+
+
+def _check_one_phrase(samples: list[Sample], where: Path) -> None:
+    """Refuse several kinds of object: every prompt is tried on every image, so it must mean the same object."""
+    phrases = sorted({sample.text for sample in samples})
+    if len(phrases) > 1:
+        raise ValueError(
+            f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
+            "a prompt policy is for one kind of object: make one data folder for each, with --prompts of its own"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -230,5 +230,6 @@ def _text_config(original: dict[str, Any]) -> Qwen2Config:
     """Qwen2Config keeps what it knows; rope theta moved into `rope_parameters` in transformers 5."""
     fields = {name: original[name] for name in TEXT_FIELDS if original.get(name) is not None}
     scaling = original.get("rope_scaling") or {}
-    rope = {"rope_type": "default", **scaling, "rope_theta": original.get("rope_theta", 10000.0)}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))  # older configurations say `type`
+    rope = {**scaling, "rope_type": kind, "rope_theta": original.get("rope_theta", 10000.0)}
     return Qwen2Config(**fields, rope_parameters=rope, tie_word_embeddings=False)

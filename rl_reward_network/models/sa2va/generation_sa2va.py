@@ -4,8 +4,9 @@ One loop serves greedy prediction and sampling. A guess of the answer ("Sure, [S
 pass as the prompt: tokens are accepted only where they are what the loop would have chosen, so the output is the same.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
+LONGEST_GUESS = 32  # ids; every guessed position needs logits over the whole vocabulary
 STOP_TAIL_TOKENS = 24  # a stop word of N characters spans at most N tokens; only the tail is decoded
 
 
@@ -55,6 +57,17 @@ class Decoding:
     generator: torch.Generator | None = None
 
 
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block: checkpointing would drop the cache, and dropout would change the answer."""
+    before = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
 @torch.no_grad()
 def decode(
     model: Any,
@@ -67,7 +80,7 @@ def decode(
     """One `Answer` per row.
 
     Args:
-        model: Sa2VAForConditionalGeneration.
+        model: Sa2VAForConditionalGeneration; put it into evaluation mode first (`evaluating`).
         processor: gives the stop words and the ids that must not be chosen.
         inputs_embeds: (B, T, D), what is not in the cache yet.
         attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
@@ -75,13 +88,16 @@ def decode(
         cache: keys and values of what came before, with batch B.
 
     Raises:
-        ValueError: max_new_tokens below 1, or a guess together with sampling.
+        ValueError: max_new_tokens below 1, a guess together with sampling, or a model in training mode.
     """
+    if model.training:
+        raise ValueError("the model is in training mode; decode inside `with evaluating(model):`")
     if how.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {how.max_new_tokens}, expected 1 or more")
     if how.temperature and how.guess_ids:
         raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
     answers = [Answer() for _ in inputs_embeds]
+    how = replace(how, guess_ids=how.guess_ids[:LONGEST_GUESS])
     step = _Stepper(
         model, attention_mask, cache if cache is not None else DynamicCache(config=model.config.text_config)
     )
@@ -155,11 +171,13 @@ def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], tuple[Te
         allowed = logits.clone()
         allowed[..., list(never)] = float("-inf")
         if how.temperature:
-            weights = torch.softmax(allowed / how.temperature, dim=-1)
-            ids = torch.multinomial(weights.flatten(0, -2), 1, generator=how.generator).view(logits.shape[:-1])
+            weights = torch.softmax(allowed / how.temperature, dim=-1).flatten(0, -2)
+            where = how.generator.device if how.generator is not None else weights.device
+            ids = torch.multinomial(weights.to(where), 1, generator=how.generator).view(logits.shape[:-1])
+            ids = ids.to(logits.device)
         else:
             ids = allowed.argmax(dim=-1)
-        return ids, torch.log_softmax(logits, dim=-1).gather(-1, ids[..., None])[..., 0]
+        return ids, logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
     return choose
 

@@ -23,7 +23,9 @@ def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
         )
-    truth = F.interpolate(masks[:, None].float(), size=mask_logits.shape[-2:], mode="nearest")[:, 0]
+    truth = F.interpolate(masks[:, None].to(mask_logits.device).float(), size=mask_logits.shape[-2:], mode="nearest")[
+        :, 0
+    ]
     logits = mask_logits.float()
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     probability = logits.sigmoid().flatten(1)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, Qwen2Tokenizer
 from transformers.cache_utils import Cache
@@ -170,11 +169,13 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         self.grounding_encoder = AutoModel.from_config(config.sam2_config)
         self.post_init()
 
-    # ---- loading ------------------------------------------------------------------------------------------------
-
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, path: str | Path, dtype: torch.dtype | str | None = None, attn_implementation: str = "sdpa", **kwargs: Any
+        cls,
+        path: str | Path,
+        dtype: torch.dtype | str | None = None,
+        attn_implementation: str = "sdpa",
+        device_map: Any = None,
     ) -> "Sa2VAForConditionalGeneration":
         """The model of a folder or hub id, in our layout or the original one, in eval mode.
 
@@ -182,7 +183,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             path: local folder, or `owner/name`.
             dtype: of the weights in memory; None is float32.
             attn_implementation: transformers' name ("sdpa", "eager", "flash_attention_2").
-            **kwargs: handed to transformers (`device_map`, ...).
+            device_map: transformers' placement of the weights; None is the CPU.
 
         Raises:
             ValueError: unknown layout, or missing, surplus or wrongly shaped tensors, all named.
@@ -192,13 +193,26 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         config._attn_implementation = attn_implementation
         tensors = to_ours(folder.tensors()) if folder.original else folder.tensors()
         loaded = super().from_pretrained(
-            None, config=config, state_dict=tensors, dtype=dtype or torch.float32, **kwargs
+            None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
         )
         loaded._set_generation_defaults(folder.path)
         return loaded.eval()
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; LoRA must be merged, or the folder would hold the adapter alone.
+
+        Raises:
+            ValueError: LoRA layers are present.
+        """
+        if getattr(self, "_hf_peft_config_loaded", False):
+            raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
+        super().save_pretrained(*args, **kwargs)
+
     def _set_generation_defaults(self, folder: Path) -> None:
-        """End-of-sequence and the ids that must never be sampled, for transformers' own `generate`."""
+        """End-of-sequence and the ids that must never be sampled, for transformers' own `generate`.
+
+        `generate` knows no stop words: with a template whose marker is no token (phi3_chat), give it `stop_strings`.
+        """
         tokenizer = Qwen2Tokenizer.from_pretrained(folder)
         self.generation_config.eos_token_id = tokenizer.eos_token_id
         self.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -207,8 +221,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         """The language-model head."""
         return self.lm_head
-
-    # ---- language -----------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -224,6 +236,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         prompt_masks: Sequence[Tensor] = (),
         vp_overall_mask: Tensor | None = None,
         sam_pixel_values: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Sa2VAOutput:
         """Next-token logits, and the mean cross-entropy over `labels` where given (-100 is ignored).
@@ -234,6 +247,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             prompt_masks, vp_overall_mask: regions, as `Sa2VAProcessor` gives them.
             sam_pixel_values: accepted, so that a processor's whole output can be passed; the text does not need it.
             logits_to_keep: the last so many positions only; 0 is all.
+            num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
             **kwargs: the rest of transformers' decoder arguments.
         """
         outputs = self.model(
@@ -253,7 +267,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         logits = self.lm_head(states[:, keep])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size)
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=self.config.text_config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
+            )
         return Sa2VAOutput(
             loss=loss,
             logits=logits,
@@ -266,10 +285,16 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Images and regions go in with the prompt only; later steps see them in the cache."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
-        if not kwargs.get("is_first_iteration"):
+        if not kwargs.get("is_first_iteration") and kwargs.get("use_cache", True):
             for name in ("pixel_values", "vision_features", "prompt_masks", "vp_overall_mask", "sam_pixel_values"):
                 inputs.pop(name, None)
         return inputs
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> Any:  # type: ignore[override]
+        """transformers would repeat tiles one by one, and samples would see each other's."""
+        if expand_size > 1 and any(kwargs.get(name) is not None for name in ("pixel_values", "vision_features")):
+            raise ValueError("beams and num_return_sequences are not supported with images; repeat the samples instead")
+        return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
     def predict_forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Answer and masks for one image, as the official method gives them; see `prediction_sa2va.predict_forward`."""
@@ -278,8 +303,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def segment(self, *args: Any, **kwargs: Any) -> list[list[Segmentation]]:
         """Answers and masks of images x prompts in batches; see `prediction_sa2va.segment`."""
         return segment(self, *args, **kwargs)
-
-    # ---- masks --------------------------------------------------------------------------------------------------
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
         """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`."""
@@ -314,7 +337,8 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             "attention_mask": torch.cat([prompt["attention_mask"], mask], dim=1),
         }
         logits = self(**inputs, logits_to_keep=completion_ids.shape[1] + 1).logits[:, :-1]
-        log_probs = F.log_softmax(logits.float(), dim=-1).gather(-1, completion_ids[..., None])[..., 0]
+        logits = logits.float()
+        log_probs = logits.gather(-1, completion_ids[..., None])[..., 0] - logits.logsumexp(dim=-1)
         return log_probs * mask
 
 

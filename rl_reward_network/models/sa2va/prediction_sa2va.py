@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Qwen2Tokenizer
 from transformers.cache_utils import DynamicCache
 
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
 from rl_reward_network.models.sa2va.processing_sa2va import (
     ImageLike,
     Sa2VAProcessor,
@@ -22,8 +22,9 @@ from rl_reward_network.models.sa2va.processing_sa2va import (
     to_rgb,
     upsample_mask_logits,
 )
-from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER
+from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 
+MASKS_AT_ONCE = 16  # bounds the memory of an answer that repeats [SEG]
 FINGERPRINT_SAMPLES = 65536  # per tensor; smaller ones are read whole
 
 
@@ -61,24 +62,24 @@ class Segmentation:
 def predict_forward(
     model: Any,
     image: ImageLike | None = None,
+    video: Any = None,
     text: str | None = None,
     past_text: str = "",
     mask_prompts: Sequence[np.ndarray] | np.ndarray | None = None,
     tokenizer: Qwen2Tokenizer | None = None,
     processor: Sa2VAProcessor | None = None,
-    video: Any = None,
     max_new_tokens: int = 2048,
 ) -> dict[str, Any]:
     """Answer and masks of one image, with the official method's arguments and result.
 
     Args:
         image: PIL image or uint8 (H, W, 3); None for a question about text only.
+        video: not supported yet.
         text: what the user says, with `<image>` where the image goes.
         past_text: earlier turns in the chat format; only without an image.
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
         processor: the checkpoint's Sa2VAProcessor.
-        video: not supported yet.
         max_new_tokens: longest answer.
 
     Returns:
@@ -96,20 +97,15 @@ def predict_forward(
         raise ValueError("give processor=Sa2VAProcessor.from_pretrained(...), or at least tokenizer=")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
     inputs = to_device(processor(text, image, mask_prompts, past_text), model.device)
-    (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
-    result: dict[str, Any] = {
-        "prediction": answer_text(processor, answer),
-        "prediction_masks": [],
-        "mask_probabilities": [],
-    }
-    if image is not None and (states := answer.states_at(processor.seg_token_id)):
-        features = model.get_sam_features(inputs["sam_pixel_values"])
-        decoded = model.decode_masks(features, model.text_hidden_fcs(torch.stack(states)))
-        size = to_rgb(image).size[::-1]
-        segmentation = Segmentation("", decoded.mask_logits, decoded.iou_scores, size, processor.sam_image_size)
-        probabilities = segmentation.probabilities()[:, None]
-        result |= {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
-    return result
+    result: dict[str, Any] = {"prediction_masks": [], "mask_probabilities": []}
+    with evaluating(model):
+        (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
+        if image is not None:
+            features = model.get_sam_features(inputs["sam_pixel_values"])
+            (found,) = _segmentations(model, processor, features, [answer], to_rgb(image).size[::-1], MASKS_AT_ONCE)
+            probabilities = found.probabilities()[:, None]
+            result = {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
+    return {"prediction": answer_text(processor, answer)} | result
 
 
 def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], how: Decoding) -> list[Answer]:
@@ -140,8 +136,9 @@ def segment(
 ) -> list[list[Segmentation]]:
     """Every prompt on every image: `result[image][prompt]`.
 
-    Both image encoders run once per image, prompts share the image's keys and values, and the first answer to an image
-    is the guess that the other prompts verify. The result equals one `predict_forward` per pair.
+    Both image encoders run once per image, prompts share the image's keys and values, and an expected answer ("Sure,
+    [SEG].", then whatever the model said before) is verified in the prompt's own pass. The result equals one
+    `predict_forward` per pair.
 
     Args:
         images: PIL images or uint8 (H, W, 3).
@@ -156,38 +153,48 @@ def segment(
     if not prompts or batch_size < 1:
         raise ValueError(f"{len(prompts)} prompts, batch_size {batch_size}: expected at least 1 of both")
     texts = [prompt if IMAGE_PLACEHOLDER in prompt else IMAGE_PLACEHOLDER + prompt for prompt in prompts]
-    return [_segment_image(model, image, texts, processor, batch_size, max_new_tokens) for image in images]
-
-
-def _segment_image(
-    model: Any, image: ImageLike, texts: list[str], processor: Sa2VAProcessor, batch_size: int, max_new_tokens: int
-) -> list[Segmentation]:
-    size = to_rgb(image).size[::-1]
-    sam_features = model.get_sam_features(processor.sam_pixel_values(image).to(model.device))
-    results: list[Segmentation] = []
-    for answers in _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens):
-        states = [answer.states_at(processor.seg_token_id) for answer in answers]
-        counts = [len(group) for group in states]
-        logits, scores = _decode_groups(model, sam_features, [state for group in states for state in group])
-        groups = zip(answers, logits.split(counts), scores.split(counts), strict=True)
-        results += [
-            Segmentation(answer_text(processor, answer), mask, score, size, processor.sam_image_size)
-            for answer, mask, score in groups
-        ]
+    guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
+    results = []
+    with evaluating(model):
+        for image in images:
+            features = model.get_sam_features(processor.sam_pixel_values(image).to(model.device))
+            answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
+            guess = answers[0].token_ids  # the next image is most likely answered in the same words
+            size = to_rgb(image).size[::-1]
+            results.append(_segmentations(model, processor, features, answers, size, batch_size))
     return results
 
 
-def _decode_groups(model: Any, sam_features: Any, states: list[Tensor]) -> tuple[Tensor, Tensor]:
-    if not states:
-        grid = sam_features.maps[0].shape[-2:]
-        return torch.zeros(0, *grid), torch.zeros(0)
-    decoded = model.decode_masks(sam_features, model.text_hidden_fcs(torch.stack(states)))
-    return decoded.mask_logits, decoded.iou_scores.max(dim=1).values
+def _segmentations(
+    model: Any, processor: Sa2VAProcessor, features: Any, answers: list[Answer], size: tuple[int, int], at_once: int
+) -> list[Segmentation]:
+    """Answers on one image with the masks of their `[SEG]`, decoded `at_once` at a time."""
+    states = [answer.states_at(processor.seg_token_id) for answer in answers]
+    flat = [state for group in states for state in group]
+    grid = features.maps[0].shape[-2:]
+    logits, scores = [torch.zeros(0, *grid, device=model.device)], [torch.zeros(0, device=model.device)]
+    for start in range(0, len(flat), at_once):
+        embeddings = model.text_hidden_fcs(torch.stack(flat[start : start + at_once]))
+        decoded = model.decode_masks(features, embeddings)
+        logits.append(decoded.mask_logits)
+        scores.append(decoded.iou_scores.max(dim=1).values)
+    counts = [len(group) for group in states]
+    groups = zip(answers, torch.cat(logits).split(counts), torch.cat(scores).split(counts), strict=True)
+    return [
+        Segmentation(answer_text(processor, answer), mask, score, size, processor.sam_image_size)
+        for answer, mask, score in groups
+    ]
 
 
 def _answer_prompts(
-    model: Any, image: ImageLike, texts: list[str], processor: Sa2VAProcessor, batch_size: int, max_new_tokens: int
-) -> Iterator[list[Answer]]:
+    model: Any,
+    image: ImageLike,
+    texts: list[str],
+    processor: Sa2VAProcessor,
+    batch_size: int,
+    max_new_tokens: int,
+    guess: list[int],
+) -> list[Answer]:
     """Answers to all texts, `batch_size` at a time; the image's part of the prompt is read once."""
     tiles = processor.tiles(image)
     prompts = [processor.token_ids(processor.prompt_text(text, len(tiles))) for text in texts]
@@ -196,16 +203,16 @@ def _answer_prompts(
     features = model.model.get_vision_features(processor.pixel_values(tiles).to(model.device))
     cache = DynamicCache(config=model.config.text_config)
     model.model(inputs_embeds=model.model.embed(prefix, features), past_key_values=cache, use_cache=True)
-    guess: list[int] = []
+    answers: list[Answer] = []
     for start in range(0, len(prompts), batch_size):
         suffixes = [prompt[split:] for prompt in prompts[start : start + batch_size]]
-        answers = _answer_suffixes(model, processor, cache, suffixes, Decoding(max_new_tokens, guess_ids=guess))
-        guess = guess or answers[0].token_ids
-        yield answers
+        how = Decoding(max_new_tokens, guess_ids=answers[0].token_ids if answers else guess)
+        answers += _answer_suffixes(model, processor, cache, suffixes, how)
+    return answers
 
 
 def _shared_prefix(prompts: list[list[int]], processor: Sa2VAProcessor) -> int:
-    """How many leading ids all prompts share: up to and with `</img>`, or less where texts differ before the image."""
+    """How many leading ids all prompts share: up to and with `</img>`. Texts that differ before it are refused."""
     end = prompts[0].index(processor.token_ids(IMAGE_END)[0]) + 1
     if any(prompt[:end] != prompts[0][:end] for prompt in prompts):
         raise ValueError("prompts of one image must not differ before <image>; put <image> first in each")
@@ -244,7 +251,7 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLES)].float().cpu().numpy()
+        sample = flat[:: max(1, -(-flat.numel() // FINGERPRINT_SAMPLES))].float().cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(sample.tobytes())
     return digest.hexdigest()[:16]

@@ -70,15 +70,11 @@ class Sa2VAProcessor:
         self.tile_size, self.tokens_per_tile = tile_size, tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
         self.grid = int(tokens_per_tile**0.5)
-        self.image_token_id = self._token_id(IMAGE_CONTEXT)
-        self.seg_token_id = self._token_id(SEG)
-        self.never_sampled_ids = [self._token_id(token) for token in NEVER_SAMPLED]
-
-    def _token_id(self, token: str) -> int:
-        index = self.tokenizer.get_vocab().get(token)
-        if index is None:
-            raise ValueError(f"the tokenizer has no token {token!r}; this is not a Sa2VA tokenizer")
-        return index
+        vocabulary = tokenizer.get_vocab()
+        if missing := [token for token in (IMAGE_CONTEXT, SEG, *NEVER_SAMPLED) if token not in vocabulary]:
+            raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
+        self.image_token_id, self.seg_token_id = vocabulary[IMAGE_CONTEXT], vocabulary[SEG]
+        self.never_sampled_ids = [vocabulary[token] for token in NEVER_SAMPLED]
 
     @classmethod
     def from_pretrained(cls, path: str | Path, max_tiles: int | None = None) -> "Sa2VAProcessor":
@@ -105,7 +101,7 @@ class Sa2VAProcessor:
             tile_size=config.vision_config.image_size[0],
             tokens_per_tile=config.tokens_per_tile,
             sam_image_size=config.sam2_image_size,
-            max_tiles=max_tiles or config.max_tiles,
+            max_tiles=config.max_tiles if max_tiles is None else max_tiles,
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -149,8 +145,10 @@ class Sa2VAProcessor:
             ValueError: the array is not (N, H, W), or a region has no pixel at all.
         """
         masks = torch.as_tensor(np.asarray(regions)).bool()
-        if masks.ndim != 3:
-            raise ValueError(f"mask_prompts must be (N, H, W) for each image, got shape {tuple(masks.shape)}")
+        if masks.ndim != 3 or not len(masks):
+            raise ValueError(
+                f"mask_prompts must be (N, H, W) with N >= 1 for each image, got shape {tuple(masks.shape)}"
+            )
         cells = F.interpolate(masks[None].float(), size=(self.grid, self.grid), mode="nearest")[0].bool()
         for number, (mask, cell) in enumerate(zip(masks, cells, strict=True), start=1):
             if not mask.any():
@@ -348,7 +346,7 @@ def _nearest_cell(mask: torch.Tensor, grid: int) -> tuple[int, int]:
 
 
 def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:
-    if mask_prompts is None:
+    if mask_prompts is None or len(mask_prompts) == 0:
         return [None] * count
     if isinstance(mask_prompts, np.ndarray | torch.Tensor) and mask_prompts.ndim == 3:
         mask_prompts = [mask_prompts]
