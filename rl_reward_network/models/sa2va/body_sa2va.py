@@ -1,0 +1,112 @@
+"""Sa2VA's body without heads: InternVL's vision tower and projector, Qwen2, and the splice that joins them.
+
+Axes: B samples, T tokens, D language width, V vision width, R rows that fill placeholders.
+
+Source: bytedance/Sa2VA@9832e1a.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.models.internvl.modeling_internvl import InternVLModel
+
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+
+
+class Sa2VAModel(InternVLModel):
+    """Vision tower, projector and language model without a head; adds region rows to InternVL's splice."""
+
+    config: Sa2VAConfig  # type: ignore[assignment]
+
+    def get_vision_features(self, pixel_values: Tensor) -> Tensor:
+        """(tiles, patches, V) of the vision tower without CLS, before `mlp1`: frozen, so it may be cached."""
+        pixel_values = pixel_values.to(self.dtype)
+        layer = self.config.vision_feature_layer
+        output = self.vision_tower(pixel_values=pixel_values, output_hidden_states=layer != -1)
+        states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+        return states[:, 1:]
+
+    def project(self, vision_features: Tensor) -> Tensor:
+        """(tiles, tokens per tile, D): 2x2 patches joined, then the trainable projector `mlp1`."""
+        tiles, patches, width = vision_features.shape
+        side = int(patches**0.5)
+        joined = self.pixel_shuffle(vision_features.reshape(tiles, side, side, width), self.config.downsample_ratio)
+        return self.multi_modal_projector(joined.reshape(tiles, -1, joined.shape[-1]))
+
+    def image_rows(
+        self, vision_features: Tensor, prompt_masks: Sequence[Tensor] = (), vp_overall_mask: Tensor | None = None
+    ) -> Tensor:
+        """(R, D): what fills the placeholders, in order: the rows of each tile, and after a tile with regions theirs.
+
+        Args:
+            vision_features: (tiles, patches, V).
+            prompt_masks: bool (N, g, g) for each tile that has regions.
+            vp_overall_mask: bool (tiles,), which tiles have them.
+        """
+        rows = self.project(vision_features)
+        flags = [False] * len(rows) if vp_overall_mask is None else vp_overall_mask.tolist()
+        regions = iter(prompt_masks)
+        parts: list[Tensor] = []
+        for tile, has_regions in zip(rows, flags, strict=True):
+            parts.append(tile)
+            if has_regions:
+                parts += [tile[cells.flatten()] for cells in next(regions).to(tile.device)]
+        return torch.cat(parts)
+
+    def embed(
+        self,
+        input_ids: Tensor,
+        vision_features: Tensor | None = None,
+        prompt_masks: Sequence[Tensor] = (),
+        vp_overall_mask: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) token embeddings, with the placeholders overwritten by image and region rows.
+
+        Raises:
+            ValueError: the number of placeholders differs from the number of rows.
+        """
+        embeds = self.get_input_embeddings()(input_ids)
+        places = input_ids == self.config.image_token_id
+        if vision_features is None:
+            count, rows = 0, embeds.new_empty(0)
+        else:
+            rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask).to(embeds.dtype)
+            count = len(rows)
+        if int(places.sum()) != count:
+            raise ValueError(f"the text has {int(places.sum())} image placeholders, the image has {count} feature rows")
+        return embeds.masked_scatter(places[..., None], rows) if count else embeds
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        vision_features: Tensor | None = None,
+        prompt_masks: Sequence[Tensor] = (),
+        vp_overall_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The language model's output; `last_hidden_state` is (B, T, D), after the final norm."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            assert input_ids is not None
+            if vision_features is None and pixel_values is not None:
+                vision_features = self.get_vision_features(pixel_values)
+            inputs_embeds = self.embed(input_ids, vision_features, prompt_masks, vp_overall_mask)
+        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
+            # Left padding, and padding between a shared prefix and its suffixes, must not count as positions.
+            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        return self.language_model(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
