@@ -89,8 +89,6 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
     decoded = model.decode_masks(features, seg_embeddings)
     sam = model.grounding_encoder
     encoder = sam.vision_encoder(inputs["sam_pixel_values"], return_dict=True)
-    single = model.train().decode_masks(features, seg_embeddings, multimask_output=False)  # train: no stability rule
-    model.eval()
     return {
         "pixel_values_every7th": inputs["pixel_values"][:, :, ::7, ::7],
         "pixel_values_u8": torch.stack([_u8(tile) for tile in processor.tiles(image)]),
@@ -120,12 +118,12 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
         "sam_image_embedding_with_no_mem_every2nd": (features.maps[2] + sam.no_memory_embedding.reshape(1, -1, 1, 1))[
             :, :, ::2, ::2
         ],
-        "sam_sparse_prompt": sparse_prompts(sam, seg_embeddings)[0],
+        "sam_sparse_prompt": sparse_prompts(sam, seg_embeddings),
         "sam_dense_prompt_vector": sam.prompt_encoder.no_mask_embed.weight[0],
-        "sam_mask_logits_all4": torch.cat([single.candidates, decoded.candidates], dim=1),
-        "sam_iou_all4": torch.cat([single.iou_scores, decoded.iou_scores], dim=1),
+        "sam_mask_logits_all4": decoded.candidates,
+        "sam_iou_all4": decoded.candidate_scores,
         "sam_object_score_logits": decoded.object_score_logits[:, None],
-        "sam_selected_index": decoded.selected + 1,  # counted with the single-mask token
+        "sam_selected_index": decoded.selected,
         "sam_low_res_mask_logits": decoded.mask_logits[:, None],
         "mask_logits_image_size_every4th": upsample_mask_logits(decoded.mask_logits, image.size[::-1])[:, ::4, ::4],
     }

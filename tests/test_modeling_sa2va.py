@@ -101,8 +101,9 @@ def test_several_prompts_decode_as_one_by_one(tiny_model: Any) -> None:
 def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model: Any) -> None:
     with torch.no_grad():
         decoded = tiny_model.decode_masks(tiny_model.get_sam_features(torch.randn(1, 3, 256, 256)), torch.randn(4, 32))
-    best = decoded.iou_scores.argmax(dim=1)
+    best = decoded.candidate_scores[:, 1:].argmax(dim=1) + 1
     assert torch.equal(decoded.selected, best)
+    assert torch.equal(decoded.iou_scores, decoded.candidate_scores[torch.arange(4), best])
     assert torch.equal(decoded.mask_logits, decoded.candidates[torch.arange(4), best])
 
 

@@ -216,11 +216,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             for states, ids in zip(last_hidden_state, input_ids, strict=True)
         ]
 
-    def decode_masks(
-        self, features: Sam2Features, seg_embeddings: Tensor, multimask_output: bool = True
-    ) -> DecodedMasks:
+    def decode_masks(self, features: Sam2Features, seg_embeddings: Tensor) -> DecodedMasks:
         """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
-        return decode_masks(self.grounding_encoder, features, seg_embeddings, multimask_output)
+        return decode_masks(self.grounding_encoder, features, seg_embeddings)
 
     def completion_log_probs(
         self, prompt: dict[str, Any], completion_ids: Tensor, completion_mask: Tensor | None = None

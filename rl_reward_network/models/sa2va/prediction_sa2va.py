@@ -177,7 +177,7 @@ def _segmentations(
         embeddings = model.text_hidden_fcs(torch.stack(flat[start : start + at_once]))
         decoded = model.decode_masks(features, embeddings)
         logits.append(decoded.mask_logits)
-        scores.append(decoded.iou_scores.max(dim=1).values)
+        scores.append(decoded.iou_scores)
     counts = [len(group) for group in states]
     groups = zip(answers, torch.cat(logits).split(counts), torch.cat(scores).split(counts), strict=True)
     return [
