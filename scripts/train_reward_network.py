@@ -48,7 +48,7 @@ def show_agreement(folder: Path) -> None:
     table = Table(title="predicted against true Dice, test patients")
     columns = list(next(iter(rows.values())))
     for name in ("", *columns):
-        table.add_column(name)
+        table.add_column(name.replace("_", " "))  # so that a narrow terminal breaks lines instead of words
     for name, row in rows.items():
         table.add_row(name, *("-" if row[column] is None else f"{row[column]:.3f}" for column in columns))
     Console().print(table)
