@@ -95,10 +95,10 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     `max_steps`: prompts per episode, default 1.
     `reward_uses_labels`: True when `scores` were made from the ground truth, default False.
 
-    Importing this module registers the id `rl_reward_network/Sa2VAFinetune-v0`:
+    Importing `rl_reward_network.env` registers the id:
 
     ```python
-    gymnasium.make("rl_reward_network.env.sa2va_finetune_env:rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
+    gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
     ```
 
     Raises:
