@@ -42,7 +42,7 @@ def rollout(env, seed, steps=40):
 )
 def test_both_checkers_pass(max_steps, labelled, uses_labels):
     arguments = {"max_steps": max_steps, "reward_uses_labels": uses_labels}
-    env = gym.make(f"{Sa2VAFinetuneEnv.__module__}:{ENV_ID}", contexts=make_contexts(labelled=labelled), **arguments)
+    env = gym.make(ENV_ID, contexts=make_contexts(labelled=labelled), **arguments)
     gymnasium_check_env(env.unwrapped, skip_render_check=True)
     sb3_check_env(env.unwrapped, skip_render_check=True)
 
