@@ -7,7 +7,7 @@ eval.json, eval.csv and report.html (one file; open it in a browser).
 """
 
 import glob
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import load_split
 from rl_reward_network.evaluation.baselines import Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.report import EvaluationResult, Overlay, write_report
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
 from rl_reward_network.training.policy_stage import load_tables
 from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
 from rl_reward_network.training.reward_stage import check_no_leak
@@ -89,8 +88,7 @@ def _open_as_trained(config: dict[str, Any], args: Args, folder: Path) -> World:
         own[name] = Path(own[name]) if own[name] is not None else None
     own["data_root"] = args.data_root or own["data_root"]
     own["gpu"] = own["gpu"] if args.gpu is None else args.gpu
-    world = open_world(WorldConfig(**own))
-    world = replace(world, split=load_split(folder / "split.json", world.samples))
+    world = open_world(WorldConfig(**own), folder / "split.json")
     for name, value in (("model_fingerprint", world.segmenter.fingerprint), ("prompts", list(world.prompts))):
         if config[name] != value:
             raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; train again")

@@ -141,6 +141,7 @@ def test_every_tensor_is_within_its_stated_tolerance(golden: dict[str, Any], nam
     found = golden[name]
     assert found.shape == expected.shape
     difference = (found.double() - expected.double()).abs().max().item()
+    print(f"{name}: max difference {difference:.1e}, tolerance {tolerance:.0e}")  # shown by -rP
     assert difference <= tolerance, f"{name}: max difference {difference:.2e}"
 
 
@@ -167,7 +168,9 @@ def test_predict_forward_says_and_draws_the_same(golden: dict[str, Any]) -> None
     expected = golden["expected"]["pred_masks"].numpy().astype(bool)
     assert result["prediction"] == golden["meta"]["prediction"]
     assert [mask.shape for mask in result["prediction_masks"]] == [(1, *expected.shape[1:])]
-    assert (result["prediction_masks"][0] != expected).mean() <= 0.0005
+    different = result["prediction_masks"][0] != expected
+    print(f"{different.sum()} of {different.size} mask pixels differ")  # shown by -rP
+    assert different.mean() <= 0.0005
 
 
 def test_one_step_upsampling_would_fail(golden: dict[str, Any]) -> None:

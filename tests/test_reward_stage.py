@@ -35,7 +35,7 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: World,
     for change in (
         {"prompts": ("a", "b")},
         {"split": replace(world.split, seed=1)},
-        {"data_fingerprint": "x"},
+        {"split": replace(world.split, fingerprint="x")},
         {"segmenter": replace(world.segmenter, fingerprint="x")},
     ):
         assert find_reward_network(replace(world, **change), "quick", steps=2) is None, change

@@ -8,8 +8,8 @@ import numpy as np
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.evaluation.metrics import SampleTable
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
 from rl_reward_network.training.prompt_ppo import PromptPPOConfig, train_prompt_policy
 from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import describe_run
@@ -37,8 +37,8 @@ PRESETS = {
 }
 
 
-def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOConfig, run: Path) -> dict[str, Any]:
-    """Train the prompt policy in `run`; returns the run's configuration.
+def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOConfig, run: Path) -> None:
+    """Train the prompt policy in `run`.
 
     Writes final_model/, tables.json (what the policy learned from), config.json, split.json, metrics.jsonl and logs/.
 
@@ -62,7 +62,6 @@ def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOCo
     save_tables(run / "tables.json", {"policy": train, "val": val})
     contexts = [[entry.context for entry in entries] for entries in (train, val)]
     train_prompt_policy(contexts[0], contexts[1], world.prompts, replace(ppo, seed=world.config.seed), run, config)
-    return config
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:

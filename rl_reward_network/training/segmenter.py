@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
-from rl_reward_network.models.sa2va.prediction_sa2va import weights_fingerprint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
 
 MASK_RULES = 1  # count up when the way from image and words to a mask changes: old masks are then computed again

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import Split, make_split, select, spread
+from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.prompts import load_prompts
@@ -64,7 +64,6 @@ class World:
         config: what was asked for.
         samples: all (image, phrase) pairs of the data.
         split: reward / policy / val / test, by patient.
-        data_fingerprint: of the samples.
         prompts: the P prompts.
         segmenter: the frozen Sa2VA.
         bank: its masks, each computed once.
@@ -73,10 +72,14 @@ class World:
     config: WorldConfig
     samples: list[Sample]
     split: Split
-    data_fingerprint: str
     prompts: tuple[str, ...]
     segmenter: Sa2VASegmenter
     bank: MaskBank
+
+    @property
+    def data_fingerprint(self) -> str:
+        """Of the samples; the split is made for it."""
+        return self.split.fingerprint
 
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
@@ -98,8 +101,12 @@ class World:
         return self.segmenter.upsample(self.bank.logits(image), image.shape[:2])
 
 
-def open_world(config: WorldConfig) -> World:
+def open_world(config: WorldConfig, split_file: Path | None = None) -> World:
     """Read the data, split them and load the model.
+
+    Args:
+        config: what to open.
+        split_file: an earlier run's split.json, used if it fits the data; without it the split is made by the seed.
 
     Raises:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
@@ -107,12 +114,12 @@ def open_world(config: WorldConfig) -> World:
     samples = read_annotations(config.data_root, config.group_regex)
     _check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts)
-    split = make_split(samples, config.split_seed)
+    split = make_split(samples, config.split_seed) if split_file is None else load_split(split_file, samples)
     segmenter = load_segmenter(
         config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
     )
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
-    return World(config, samples, split, split.fingerprint, prompts, segmenter, bank)
+    return World(config, samples, split, prompts, segmenter, bank)
 
 
 def _check_one_phrase(samples: list[Sample], where: Path) -> None:

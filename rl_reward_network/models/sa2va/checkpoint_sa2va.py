@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 
 SAM, OURS = "grounding_encoder.sam2_model.", "grounding_encoder."
 VIT, OUR_VIT = "vision_model.encoder.layers.#.", "model.vision_tower.encoder.layer.#."
@@ -221,6 +221,16 @@ class CheckpointFolder:
         if missing := [name for name in HIERA_L if name not in sizes]:
             raise ValueError(f"{file}: fields {missing} are missing; expected {list(HIERA_L)}")
         return sizes
+
+    def model_config(self) -> Sa2VAConfig:
+        """The configuration, in our terms whatever the layout.
+
+        Raises:
+            ValueError: a model that this version cannot build.
+        """
+        if not self.original:
+            return Sa2VAConfig.from_dict(self.config)
+        return config_from_original(self.config, self.sam2_sizes, str(self.path / "config.json"))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, by the names in the files; memory-mapped, so nothing is read before it is used."""

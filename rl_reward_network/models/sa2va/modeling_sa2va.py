@@ -7,7 +7,6 @@ of one image, C SAM 2 width, h w the decoder's grid.
 Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,10 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     to_original,
     to_ours,
 )
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, predict_forward, segment
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -243,12 +240,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     """The configuration, with the ids of special tokens looked up by text in the folder's own tokenizer."""
-    where = str(folder.path / "config.json")
-    config = (
-        config_from_original(folder.config, folder.sam2_sizes, where)
-        if folder.original
-        else Sa2VAConfig.from_dict(folder.config)
-    )
+    config = folder.model_config()
     processor = Sa2VAProcessor.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path))
     config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
     config.never_sampled_ids = processor.never_sampled_ids

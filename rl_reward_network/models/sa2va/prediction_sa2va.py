@@ -3,7 +3,6 @@
 `model` is a Sa2VAForConditionalGeneration everywhere; its class imports this file, so it is not named as a type.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +17,12 @@ from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, de
 from rl_reward_network.models.sa2va.processing_sa2va import (
     ImageLike,
     Sa2VAProcessor,
-    left_pad,
     to_rgb,
     upsample_mask_logits,
 )
 from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 MASKS_AT_ONCE = 16  # bounds the memory of an answer that repeats [SEG]
-FINGERPRINT_SAMPLES = 65536  # per tensor; smaller ones are read whole
 
 
 @dataclass(frozen=True)
@@ -223,7 +220,7 @@ def _answer_suffixes(
     model: Any, processor: Sa2VAProcessor, cache: DynamicCache, suffixes: list[list[int]], how: Decoding
 ) -> list[Answer]:
     """Answers to prompts that go on from one shared cache, which is left untouched."""
-    padded = left_pad(suffixes, processor.tokenizer.pad_token_id or 0)
+    padded = processor.pad(suffixes)
     seen = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
     mask = torch.cat([seen, padded["attention_mask"]], dim=1).to(model.device)
     embeds = model.get_input_embeddings()(padded["input_ids"].to(model.device))
@@ -244,14 +241,3 @@ def to_device(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
         name: [item.to(device) for item in value] if isinstance(value, list) else value.to(device)
         for name, value in inputs.items()
     }
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """16 hex digits that change when a weight does: names, shapes and up to 65,536 evenly spaced values per tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, -(-flat.numel() // FINGERPRINT_SAMPLES))].float().cpu().numpy()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(sample.tobytes())
-    return digest.hexdigest()[:16]

@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import Qwen2Tokenizer
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_CONTEXT,
     IMAGE_END,
@@ -84,11 +84,7 @@ class Sa2VAProcessor:
             ValueError: the folder is not Sa2VA's, or its tokenizer lacks a special token.
         """
         folder = open_checkpoint(path)
-        if folder.original:
-            config = config_from_original(folder.config, folder.sam2_sizes, str(folder.path / "config.json"))
-        else:
-            config = Sa2VAConfig.from_dict(folder.config)
-        return cls.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path), max_tiles)
+        return cls.from_config(folder.model_config(), Qwen2Tokenizer.from_pretrained(folder.path), max_tiles)
 
     @classmethod
     def from_config(
@@ -268,7 +264,7 @@ class Sa2VAProcessor:
             self.prompt_text(words, count, cell, past_text)
             for words, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
         ]
-        inputs: dict[str, Any] = self._pad([self.token_ids(prompt) for prompt in prompts])
+        inputs: dict[str, Any] = self.pad([self.token_ids(prompt) for prompt in prompts])
         if not pictures:
             return inputs
         flags = [[False] * (len(group) - 1) + [cell is not None] for group, cell in zip(tiles, cells, strict=True)]
@@ -279,16 +275,12 @@ class Sa2VAProcessor:
             "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
         }
 
-    def _pad(self, sequences: list[list[int]]) -> dict[str, torch.Tensor]:
-        return left_pad(sequences, self.tokenizer.pad_token_id or 0)
-
-
-def left_pad(sequences: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, int64 (B, T), of sequences padded on the left."""
-    length = max(map(len, sequences))
-    ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
-    mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    def pad(self, sequences: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """`input_ids` and `attention_mask`, int64 (B, T), of sequences padded on the left."""
+        length, pad_id = max(map(len, sequences)), self.tokenizer.pad_token_id or 0
+        ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
+        mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
+        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
 def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448) -> tuple[int, int]:
