@@ -8,10 +8,11 @@ mode="${1:-}"
 check_mode "$mode" run_experiment3.sh
 shift
 ensure_environment ""
-world_flags
+world_flags "$@"
 mkdir -p "$root/logs"
 log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S).log"
 {
+  embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" "$@"
   run_module scripts.train_reward_network "$mode" "${WORLD_FLAGS[@]}" \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"

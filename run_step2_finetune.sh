@@ -14,13 +14,14 @@ if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; t
   exit 2
 fi
 ensure_environment ""
-world_flags
+world_flags "$@"
 time="$(date +%Y%m%d_%H%M%S)"
 run="${OUTPUT_DIR:-$root/outputs}/sa2va_rl_finetune_$time"
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$time.log"
 {
   # 1. is everything there?
+  embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
   run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" --run_folder "$run" \

@@ -28,13 +28,20 @@ check_mode() {  # $1: mode, $2: name of the script
   fi
 }
 
-# What the environment says, as flags; unset variables give none, so the commands keep their own defaults.
-world_flags() {
+# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Without
+# DATA_ROOT it is the embedded angiograms.
+world_flags() {  # $@: the user's flags
   WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
+  [[ -n "${DATA_ROOT:-}" || " $* " == *" --data"[_-]"root"* ]] || WORLD_FLAGS+=(--data_root "$root/data/angiograms")
   [[ -z "${MODEL_PATH:-}" ]] || WORLD_FLAGS+=(--model_path "$MODEL_PATH")
   [[ -z "${DATA_ROOT:-}" ]] || WORLD_FLAGS+=(--data_root "$DATA_ROOT")
   [[ -z "${GPU:-}" ]] || WORLD_FLAGS+=(--gpu "$GPU")
   [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
+}
+
+embedded_data() {  # renders the embedded angiograms where nothing else was named and they are not there yet
+  [[ " ${WORLD_FLAGS[*]} " != *" --data_root $root/data/angiograms "* ]] ||
+    run_module scripts.make_embedded_data --folder "$root/data"
 }
 
 run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours

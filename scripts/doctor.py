@@ -1,6 +1,6 @@
 """Pre-flight table: is everything there that a run needs, and if not, what to do.
 
-    python -m scripts.doctor --model_path MODEL --data_root DATA
+    python -m scripts.doctor [--model_path MODEL --data_root DATA]
 
 No weight is loaded: of a model folder only file headers are read (a hub id is downloaded if it is not cached yet). The
 exit status is 1 when a line says `missing`.
@@ -17,11 +17,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.embedded import DEFAULT_DATA
 from rl_reward_network.data.splits import make_split
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from rl_reward_network.training.world import read_samples
 from scripts.cli import run
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
@@ -32,10 +33,10 @@ FREE_DISK_GB = 5
 class Args:
     """Check packages, model, data, reward network, GPU and disk before a run."""
 
-    model_path: str = ""
-    """Sa2VA folder or hub id (MODEL_PATH)."""
-    data_root: str = ""
-    """Folder with annotations.json and images/ (DATA_ROOT)."""
+    model_path: str = DEFAULT_MODEL
+    """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
+    data_root: Path = DEFAULT_DATA
+    """Folder with annotations.json and images/ (DATA_ROOT); the default is rendered when it is not there."""
     reward_net: str = ""
     """Trained reward network (REWARD_NET); empty: one is found or trained."""
     output_dir: Path = Path("outputs")
@@ -80,11 +81,6 @@ def _packages(args: Args) -> str:
 
 
 def _model(args: Args) -> str:
-    if not args.model_path:
-        raise ValueError(
-            "no model: set MODEL_PATH to a Sa2VA folder (official or our layout) or a hub id, e.g. ByteDance/Sa2VA-4B; "
-            "the small embedded model comes with a later version"
-        )
     folder = open_checkpoint(args.model_path)
     config = check_checkpoint(folder)
     text = config.text_config
@@ -95,12 +91,7 @@ def _model(args: Args) -> str:
 
 
 def _data(args: Args) -> str:
-    if not args.data_root:
-        raise ValueError(
-            "no data: set DATA_ROOT to a folder with annotations.json and images/ (README, 'Your own data'); "
-            "the rendered data set comes with a later version"
-        )
-    samples = read_annotations(Path(args.data_root), args.group_regex)
+    samples = read_samples(args.data_root, args.group_regex)
     split = make_split(samples, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     labelled = sum(sample.labelled for sample in samples)

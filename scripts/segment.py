@@ -1,6 +1,6 @@
 """Segment one image by one prompt: print the answer, write the mask and a picture of it over the image.
 
-    python -m scripts.segment image.png --model_path MODEL --prompt "Please segment the blood vessel."
+    python -m scripts.segment image.png [--model_path MODEL] --prompt "Please segment the blood vessel."
 
 Written beside the image, or to --output_dir: <name>_mask.png (0 / 255) and <name>_overlay.png. A trained prompt policy
 chooses the prompt with --policy <run>/final_model.
@@ -20,6 +20,7 @@ from rl_reward_network.data.images import load_image
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
 from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
 from scripts.cli import run
@@ -32,7 +33,7 @@ class Args:
     image: tyro.conf.Positional[Path]
     """Image file."""
     model_path: str | None = None
-    """Sa2VA folder or hub id; with --policy the one the policy was trained on."""
+    """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
     prompt: str = PROMPTS[0]
     """What to ask."""
     policy: Path | None = None
@@ -42,7 +43,7 @@ class Args:
     device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
     """cpu, cuda:0, ..."""
     max_tiles: int | None = None
-    """Most tiles the image is cut into: as in the policy's training, without a policy 12."""
+    """Most tiles the image is cut into: as in the policy's training, without a policy as the model says."""
 
 
 def main(args: Args) -> None:
@@ -52,9 +53,7 @@ def main(args: Args) -> None:
     if args.policy is not None and "prompts" not in trained:
         raise ValueError(f"{args.policy / 'config.json'}: field prompts is missing; this is not a final_model folder")
     prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained["prompts"], image)
-    model_path = args.model_path or trained.get("world", {}).get("model_path")
-    if model_path is None:
-        raise ValueError("model_path is missing: name a Sa2VA folder or hub id, or a policy")
+    model_path = args.model_path or trained.get("world", {}).get("model_path", DEFAULT_MODEL)
     model, processor = load_sa2va_model(model_path, args.device)
     tiles = trained.get("world", {}).get("max_tiles", processor.max_tiles)
     processor.max_tiles = tiles if args.max_tiles is None else max(1, args.max_tiles)

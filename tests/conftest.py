@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
@@ -15,10 +16,17 @@ from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.angiograms import LOOKS
+from rl_reward_network.data.embedded import write_angiograms
+from rl_reward_network.data.splits import make_split
+from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.training.world import World, WorldConfig, read_samples
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 GOLDEN = SHARED / "golden" / "case_a"
@@ -195,3 +203,28 @@ def smooth_image(height: int, width: int, seed: int = 0) -> np.ndarray:
     phases = rng.uniform(0, 6, (3, 3))
     channels = [np.sin(a + rows) + np.cos(b + cols) + np.sin(c + rows + cols) for a, b, c in phases]
     return (np.stack(channels, axis=-1) * 40 + 128).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """40 rendered patients; prompt k gives the truth in look k and nothing elsewhere, the rest nothing anywhere."""
+    folder = tmp_path_factory.mktemp("data")
+    write_angiograms(folder, 40, tuple(LOOKS))
+    samples = read_samples(folder)
+    looks = read_json(folder / "looks.json")
+    known = {
+        sample.load_image().tobytes(): (list(LOOKS).index(looks[sample.image_path.name]), sample.load_mask())
+        for sample in samples
+    }
+
+    def segment(image: np.ndarray, prompts: list[str]) -> np.ndarray:
+        look, truth = known[image.tobytes()]
+        assert truth is not None
+        masks = np.full((len(prompts), *truth.shape), -9.0, np.float32)
+        masks[look][truth] = 9.0
+        return masks
+
+    segmenter = SimpleNamespace(upsample=lambda logits, size: torch.from_numpy(logits).sigmoid().numpy())
+    bank = MaskBank(folder / "bank", segment, "known", PROMPTS)
+    config = WorldConfig(data_root=folder)
+    return World(config, samples, make_split(samples, 0), PROMPTS, segmenter, bank)  # type: ignore[arg-type]

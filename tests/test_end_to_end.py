@@ -201,13 +201,28 @@ def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) 
         assert done.stdout.strip().splitlines()[-1].startswith(last)
 
 
+def test_the_main_job_runs_with_nothing_set(installed: None, tmp_path: Path) -> None:
+    """On the embedded model and the embedded angiograms, from a folder that stays as it was."""
+    nothing = {"MODEL_PATH": "", "DATA_ROOT": "", "OUTPUT_DIR": "runs"}
+    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], tmp_path, **nothing)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    (file,) = (tmp_path / "runs").glob("sa2va_rl_finetune_*/evaluation/eval.json")
+    evaluation = json.loads(file.read_text())
+    assert evaluation["config"]["Sa2VA"] == "sa2va-nano"
+    means = {row["name"]: row["means"]["dice"]["mean"] for row in evaluation["rows"]}
+    assert 0.65 <= means["default prompt"] <= 0.80
+    assert means["oracle"] >= means["best fixed prompt"] + 0.05
+    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
         ([], {}, "usage: bash run_step2_finetune.sh quick|full"),
         (["fast"], {}, "usage: bash run_step2_finetune.sh quick|full"),
         (["quick", "--run_folder", "x"], {}, "name the folder for the runs by OUTPUT_DIR"),
-        (["quick"], {}, "no model: set MODEL_PATH"),
+        (["quick"], {"MODEL_PATH": "nowhere", "DATA_ROOT": "data"}, "nowhere: no such folder, and not a hub id"),
         (["quick"], {"MODEL_PATH": "model", "DATA_ROOT": "nowhere"}, "annotations.json: file not found"),
     ],
 )

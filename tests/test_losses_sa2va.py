@@ -2,7 +2,7 @@ import pytest
 import torch
 from monai.losses import DiceLoss
 
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_losses
 
 
 def test_losses_have_their_closed_forms() -> None:
@@ -31,3 +31,22 @@ def test_truth_is_sampled_nearest_to_the_decoders_grid() -> None:
 def test_counts_must_agree() -> None:
     with pytest.raises(ValueError, match="2 predicted and 1 true masks"):
         mask_losses(torch.zeros(2, 4, 4), torch.zeros(1, 4, 4))
+    with pytest.raises(ValueError, match="3 predicted and 1 true masks"):
+        iou_head_loss(torch.zeros(3), torch.zeros(3, 4, 4), torch.zeros(1, 4, 4))
+
+
+def test_the_iou_head_is_compared_with_the_true_iou() -> None:
+    logits = torch.full((3, 2, 2), -5.0)
+    logits[0, 0] = 5.0  # two pixels found, one of them true: IoU 1 / 2
+    truth = torch.zeros(3, 2, 2, dtype=torch.bool)
+    truth[0, 0, 0] = True
+    truth[1] = True  # nothing found of something: 0; the third is empty on both sides: 1
+    assert iou_head_loss(torch.tensor([0.5, 0.0, 1.0]), logits, truth).item() == 0
+    assert iou_head_loss(torch.tensor([0.5, 0.3, 1.0]), logits, truth).item() == pytest.approx(0.3**2 / 3)
+
+
+def test_the_iou_loss_moves_the_head_and_not_the_masks() -> None:
+    scores, logits = torch.rand(2, requires_grad=True), torch.randn(2, 4, 4, requires_grad=True)
+    iou_head_loss(scores, logits, torch.ones(2, 8, 8, dtype=torch.bool)).backward()
+    assert scores.grad is not None
+    assert logits.grad is None

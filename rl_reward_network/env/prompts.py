@@ -11,11 +11,11 @@ PROMPTS: tuple[str, ...] = (
     "Please segment the bright vessels.",
     "Please segment the main vessel trunk.",
     "Please segment the thin vessel branches.",
-    "Please segment the wide vessels.",
+    "Please segment the blood vessel and its surroundings.",
     "Please segment the low contrast vessels.",
     "Please segment the blurred vessels.",
     "Please segment the blood vessel without the catheter.",
-    "Please segment the blood vessel crossing the ribs.",
+    "Please segment the blood vessel and the catheter.",
 )
 
 

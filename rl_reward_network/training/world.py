@@ -9,6 +9,7 @@ from torch import nn
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.embedded import DEFAULT_DATA, DEFAULT_FOLDER, angiogram_folder, embedded_angiograms
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
@@ -16,6 +17,7 @@ from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.training.reward_network import RewardExample
 from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
@@ -25,10 +27,10 @@ from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
 class WorldConfig:
     """Model, data and limits: what must be the same for results to be comparable."""
 
-    model_path: str
-    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH)."""
-    data_root: Path
-    """Folder with annotations.json and images/ (DATA_ROOT)."""
+    model_path: str = DEFAULT_MODEL
+    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
+    data_root: Path = DEFAULT_DATA
+    """Folder with annotations.json and images/ (DATA_ROOT); the default is rendered when it is not there."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
     seed: int = 0
@@ -111,7 +113,7 @@ def open_world(config: WorldConfig, split_file: Path | None = None) -> World:
     Raises:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
-    samples = read_annotations(config.data_root, config.group_regex)
+    samples = read_samples(config.data_root, config.group_regex)
     _check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts)
     split = make_split(samples, config.split_seed) if split_file is None else load_split(split_file, samples)
@@ -120,6 +122,19 @@ def open_world(config: WorldConfig, split_file: Path | None = None) -> World:
     )
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
     return World(config, samples, split, prompts, segmenter, bank)
+
+
+def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample]:
+    """The samples of a data folder; the embedded data sets are rendered first when they are not there.
+
+    Raises:
+        ValueError: what `read_annotations` refuses.
+    """
+    for no_gap in (False, True):
+        ours = not data_root.exists() or (data_root / "recipe.json").exists()
+        if ours and data_root == angiogram_folder(DEFAULT_FOLDER, no_gap):
+            embedded_angiograms(DEFAULT_FOLDER, no_gap)
+    return read_annotations(data_root, group_regex)
 
 
 def _check_one_phrase(samples: list[Sample], where: Path) -> None:

@@ -19,6 +19,9 @@ from safetensors import SafetensorError, safe_open
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 
+DEFAULT_MODEL = "sa2va-nano"
+EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
+
 SAM, OURS = "grounding_encoder.sam2_model.", "grounding_encoder."
 VIT, OUR_VIT = "vision_model.encoder.layers.#.", "model.vision_tower.encoder.layer.#."
 MEMORY = SAM + "memory_attention.layers.#."
@@ -242,12 +245,14 @@ class CheckpointFolder:
 
 
 def open_checkpoint(path: str | Path) -> CheckpointFolder:
-    """The folder behind a local path or a hub id, with its layout recognised. No code of it is ever run.
+    """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
+
+    No code of it is ever run.
 
     Raises:
         ValueError: no such folder or hub id, no config.json, or a model that is not Sa2VA.
     """
-    folder = Path(path) if Path(path).is_dir() else _download(str(path))
+    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path))
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in ("sa2va", "sa2va_chat"):
@@ -260,7 +265,8 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
 
 def _download(name: str) -> Path:
     remedy = (
-        f"{name}: no such folder, and not a hub id that can be fetched; give a model folder or an id like owner/name"
+        f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
+        f"{DEFAULT_MODEL}"
     )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)

@@ -3,6 +3,7 @@
 Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice next to the text's own loss.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,16 +20,40 @@ def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
     Raises:
         ValueError: the numbers of masks differ, or there is none.
     """
-    if len(mask_logits) != len(masks) or not len(masks):
-        raise ValueError(
-            f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
-        )
-    truth = F.interpolate(masks[:, None].to(mask_logits.device).float(), size=mask_logits.shape[-2:], mode="nearest")[
-        :, 0
-    ]
+    truth = _on_grid(masks, mask_logits)
     logits = mask_logits.float()
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     probability = logits.sigmoid().flatten(1)
     truth = truth.flatten(1)
     overlap = (2 * (probability * truth).sum(1) + 1) / (probability.sum(1) + truth.sum(1) + 1)
     return {"mask": BCE_WEIGHT * cross_entropy, "dice": DICE_WEIGHT * (1 - overlap).mean()}
+
+
+def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:
+    """Mean squared error between predicted and true IoU, scalar; differentiable in the predictions alone.
+
+    Two empty masks agree: their IoU is 1.
+
+    Args:
+        iou_scores: float (K,), what SAM 2's head predicts for each mask.
+        mask_logits: float (K, h, w).
+        masks: bool or uint8 (K, H, W), ground truth, sampled as in `mask_losses`.
+
+    Raises:
+        ValueError: the numbers of masks differ, or there is none.
+    """
+    found = mask_logits.detach() > 0
+    truth = _on_grid(masks, mask_logits) > 0.5
+    union = (found | truth).flatten(1).sum(1).float()
+    iou = torch.where(union > 0, (found & truth).flatten(1).sum(1) / union.clamp(min=1), 1.0)
+    return F.mse_loss(iou_scores.float(), iou)
+
+
+def _on_grid(masks: Tensor, mask_logits: Tensor) -> Tensor:
+    """float (K, h, w): masks sampled at the logits' grid; a ValueError when there is not one for each."""
+    if len(mask_logits) != len(masks) or not len(masks):
+        raise ValueError(
+            f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
+        )
+    on_device = masks[:, None].to(mask_logits.device).float()
+    return F.interpolate(on_device, size=mask_logits.shape[-2:], mode="nearest")[:, 0]

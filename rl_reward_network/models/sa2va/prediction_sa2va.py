@@ -235,9 +235,14 @@ def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
     return copy
 
 
-def to_device(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A processor's batch with every tensor, those in lists too, on `device`."""
-    return {
-        name: [item.to(device) for item in value] if isinstance(value, list) else value.to(device)
-        for name, value in inputs.items()
-    }
+def to_device(inputs: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
+    """A batch with every tensor, those in lists and dictionaries too, on `device`."""
+    return {name: _moved(value, device) for name, value in inputs.items()}
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, dict):
+        return to_device(value, device)
+    if isinstance(value, list):
+        return [_moved(item, device) for item in value]
+    return value.to(device) if isinstance(value, Tensor) else value

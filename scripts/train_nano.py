@@ -1,0 +1,76 @@
+"""Train `sa2va-nano`, the small Sa2VA that comes with this project, from scratch, and write its model card.
+
+    python -m scripts.train_nano
+
+Stages of about half an hour on two cores. Run it again after any stop and it goes on; each stage leaves a model that
+`--model_path` of every command takes. The last one is scored on the embedded test patients.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.data.regions import make_scenes
+from rl_reward_network.training.nano import STAGES, NanoTrainer, stage_minutes
+from rl_reward_network.training.nano_card import CardFacts, write_card
+from rl_reward_network.training.nano_data import open_pictures
+from rl_reward_network.training.nano_score import TEST_SCENES, score_regions, score_vessels
+from rl_reward_network.training.world import WorldConfig, open_world
+from scripts.cli import run
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train sa2va-nano from scratch on rendered pictures."""
+
+    output_dir: Path = Path("outputs/sa2va_nano")
+    """Where pictures, checkpoints and the model of each stage are kept."""
+    seed: int = 0
+    """Seed of pictures, weights and batches."""
+    angiograms: int = 4800
+    """Training angiograms, one patient each; none of them is in the embedded data set."""
+    scenes: int = 4000
+    """Training scenes of coloured objects."""
+    stages: int = len(STAGES)
+    """Stop after so many stages."""
+    gpu: int | None = None
+    """Index of the GPU; without it the first one if there is any, else the CPU; -1 is the CPU."""
+
+
+def main(args: Args) -> None:
+    """Render, train stage by stage, score, say where the model is."""
+    if not 1 <= args.stages <= len(STAGES):
+        raise ValueError(f"stages is {args.stages}, expected 1 to {len(STAGES)}")
+    device = WorldConfig(gpu=args.gpu).device
+    pictures = open_pictures(args.output_dir, args.angiograms, args.scenes, args.seed)
+    trainer = NanoTrainer(args.output_dir, pictures, args.seed, device)
+    results = []
+    for number, stage in enumerate(STAGES[: args.stages]):
+        results.append(trainer.train(number, stage))
+        print(f"stage {number + 1} of {args.stages}: {results[-1]}")
+    final = args.output_dir / "sa2va-nano"
+    with whole_folder(final) as temporary:
+        shutil.copytree(results[-1], temporary, dirs_exist_ok=True)
+        _add_card(temporary, args, tuple(map(stage_minutes, results)))
+    print(f"\nmodel and card: {final}")
+
+
+def _add_card(folder: Path, args: Args, minutes: tuple[float, ...]) -> None:
+    """Score the model in `folder` and write its card beside the weights."""
+    world = open_world(WorldConfig(model_path=str(folder), output_dir=args.output_dir, gpu=args.gpu))
+    regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
+    device = world.config.device
+    machine = f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
+    changed = (f"--{f.name} {getattr(args, f.name)}" for f in fields(args) if getattr(args, f.name) != f.default)
+    command = " ".join(["python -m scripts.train_nano", *changed])
+    parameters = sum(parameter.numel() for parameter in world.segmenter.model.parameters())
+    facts = CardFacts(command, args.seed, minutes, machine, parameters)
+    write_card(folder, world, score_vessels(world), regions, facts)
+
+
+if __name__ == "__main__":
+    run(main, Args)

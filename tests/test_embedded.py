@@ -1,0 +1,110 @@
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rl_reward_network.data.embedded as embedded
+from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.splits import FRACTIONS, SPLITS
+from rl_reward_network.data.vessel_tree import CATHETER
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven patients."""
+    folder = tmp_path_factory.mktemp("angiograms")
+    embedded.write_angiograms(folder, 7, tuple(LOOKS))
+    return folder
+
+
+def test_the_reader_finds_patients_series_and_frames(folder: Path) -> None:
+    samples = read_annotations(folder)
+    assert len(samples) == 7 * embedded.SERIES * embedded.FRAMES
+    assert len({sample.group_id for sample in samples}) == 7
+    assert set(Counter(sample.series_id for sample in samples).values()) == {embedded.FRAMES}
+    assert all(sample.labelled and sample.size == (256, 256) for sample in samples)
+    names = {sample.image_path.name for sample in samples}
+    assert all(re.fullmatch(r"P\d{4}\(\d{10}\)_1-[34]_1_frame_\d{6}\.png", name) for name in names)
+    assert any(re.fullmatch(r"P0006\(0000060001\)_1-4_1_frame_\d{6}\.png", name) for name in names)
+
+
+def test_masks_on_disk_are_the_rendered_trees_to_the_pixel(folder: Path) -> None:
+    sample = read_annotations(folder)[3]  # first frame of the first patient's second series
+    look = json.loads((folder / "looks.json").read_text())[sample.image_path.name]
+    rng = np.random.default_rng([embedded.SEED, 0, 1])
+    rng.integers(5, 40)  # the first frame's number
+    frame = next(iter(render_series(rng, look, 3)))
+    np.testing.assert_array_equal(sample.load_mask(), frame.parts & TREE > 0)
+    np.testing.assert_array_equal(np.asarray(Image.open(sample.image_path)), frame.image)
+
+
+def test_equal_arguments_give_equal_files(folder: Path, tmp_path: Path) -> None:
+    embedded.write_angiograms(tmp_path, 7, tuple(LOOKS))
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
+    assert names == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.*"))
+    assert all((folder / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+
+
+def test_catheters_are_never_ground_truth(folder: Path) -> None:
+    looks = json.loads((folder / "looks.json").read_text())
+    patients = {name: int(name[1:5]) for name in looks}
+    sample = next(s for s in read_annotations(folder) if looks[s.image_path.name] == "catheter")
+    series = int(sample.image_path.name.split("_1-")[1][0]) - 3
+    rng = np.random.default_rng([embedded.SEED, patients[sample.image_path.name], series])
+    rng.integers(5, 40)
+    frame = next(iter(render_series(rng, "catheter", 1)))
+    alone = (frame.parts & CATHETER > 0) & (frame.parts & TREE == 0)
+    assert alone.sum() > 500
+    assert not sample.load_mask()[alone].any()
+
+
+def test_a_patients_two_series_have_different_looks_and_all_looks_come_equally_often() -> None:
+    for looks in (tuple(LOOKS), embedded.NO_GAP_LOOKS):
+        pairs = [[embedded.look_of(patient, series, looks) for series in (0, 1)] for patient in range(30 * len(looks))]
+        assert all(first != second for first, second in pairs)
+        assert len(set(Counter(look for pair in pairs for look in pair).values())) == 1
+        real = Counter(embedded.look_of(patient, series, looks) for patient in range(160) for series in (0, 1))
+        assert max(real.values()) - min(real.values()) <= 2
+
+
+def test_there_are_enough_patients_for_forty_in_the_test_split() -> None:
+    assert embedded.PATIENTS >= 160
+    assert FRACTIONS[SPLITS.index("test")] * embedded.PATIENTS >= 40
+    assert embedded.SERIES >= 2
+
+
+def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "PATIENTS", 4)
+    made = embedded.embedded_angiograms(tmp_path, no_gap=True)
+    assert made == tmp_path / "angiograms_no_gap"
+    assert set(json.loads((made / "looks.json").read_text()).values()) == set(embedded.NO_GAP_LOOKS)
+    before = (made / "annotations.json").stat().st_mtime_ns
+    assert embedded.embedded_angiograms(tmp_path, no_gap=True) == made
+    assert (made / "annotations.json").stat().st_mtime_ns == before
+    monkeypatch.setattr(embedded, "RECIPE", 99)
+    with pytest.raises(ValueError, match=r"recipe\.json: made as .*delete the folder"):
+        embedded.embedded_angiograms(tmp_path, no_gap=True)
+
+
+def test_a_folder_of_somebody_elses_is_not_taken_for_ours(tmp_path: Path) -> None:
+    for name, make in (("angiograms", embedded.embedded_angiograms), ("regions", embedded.embedded_regions)):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ValueError, match="not rendered by this program; move it, or name it as DATA_ROOT"):
+            make(tmp_path)
+
+
+def test_a_render_that_stops_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded, "write_angiograms", stop)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.embedded_angiograms(tmp_path)
+    assert not list(tmp_path.iterdir())
