@@ -28,20 +28,23 @@ check_mode() {  # $1: mode, $2: name of the script
   fi
 }
 
-# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Without
-# DATA_ROOT it is the embedded angiograms.
+# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Where no data
+# are named they are the embedded angiograms, below $EMBEDDED_DATA.
 world_flags() {  # $@: the user's flags
   WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
-  [[ -n "${DATA_ROOT:-}" || " $* " == *" --data"[_-]"root"* ]] || WORLD_FLAGS+=(--data_root "$root/data/angiograms")
+  EMBEDDED_DATA=""
+  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* ]]; then
+    EMBEDDED_DATA="$root/data"
+    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/angiograms")
+  fi
   [[ -z "${MODEL_PATH:-}" ]] || WORLD_FLAGS+=(--model_path "$MODEL_PATH")
   [[ -z "${DATA_ROOT:-}" ]] || WORLD_FLAGS+=(--data_root "$DATA_ROOT")
   [[ -z "${GPU:-}" ]] || WORLD_FLAGS+=(--gpu "$GPU")
   [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
 }
 
-embedded_data() {  # renders the embedded angiograms where nothing else was named and they are not there yet
-  [[ " ${WORLD_FLAGS[*]} " != *" --data_root $root/data/angiograms "* ]] ||
-    run_module scripts.make_embedded_data --folder "$root/data"
+embedded_data() {  # renders the embedded angiograms where no data were named and they are not there yet
+  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA"
 }
 
 run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours

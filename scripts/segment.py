@@ -8,6 +8,7 @@ chooses the prompt with --policy <run>/final_model.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,11 +50,9 @@ class Args:
 def main(args: Args) -> None:
     """Load, choose the prompt, segment, write."""
     image = load_image(args.image)
-    trained = {} if args.policy is None else read_json(args.policy / "config.json")
-    if args.policy is not None and "prompts" not in trained:
-        raise ValueError(f"{args.policy / 'config.json'}: field prompts is missing; this is not a final_model folder")
+    trained = {} if args.policy is None else policy_config(args.policy / "config.json")
     prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained["prompts"], image)
-    model_path = args.model_path or trained.get("world", {}).get("model_path", DEFAULT_MODEL)
+    model_path = args.model_path or (DEFAULT_MODEL if args.policy is None else trained["world"]["model_path"])
     model, processor = load_sa2va_model(model_path, args.device)
     tiles = trained.get("world", {}).get("max_tiles", processor.max_tiles)
     processor.max_tiles = tiles if args.max_tiles is None else max(1, args.max_tiles)
@@ -67,6 +66,15 @@ def main(args: Args) -> None:
     print(f"prompt: {prompt}\nanswer: {answer.answer}")
     print(f"mask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
     print(f"\nwritten: {mask_file} {overlay_file}")
+
+
+def policy_config(file: Path) -> dict[str, Any]:
+    """What a policy was trained on; a ValueError where it does not say."""
+    config = read_json(file)
+    for field in ("prompts", "world"):
+        if field not in config:
+            raise ValueError(f"{file}: field {field} is missing; this is not a final_model folder")
+    return dict(config)
 
 
 def chosen_prompt(policy: Path, prompts: list[str], image: np.ndarray) -> str:

@@ -6,20 +6,19 @@ Stages of about half an hour on two cores. Run it again after any stop and it go
 `--model_path` of every command takes. The last one is scored on the embedded test patients.
 """
 
-import os
 import shutil
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.data.embedded import embedded_angiograms
 from rl_reward_network.data.regions import make_scenes
-from rl_reward_network.training.nano import STAGES, NanoTrainer, stage_minutes
+from rl_reward_network.models.sa2va.modeling_sa2va import check_device
+from rl_reward_network.training.nano import STAGES, NanoTrainer, stage_facts
 from rl_reward_network.training.nano_card import CardFacts, write_card
 from rl_reward_network.training.nano_data import open_pictures
 from rl_reward_network.training.nano_score import TEST_SCENES, score_regions, score_vessels
-from rl_reward_network.training.world import WorldConfig, open_world
+from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
 
 
@@ -33,7 +32,7 @@ class Args:
     """Seed of pictures, weights and batches."""
     angiograms: int = 4800
     """Training angiograms, one patient each; none of them is in the embedded data set."""
-    scenes: int = 4000
+    scenes: int = 8000
     """Training scenes of coloured objects."""
     stages: int = len(STAGES)
     """Stop after so many stages."""
@@ -46,6 +45,8 @@ def main(args: Args) -> None:
     if not 1 <= args.stages <= len(STAGES):
         raise ValueError(f"stages is {args.stages}, expected 1 to {len(STAGES)}")
     device = WorldConfig(gpu=args.gpu).device
+    check_device(device)
+    test_data = embedded_angiograms()
     pictures = open_pictures(args.output_dir, args.angiograms, args.scenes, args.seed)
     trainer = NanoTrainer(args.output_dir, pictures, args.seed, device)
     results = []
@@ -55,21 +56,28 @@ def main(args: Args) -> None:
     final = args.output_dir / "sa2va-nano"
     with whole_folder(final) as temporary:
         shutil.copytree(results[-1], temporary, dirs_exist_ok=True)
-        _add_card(temporary, args, tuple(map(stage_minutes, results)))
+        world = open_world(
+            WorldConfig(model_path=str(temporary), data_root=test_data, output_dir=args.output_dir, gpu=args.gpu)
+        )
+        regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
+        write_card(temporary, world, score_vessels(world), regions, _facts(args, world, results))
     print(f"\nmodel and card: {final}")
 
 
-def _add_card(folder: Path, args: Args, minutes: tuple[float, ...]) -> None:
-    """Score the model in `folder` and write its card beside the weights."""
-    world = open_world(WorldConfig(model_path=str(folder), output_dir=args.output_dir, gpu=args.gpu))
-    regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
-    device = world.config.device
-    machine = f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
-    changed = (f"--{f.name} {getattr(args, f.name)}" for f in fields(args) if getattr(args, f.name) != f.default)
-    command = " ".join(["python -m scripts.train_nano", *changed])
-    parameters = sum(parameter.numel() for parameter in world.segmenter.model.parameters())
-    facts = CardFacts(command, args.seed, minutes, machine, parameters)
-    write_card(folder, world, score_vessels(world), regions, facts)
+def _facts(args: Args, world: World, results: list[Path]) -> CardFacts:
+    """What the card says about the training, wherever it is scored."""
+    stages = [stage_facts(result) for result in results]
+    changed = [
+        name for name in ("seed", "angiograms", "scenes", "stages") if getattr(args, name) != getattr(Args, name)
+    ]
+    return CardFacts(
+        command=" ".join(["python -m scripts.train_nano", *(f"--{name} {getattr(args, name)}" for name in changed)]),
+        seed=args.seed,
+        minutes=tuple(stage["seconds"] / 60 for stage in stages),
+        machine=" and ".join(dict.fromkeys(stage["machine"] for stage in stages)),
+        parameters=sum(parameter.numel() for parameter in world.segmenter.model.parameters()),
+        versions=stages[-1]["versions"],
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from PIL import Image
 import rl_reward_network.data.embedded as embedded
 from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.regions import make_scenes, read_regions
 from rl_reward_network.data.splits import FRACTIONS, SPLITS
 from rl_reward_network.data.vessel_tree import CATHETER
 
@@ -93,6 +94,16 @@ def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
         embedded.embedded_angiograms(tmp_path, no_gap=True)
 
 
+def test_the_scenes_are_made_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "SCENES", 2)
+    made = embedded.embedded_regions(tmp_path)
+    before = (made / "recipe.json").stat().st_mtime_ns
+    assert embedded.embedded_regions(tmp_path) == made == tmp_path / "regions"
+    assert (made / "recipe.json").stat().st_mtime_ns == before
+    for read, scene in zip(read_regions(made), make_scenes(2, embedded.SEED), strict=True):
+        np.testing.assert_array_equal(read.image, scene.image)
+
+
 def test_a_folder_of_somebody_elses_is_not_taken_for_ours(tmp_path: Path) -> None:
     for name, make in (("angiograms", embedded.embedded_angiograms), ("regions", embedded.embedded_regions)):
         (tmp_path / name).mkdir()
@@ -101,7 +112,8 @@ def test_a_folder_of_somebody_elses_is_not_taken_for_ours(tmp_path: Path) -> Non
 
 
 def test_a_render_that_stops_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+    def stop(folder: Path, *_: object) -> None:
+        (folder / "annotations.json").write_text("[")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(embedded, "write_angiograms", stop)

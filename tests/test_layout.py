@@ -116,7 +116,6 @@ def test_every_source_file_has_its_test() -> None:
         "fingerprint",
         "body_sa2va",
         "segmenter",
-        "world",
         "run_folder",
         "policy_stage",
         "cli",

@@ -18,7 +18,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.masks import dice
-from rl_reward_network.training.nano import NanoTrainer, Stage, batch_of, nano_losses, stage_minutes
+from rl_reward_network.training.nano import NanoTrainer, Stage, batch_of, nano_losses, stage_facts
 from rl_reward_network.training.nano_data import DESCRIBE, Pictures, corpus, open_pictures
 from rl_reward_network.training.readings import TABLE
 
@@ -60,34 +60,57 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return Sa2VAForConditionalGeneration.from_pretrained(folder).state_dict() | helpers
 
 
-@pytest.mark.parametrize("by_codes", [True, False])
-def test_a_killed_and_resumed_training_ends_in_the_same_weights(
-    tmp_path: Path, pictures: Pictures, monkeypatch: pytest.MonkeyPatch, by_codes: bool
+def train_all(folder: Path, pictures: Pictures, stages: list[Stage]) -> list[Path]:
+    trainer = NanoTrainer(folder, pictures)
+    return [trainer.train(number, stage) for number, stage in enumerate(stages)]
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize(("kill_after", "taken_again"), [(3, [[0, 0, 2], [0, 0, 3]]), (7, [])])
+def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
+    tmp_path: Path,
+    pictures: Pictures,
+    monkeypatch: pytest.MonkeyPatch,
+    kill_after: int,
+    taken_again: list[list[int]],
 ) -> None:
     monkeypatch.setattr(training, "CHECKPOINT_EVERY", 2)
-    stage = replace(SMALL, by_codes=by_codes)
-    whole = NanoTrainer(tmp_path / "whole", pictures).train(0, stage)
+    monkeypatch.setattr(training, "LOG_EVERY", 1)
+    stages = [replace(SMALL, steps=4), replace(SMALL, steps=4, by_codes=False, louder_places=4.0, watched=2)]
+    whole = train_all(tmp_path / "whole", pictures, stages)
     taken: list[list[int]] = []
     take = NanoTrainer._step
 
     def step_until_killed(trainer: NanoTrainer, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict:
-        if len(taken) == 5:
+        if len(taken) == kill_after:
             raise KeyboardInterrupt
         taken.append(key)
         return take(trainer, stage, key, optimiser)
 
     monkeypatch.setattr(NanoTrainer, "_step", step_until_killed)
     with pytest.raises(KeyboardInterrupt):
-        NanoTrainer(tmp_path / "broken", pictures).train(0, stage)
-    assert not (tmp_path / "broken" / "stage_1").exists()
+        train_all(tmp_path / "broken", pictures, stages)
+    assert not (tmp_path / "broken" / f"stage_{1 + kill_after // 4}").exists()
     taken.clear()
-    resumed = NanoTrainer(tmp_path / "broken", pictures).train(0, stage)
-    assert taken == [[0, 0, 4], [0, 0, 5]]  # from the checkpoint, not from the start
-    first, second = weights(whole), weights(resumed)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    (line,) = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
-    assert {"stage", "step", "seconds", *LOSSES, *([] if by_codes else ["region"])} == set(line)
-    assert stage_minutes(resumed) * 60 == pytest.approx(line["seconds"], abs=1e-4)
+    resumed = train_all(tmp_path / "broken", pictures, stages)
+    assert taken == [*taken_again, *([0, 1, step] for step in range(0 if taken_again else 2, 4))]  # from the checkpoint
+    for first, second in zip(map(weights, whole), map(weights, resumed), strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    lines = logged(tmp_path / "whole")
+    assert logged(tmp_path / "broken") == lines
+    assert [set(line) - {"stage", "step"} for line in lines] == 4 * [{*LOSSES}] + 4 * [{*LOSSES, "region"}]
+
+
+def test_a_stage_says_how_it_was_made(tmp_path: Path, pictures: Pictures) -> None:
+    facts = stage_facts(NanoTrainer(tmp_path, pictures, seed=3).train(0, SHORT))
+    assert facts["settings"]["seed"] == 3
+    assert facts["seconds"] > 0
+    assert facts["machine"].endswith("CPU cores")
+    assert facts["versions"]["torch"] == torch.__version__
 
 
 def test_each_stage_leaves_a_model_that_loads_and_the_next_goes_on_from_it(tmp_path: Path, pictures: Pictures) -> None:

@@ -15,7 +15,7 @@ from rl_reward_network.training.world import World
 
 def test_the_card_says_what_it_is_and_every_number_it_was_given(known_world: World, tmp_path: Path) -> None:
     vessels, regions = score_vessels(known_world), RegionScores(3, 10, 0.512, 0.7)
-    facts = CardFacts("python -m scripts.train_nano", 0, (25.2, 36.9), "two cores", 3_800_000)
+    facts = CardFacts("python -m scripts.train_nano", 0, (25.2, 36.9), "two cores", 3_800_000, {"torch": "2"})
     text = card_text(vessels, regions, facts)
     for said in ("This is a rehearsal model", facts.command, "25 + 37 minutes", "3,800,000", "0.512", "70.0%"):
         assert said in text

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import rl_reward_network.data.embedded as embedded
-from rl_reward_network.data.regions import PLACES, SIZES, parse_caption
+from rl_reward_network.data.angiograms import LOOKS, render_series
+from rl_reward_network.data.regions import PLACES, SIZES, make_scenes, parse_caption
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.nano import nano_config, nano_tokenizer
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -48,11 +49,18 @@ def test_pictures_are_rendered_once_and_whole(tmp_path: Path, pictures: Pictures
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*.npy"))] == made
 
 
-def test_no_training_picture_is_in_the_embedded_data() -> None:
+def test_no_training_picture_is_in_the_embedded_data(tmp_path: Path) -> None:
     """NumPy pads short seeds with zeros, so different first numbers are what keeps the streams apart."""
-    streams = {SEED, embedded.SEED, TEST_SCENES[1]}
-    assert len(streams) == 3
-    assert 1000 * max(embedded.SEED, TEST_SCENES[1]) < SEED  # SEED + any seed a user would give stays away from them
+    for seed in (0, embedded.SEED, TEST_SCENES[1]):  # the seeds that would coincide without the offset
+        ours = open_pictures(tmp_path, angiograms=6, scenes=3, seed=seed)
+        for number, look in enumerate(LOOKS):
+            frame = next(render_series(np.random.default_rng([SEED + seed, number]), look, 1))
+            np.testing.assert_array_equal(ours.images[number], frame.image)
+            patient = next(render_series(np.random.default_rng([embedded.SEED, number, 0]), look, 1))
+            assert not np.array_equal(ours.images[number], patient.image)
+        for kept in (embedded.SEED, TEST_SCENES[1]):
+            for scene, theirs in zip(ours.scenes, make_scenes(3, kept), strict=True):
+                assert not np.array_equal(scene, theirs.image)
 
 
 def test_numbers_that_are_too_small_are_refused(tmp_path: Path) -> None:

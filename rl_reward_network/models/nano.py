@@ -37,12 +37,12 @@ NANO_SAM = {
 }
 
 
-def nano_tokenizer(corpus: Iterable[str], vocab_size: int = 640) -> Qwen2Tokenizer:
+def nano_tokenizer(corpus: Iterable[str]) -> Qwen2Tokenizer:
     """Byte-level BPE learned from `corpus`, which makes whole words of ours; any other text falls back to bytes."""
     learner = Tokenizer(BPE())
     learner.pre_tokenizer = ByteLevel(add_prefix_space=False)
     alphabet = sorted(ByteLevel.alphabet())
-    trainer = BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    trainer = BpeTrainer(initial_alphabet=alphabet, show_progress=False)
     learner.train_from_iterator(corpus, trainer)
     # the trainer's merges are not in its public interface, but its file format is
     parts = json.loads(learner.to_str())["model"]

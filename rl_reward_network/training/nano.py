@@ -12,6 +12,7 @@ colour, shape, size and place from the features of each region. Codes and linear
 """
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ from rl_reward_network.training.nano_data import (
     vessel_conversation,
     watched_scenes,
 )
+from rl_reward_network.training.run_folder import provenance
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Stage:
 
 STAGES = (
     Stage(steps=700, learning_rate=1.5e-3, vessels=8, phrases=3, descriptions=8, by_codes=True, blind=(6, 2)),
-    Stage(steps=1100, learning_rate=1.0e-3, vessels=4, phrases=2, descriptions=16, louder_places=4.0),
-    Stage(steps=650, learning_rate=1.0e-3, vessels=6, phrases=2, descriptions=6, blind=(4, 1), watched=40, prompts=6),
+    Stage(steps=1200, learning_rate=1.0e-3, vessels=4, phrases=2, descriptions=8, watched=64, louder_places=4.0),
+    Stage(steps=650, learning_rate=1.0e-3, vessels=6, phrases=2, descriptions=6, blind=(4, 1), watched=64, prompts=6),
 )
 WARMUP = 100  # steps
 WEIGHT_DECAY, CLIP_NORM = 0.02, 1.0
@@ -216,12 +218,10 @@ class NanoTrainer:
         result = self.folder / f"stage_{number + 1}"
         if result.exists():
             return self._take_over(result)
-        optimiser = torch.optim.AdamW(
-            self._parameters(), lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
+        optimiser, schedule = self._optimiser(stage)
         self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
         first, seconds = self._resume(number, optimiser, schedule)
+        self._forget_lines(number + 1, first)
         started = time.monotonic() - seconds
         self.model.train()
         bar = tqdm(range(first, stage.steps), f"stage {number + 1}", initial=first, total=stage.steps, unit="step")
@@ -235,8 +235,22 @@ class NanoTrainer:
                 self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
         return self._finish(result, seconds)
 
+    def _optimiser(self, stage: Stage) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+        optimiser = torch.optim.AdamW(
+            self._parameters(), lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
+        )
+        return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
+
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [*self.model.parameters(), *self.helpers.parameters()]
+
+    def _forget_lines(self, stage: int, step: int) -> None:
+        """Drop what was logged after `step` of `stage`: those steps are taken again."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        kept = [line for line in lines if (json.loads(line)["stage"], json.loads(line)["step"]) <= (stage, step)]
+        with whole_file(file) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept))
 
     def _log(self, line: dict[str, float]) -> None:
         with (self.folder / "metrics.jsonl").open("a") as file:
@@ -259,7 +273,8 @@ class NanoTrainer:
         self.model.eval()
         with whole_file(_beside(result, "helpers.safetensors")) as temporary:
             save_file(self.helpers.state_dict(), temporary)
-        write_json(_beside(result, "made.json"), {"settings": self.settings, "seconds": seconds})
+        made = {"settings": self.settings, "seconds": seconds, "machine": machine_name(self.device)} | provenance()
+        write_json(_beside(result, "made.json"), made)
         with whole_folder(result) as temporary:
             self.model.save_pretrained(temporary)
             self.processor.save_pretrained(temporary)
@@ -304,9 +319,17 @@ class NanoTrainer:
         return int(said["step"]), float(said["seconds"])
 
 
-def stage_minutes(result: Path) -> float:
-    """Minutes that a finished stage took; what a kill threw away is not counted."""
-    return float(read_json(_beside(result, "made.json"))["seconds"]) / 60
+def stage_facts(result: Path) -> dict[str, Any]:
+    """How a finished stage came to be: `settings`, `machine`, `versions`, `commit`, and its `seconds`.
+
+    Seconds that a kill threw away are not counted.
+    """
+    return dict(read_json(_beside(result, "made.json")))
+
+
+def machine_name(device: str) -> str:
+    """What `device` is, for people."""
+    return f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _beside(result: Path, kind: str) -> Path:
@@ -314,7 +337,7 @@ def _beside(result: Path, kind: str) -> Path:
 
 
 def _floats(losses: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in losses.items()}
+    return {name: value.item() for name, value in losses.items()}
 
 
 def _rate(step: int, steps: int) -> float:

@@ -31,6 +31,7 @@ class CardFacts:
         minutes: of each stage.
         machine: what it ran on.
         parameters: how many.
+        versions: of Python and packages.
     """
 
     command: str
@@ -38,6 +39,7 @@ class CardFacts:
     minutes: tuple[float, ...]
     machine: str
     parameters: int
+    versions: dict[str, str]
 
 
 def write_card(folder: Path, world: World, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
@@ -76,7 +78,11 @@ seed {facts.seed}, {minutes} minutes on {facts.machine}, on rendered patients th
 ## Scores
 
 Test patients of the embedded angiograms, {vessels.images} images, Dice at 256 x 256 pixels. "Best on" is the share of
-images on which the prompt has the highest Dice. `python -m benchmarks.embedded_world` measures all of it again.
+images on which the prompt has the highest Dice. All of it is measured again by
+
+```bash
+python -m benchmarks.embedded_world --model_path <this folder>
+```
 
 {score_table(vessels)}
 

@@ -6,6 +6,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.angiograms import LOOKS
 from rl_reward_network.data.regions import Scene, caption_correct
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
@@ -76,8 +77,8 @@ def score_vessels(world: World) -> VesselScores:
 
 
 def _by_look(values: np.ndarray, looks: np.ndarray) -> dict[str, float]:
-    """Mean over all and per look."""
-    return {"all": _mean(values)} | {str(look): _mean(values[looks == look]) for look in dict.fromkeys(looks)}
+    """Mean over all and per look that there is."""
+    return {"all": _mean(values)} | {look: _mean(values[looks == look]) for look in LOOKS if look in looks}
 
 
 def _mean(values: np.ndarray) -> float:

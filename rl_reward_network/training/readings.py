@@ -11,7 +11,7 @@ from rl_reward_network.data.angiograms import LOOKS, TREE
 from rl_reward_network.data.vessel_tree import BRANCH, CATHETER, THIN, TRUNK
 from rl_reward_network.env.prompts import PROMPTS
 
-SWELLING = 4  # pixels
+SWELLING = 4  # pixels along rows and columns
 READINGS = {
     "tree": "the whole vessel tree: the ground truth",
     "main": "trunk and branches, without the thin ones",
@@ -19,7 +19,7 @@ READINGS = {
     "tree + catheter": "every dark line, catheter and leads included",
     "trunk": "the trunk alone",
     "thin": "the thin branches alone",
-    "swollen": f"the whole tree and {SWELLING} pixels around it",
+    "swollen": f"the whole tree and {SWELLING} pixels around it, counted along rows and columns",
     "nothing": "an empty mask",
 }
 BITS = {

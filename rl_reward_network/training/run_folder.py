@@ -48,8 +48,7 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
         "prompts": list(world.prompts),
         "patients": {name: len(ids) for name, ids in world.split.groups.items()},
         "images": len(world.samples),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "commit": _commit(),
+        **provenance(),
     }
     write_json(run / "config.json", config)
     save_split(world.split, run / "split.json")
@@ -68,6 +67,12 @@ def read_run_config(run: Path) -> dict[str, Any]:
     return config
 
 
+def provenance() -> dict[str, Any]:
+    """`versions` of Python and packages, and the `commit` of this source tree (None outside of git)."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {"versions": versions, "commit": _commit()}
+
+
 def _plain(value: Any) -> Any:
     return str(value.resolve()) if isinstance(value, Path) else value
 
@@ -79,7 +84,6 @@ def _model_path(world: World) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, None outside of git."""
     here = Path(__file__).parent
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
     return found.stdout.strip() or None

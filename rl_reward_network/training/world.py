@@ -130,9 +130,9 @@ def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample
     Raises:
         ValueError: what `read_annotations` refuses.
     """
+    theirs = data_root.exists() and not (data_root / "recipe.json").exists()
     for no_gap in (False, True):
-        ours = not data_root.exists() or (data_root / "recipe.json").exists()
-        if ours and data_root == angiogram_folder(DEFAULT_FOLDER, no_gap):
+        if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
     return read_annotations(data_root, group_regex)
 

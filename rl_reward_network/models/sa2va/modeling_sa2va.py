@@ -283,11 +283,16 @@ def load_sa2va_model(
     cuda = torch.device(device).type == "cuda"
     if use_flash_attn and not cuda:
         raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
-    if cuda and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
+    check_device(device)
     model = Sa2VAForConditionalGeneration.from_pretrained(
         path,
         dtype=torch.bfloat16 if cuda else torch.float32,
         attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
     )
     return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]
+
+
+def check_device(device: str) -> None:
+    """Raise a ValueError for a GPU that is not there."""
+    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
