@@ -83,11 +83,12 @@ def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
     stages = [replace(SMALL, steps=4), replace(SMALL, steps=4, by_codes=False, louder_places=4.0, watched=2)]
     whole = train_all(tmp_path / "whole", pictures, stages)
     taken: list[list[int]] = []
+    deaths = [kill_after]
     take = NanoTrainer._step
 
     def step_until_killed(trainer: NanoTrainer, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict:
-        if len(taken) == kill_after:
-            raise KeyboardInterrupt
+        if len(taken) == kill_after and deaths:
+            raise KeyboardInterrupt(deaths.pop())
         taken.append(key)
         return take(trainer, stage, key, optimiser)
 

@@ -281,10 +281,13 @@ class NanoTrainer:
         return result
 
     def _take_over(self, result: Path) -> Path:
-        """Go on from a finished stage."""
+        """Go on from a finished stage.
+
+        The weights are copied into the memory that is there: where they lie in a mapped file, off the usual alignment,
+        matrix products round otherwise, and a resumed run would not be the same run.
+        """
         self._check_settings(_beside(result, "made.json"))
-        self.model = Sa2VAForConditionalGeneration.from_pretrained(result)
-        self.model.to(self.device)  # type: ignore[arg-type]
+        self.model.load_state_dict(Sa2VAForConditionalGeneration.from_pretrained(result).state_dict())
         self.helpers.load_state_dict(load_file(_beside(result, "helpers.safetensors"), self.device))
         return result
 
