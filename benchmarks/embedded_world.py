@@ -3,7 +3,7 @@
     python -m benchmarks.embedded_world
 
 About three minutes on two cores, less when the mask bank has the masks already. `scikit-learn` is needed (it comes with
-the test extras).
+the test extras: `pip install -e ".[test]"`).
 """
 
 from dataclasses import dataclass, replace
@@ -16,8 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.embedded import embedded_angiograms
+from rl_reward_network.data.embedded import embedded_angiograms, read_looks
 from rl_reward_network.data.regions import make_scenes
 from rl_reward_network.data.splits import select
 from rl_reward_network.env.observation import observe_image
@@ -89,7 +88,7 @@ def other_lines(no_gap: float, looks: float, regions: RegionScores) -> list[tupl
 
 def looks_seen(world: World) -> float:
     """Accuracy on validation patients of a logistic regression from the observation to the look."""
-    looks = read_json(world.config.data_root / "looks.json")
+    looks = read_looks(world.config.data_root)
 
     def examples(*splits: str) -> tuple[np.ndarray, list[str]]:
         samples = [sample for split in splits for sample in select(world.samples, world.split, split)]

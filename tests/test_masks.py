@@ -1,9 +1,19 @@
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as coco
 
-from rl_reward_network.data.masks import MaskParts, load_mask_png, parse_png, parse_polygon, parse_rle, rasterise
+from rl_reward_network.data.masks import (
+    MaskParts,
+    load_mask_png,
+    parse_png,
+    parse_polygon,
+    parse_rle,
+    rasterise,
+    to_rle,
+)
 
 SIZE = (32, 40)  # H, W: not square, so that swapped axes show
 SQUARE = [10, 10, 20, 10, 20, 20, 10, 20]
@@ -84,6 +94,13 @@ def test_all_rle_forms_give_the_mask_back(share):
     for form in (counts, counts.decode(), runs_of(mask)):
         parts = parse_rle({"size": list(SIZE), "counts": form}, SIZE)
         assert np.array_equal(rasterise(parts, SIZE), mask)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_written_rle_is_plain_json_and_reads_back(share):
+    mask = np.random.default_rng(4).random(SIZE) < share
+    written = json.loads(json.dumps(to_rle(mask)))
+    assert np.array_equal(rasterise(parse_rle(written, SIZE), SIZE), mask)
 
 
 def test_long_runs_survive_the_compressed_form():

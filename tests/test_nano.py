@@ -19,7 +19,8 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.nano import NanoTrainer, Stage, batch_of, nano_losses, stage_facts
-from rl_reward_network.training.nano_data import DESCRIBE, Pictures, corpus, open_pictures
+from rl_reward_network.training.nano_data import Pictures, corpus, open_pictures
+from rl_reward_network.training.nano_score import describe
 from rl_reward_network.training.readings import TABLE
 
 SMALL = Stage(steps=6, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2)
@@ -217,13 +218,7 @@ def test_it_answers_in_words_and_describes_what_it_is_shown(
     right = total = 0
     for scene in make_scenes(6, seed=3):
         for region in scene.objects:
-            said = model.predict_forward(
-                image=scene.image,
-                text=f"<image>{DESCRIBE.format(number=1)}",
-                mask_prompts=[region.mask[None]],
-                processor=processor,
-                max_new_tokens=32,
-            )
+            said = describe(model, processor, scene, region)
             right, total = right + caption_correct(said["prediction"], region), total + 1
             assert not said["prediction_masks"]
     assert right / total >= 0.5

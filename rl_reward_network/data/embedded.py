@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from pycocotools import mask as coco
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.regions import write_regions
 
 PATIENTS, SERIES, FRAMES = 160, 2, 3
@@ -86,6 +86,15 @@ def write_angiograms(folder: Path, patients: int, looks: tuple[str, ...], seed: 
     write_json(folder / "annotations.json", records)
 
 
+def read_looks(folder: Path) -> dict[str, str]:
+    """The look of each frame of a rendered folder, by its file name.
+
+    Raises:
+        ValueError: the folder was not rendered by this program.
+    """
+    return dict(read_json(folder / "looks.json"))
+
+
 def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
     """The look of a series: a patient's second one has another, and all pairs of looks come about equally often."""
     step = 0 if series == 0 else 1 + patient // len(looks) % (len(looks) - 1)
@@ -101,7 +110,6 @@ def _write_series(folder: Path, looks: tuple[str, ...], seed: int, patient: int,
     for number, frame in enumerate(render_series(rng, look, FRAMES)):
         name = f"P{patient:04d}({patient:06d}0001)_1-{series + 3}_1_frame_{first + number:06d}.png"
         Image.fromarray(frame.image).save(folder / "images" / name)
-        rle = coco.encode(np.asfortranarray((frame.parts & TREE > 0).astype(np.uint8)))
-        mask = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
+        mask = to_rle(frame.parts & TREE > 0)
         records.append({"image": name, "text": ["blood vessel"], "mask": mask, "look": look})
     return records

@@ -127,6 +127,12 @@ def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
     return MaskParts(rles=(coco.frPyObjects(uncompressed, *size),))
 
 
+def to_rle(mask: np.ndarray) -> dict[str, Any]:
+    """A bool (H, W) mask as compressed COCO RLE, ready for JSON; `parse_rle` reads it back."""
+    rle = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": list(rle["size"]), "counts": rle["counts"].decode()}
+
+
 def _runs(counts: Any) -> np.ndarray:
     """int64 run lengths (background first) from either form of `counts`."""
     if isinstance(counts, str | bytes):

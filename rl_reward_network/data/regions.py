@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from pycocotools import mask as coco
 
 from rl_reward_network.artefacts import whole_folder
-from rl_reward_network.data.masks import parse_rle, rasterise
+from rl_reward_network.data.masks import parse_rle, rasterise, to_rle
 
 COLOURS = {
     "red": (214, 30, 36),
@@ -145,12 +144,11 @@ def read_regions(folder: Path) -> list[Scene]:
 def _to_row(scene: Scene) -> dict[str, Any]:
     """One scene as a row of GAR's table."""
     Image.fromarray(scene.image).save(png := io.BytesIO(), "PNG", compress_level=1)  # noise hardly shrinks anyway
-    rles = [coco.encode(np.asfortranarray(obj.mask, dtype=np.uint8)) for obj in scene.objects]
     pairs = [({"from": "human", "value": QUESTION}, {"from": "gpt", "value": obj.caption}) for obj in scene.objects]
     pairs[0][0]["value"] = f"<image>\n{QUESTION}"
     return {
         "image": {"bytes": png.getvalue(), "path": None},
-        "mask_rle": [{"size": rle["size"], "counts": rle["counts"].decode()} for rle in rles],
+        "mask_rle": [to_rle(obj.mask) for obj in scene.objects],
         "conversations": [turn for pair in pairs for turn in pair],
         "catagory": " ".join(obj.shape for obj in scene.objects),
     }

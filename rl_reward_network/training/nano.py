@@ -6,8 +6,8 @@ regions to describe. A step's batch depends on the seed and its number alone, so
 
 From scratch, masks alone teach words too slowly: all questions get the same embedding, and the same mask, for hundreds
 of steps. So every prompt, and every word of a phrase, has a learned code. In the first stage SAM 2 is prompted with the
-codes, and the language model learns to say them; in the second it is prompted with what the language model says. In
-the same way captions alone teach the vision tower too slowly to see: from the second stage on a linear layer reads
+codes, and the language model learns to say them; from the second on it is prompted with what the language model says.
+In the same way captions alone teach the vision tower too slowly to see: from the second stage on a linear layer reads
 colour, shape, size and place from the features of each region. Codes and linear layer are not part of the model.
 """
 

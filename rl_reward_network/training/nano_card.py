@@ -7,8 +7,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 from skimage.segmentation import find_boundaries
 
-from rl_reward_network.artefacts import read_json, whole_file, write_json
+from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.data.angiograms import LOOKS
+from rl_reward_network.data.embedded import read_looks
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.env.prompts import PROMPTS
@@ -131,7 +132,7 @@ def reading_table() -> str:
 
 def overlay_sheet(world: World) -> np.ndarray:
     """uint8 (H, W, 3): two test images per look, each as picture, default mask and best mask, truth outlined."""
-    looks_of = read_json(world.config.data_root / "looks.json")
+    looks_of = read_looks(world.config.data_root)
     chosen: dict[str, list[Sample]] = {look: [] for look in LOOKS}
     for sample in select(world.samples, world.split, "test"):
         own = chosen[looks_of[sample.image_path.name]]

@@ -1,13 +1,14 @@
 """How good a Sa2VA is on the embedded world: scores by look and prompt, the planted gap, phrases and captions."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.angiograms import LOOKS
-from rl_reward_network.data.regions import Scene, caption_correct
+from rl_reward_network.data.embedded import read_looks
+from rl_reward_network.data.regions import RegionObject, Scene, caption_correct
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.evaluation.baselines import best_fixed_prompt
@@ -57,7 +58,7 @@ def vessel_tables(world: World, split: str, desc: str) -> tuple[list[Sample], li
 
 def score_vessels(world: World) -> VesselScores:
     """All numbers of the angiograms, on the test patients of a world on embedded data."""
-    looks_of = read_json(world.config.data_root / "looks.json")
+    looks_of = read_looks(world.config.data_root)
     samples, tables = vessel_tables(world, "test", "test patients")
     fixed = best_fixed_prompt(vessel_tables(world, "policy", "policy patients")[1])
     looks = np.array([looks_of[sample.image_path.name] for sample in samples])
@@ -109,12 +110,19 @@ def score_regions(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcesso
         for region, answer in zip(scene.objects, answers, strict=True):
             mask = answer.masks().any(axis=0)
             overlap, union = overlap + int((mask & region.mask).sum()), union + int((mask | region.mask).sum())
-            said = model.predict_forward(
-                image=scene.image,
-                text=f"<image>{DESCRIBE.format(number=1)}",
-                mask_prompts=[region.mask[None]],
-                processor=processor,
-                max_new_tokens=32,
-            )
+            said = describe(model, processor, scene, region)
             right, objects = right + caption_correct(said["prediction"], region), objects + 1
     return RegionScores(len(scenes), objects, round(overlap / max(union, 1), 4), round(right / max(objects, 1), 4))
+
+
+def describe(
+    model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, scene: Scene, region: RegionObject
+) -> dict[str, Any]:
+    """What `predict_forward` answers when one object of a scene is pointed at."""
+    return model.predict_forward(
+        image=scene.image,
+        text=f"<image>{DESCRIBE.format(number=1)}",
+        mask_prompts=[region.mask[None]],
+        processor=processor,
+        max_new_tokens=32,
+    )
