@@ -32,7 +32,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}_"))
     try:
         yield temporary
-        os.chmod(temporary, 0o755)
+        _open_to_readers(temporary)
         aside = temporary.with_name(temporary.name + "_old")
         if path.exists():
             os.replace(path, aside)  # a kill here leaves the old folder under this name, not nothing
@@ -40,6 +40,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Let others read what mkdtemp and safetensors keep to the owner."""
+    for path in (folder, *folder.rglob("*")):
+        os.chmod(path, 0o755 if path.is_dir() else 0o644)
 
 
 def write_json(path: Path, value: Any) -> None:

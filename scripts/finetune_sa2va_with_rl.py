@@ -14,7 +14,7 @@ import tyro
 
 from rl_reward_network.training.policy_stage import PRESETS, run_policy_stage
 from rl_reward_network.training.prompt_ppo import PromptPPOConfig
-from rl_reward_network.training.reward_stage import find_reward_network, run_reward_stage
+from rl_reward_network.training.reward_stage import RewardPlan, find_reward_network, reward_plan, run_reward_stage
 from rl_reward_network.training.run_folder import new_run_folder
 from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
@@ -59,8 +59,8 @@ def main(args: Args) -> None:
     """Open the world, make sure of a reward network, train the policy."""
     ppo = ppo_config(args)
     world = open_world(args.world)
-    reward_net = args.reward_net or find_reward_network(world, args.mode, args.reward_steps)
-    reward_net = reward_net or _train_reward_network(world, args)
+    plan = reward_plan(world, args.mode, args.reward_steps)
+    reward_net = args.reward_net or find_reward_network(world, plan) or _train_reward_network(world, plan)
     folder = args.run_folder or new_run_folder(args.world.output_dir, "sa2va_rl_finetune")
     run_policy_stage(world, args.mode, reward_net, ppo, folder)
     print(f"masks computed by Sa2VA: {world.bank.computed}, read from the bank: {world.bank.reused}")
@@ -77,10 +77,10 @@ def ppo_config(args: Args) -> PromptPPOConfig:
     return replace(preset, **changed)
 
 
-def _train_reward_network(world: World, args: Args) -> Path:
-    print(f"no reward network of mode {args.mode} fits these data and this model: training one first")
-    folder = new_run_folder(args.world.output_dir, "reward_net")
-    run_reward_stage(world, args.mode, folder, args.reward_steps)
+def _train_reward_network(world: World, plan: RewardPlan) -> Path:
+    print(f"no reward network of mode {plan.mode} fits these data and this model: training one first")
+    folder = new_run_folder(world.config.output_dir, "reward_net")
+    run_reward_stage(world, plan, folder)
     show_agreement(folder)
     return folder / "best_reward_net"
 

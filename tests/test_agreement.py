@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
-from rl_reward_network.evaluation.agreement import agreement, agreement_table
+from rl_reward_network.evaluation.agreement import agreement, coverage
 
 
 def test_every_number_by_hand():
@@ -49,12 +50,28 @@ def test_one_image_ranked_by_equal_scores_counts_zero_and_one_without_a_choice_i
     assert agreement(predicted[:2], true[:2], np.array([0, 1]))["within_image_spearman"] is None
 
 
-def test_the_mean_stands_beside_the_network():
-    predicted, true, images = np.array([0.3, 0.6, 0.9]), np.array([0.2, 0.6, 1.0]), np.zeros(3)
-    table = agreement_table(predicted, true, images)
-    assert table["reward network"] == agreement(predicted, true, images)
-    assert table["predict the mean"]["mae"] == pytest.approx(0.8 / 3)
-    assert agreement_table(predicted, true, images, mean=0.2)["predict the mean"]["mae"] == pytest.approx(0.4)
+def test_poor_masks_are_told_apart_as_often_as_scikit_learn_says():
+    rng = np.random.default_rng(3)
+    true = rng.random(200)
+    predicted = (true + rng.normal(0, 0.3, 200)).clip(0, 1).round(1)  # with ties
+    expected = roc_auc_score(true >= 0.7, predicted)
+    assert agreement(predicted, true, np.zeros(200))["auroc_poor"] == pytest.approx(expected)
+    assert agreement(predicted, np.full(200, 0.4), np.zeros(200))["auroc_poor"] is None
+
+
+def test_the_middle_is_judged_by_itself_and_only_when_there_is_enough_of_it():
+    true = np.concatenate([np.linspace(0.71, 0.89, 10), [0.1, 0.99]])
+    predicted = np.concatenate([np.linspace(0.5, 0.6, 10)[::-1], [0.0, 1.0]])
+    row = agreement(predicted, true, np.zeros(12))
+    assert row["pearson_middle"] == pytest.approx(-1)
+    assert row["pearson"] > 0.5
+    assert agreement(predicted[1:], true[1:], np.zeros(11))["pearson_middle"] is None
+
+
+def test_coverage_is_the_share_inside_the_interval():
+    assert coverage(np.array([0.5, 0.5, 0.5]), np.array([0.1, 0.1, 0.3]), np.array([0.55, 0.7, 0.7])) == pytest.approx(
+        2 / 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -5,7 +7,7 @@ from skimage.draw import line
 
 from rl_reward_network.rewards.masks import dice, recall
 from rl_reward_network.training import damage as families
-from rl_reward_network.training.damage import DAMAGES, damage, ridge_mask
+from rl_reward_network.training.damage import DAMAGES, damage, ridge_masks
 
 
 def tree(size=96):
@@ -108,11 +110,15 @@ def test_bad_input(mask, kinds, message):
 
 
 @pytest.mark.parametrize("dark", [True, False])
-def test_ridge_mask_finds_tubes_of_the_asked_polarity(dark):
+def test_ridge_masks_find_tubes_of_each_polarity_and_stricter_ones_are_smaller(dark):
     truth = tree()
     grey = np.where(truth, 60, 180) if dark else np.where(truth, 180, 60)
-    image = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
-    found = ridge_mask(image, black_ridges=dark)
-    assert overlap(found, truth) > 0.6
-    assert recall(ridge_mask(image, black_ridges=not dark)[None], truth[None])[0] < 0.2
-    assert not ridge_mask(np.full((32, 32, 3), 90, np.uint8)).any()
+    masks = ridge_masks(np.repeat(grey[..., None], 3, axis=2).astype(np.uint8))
+    assert (masks.dtype, masks.shape) == (bool, (6, *truth.shape))
+    right, wrong = (masks[:3], masks[3:]) if dark else (masks[3:], masks[:3])
+    assert overlap(right[1], truth) > 0.6
+    assert recall(wrong[1][None], truth[None])[0] < 0.2
+    for loose, strict in pairwise(right):
+        assert (strict <= loose).all()
+        assert strict.sum() < loose.sum()
+    assert not ridge_masks(np.full((32, 32, 3), 90, np.uint8)).any()

@@ -1,17 +1,16 @@
 import json
 import pickle
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, judge
+from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, judge
 from rl_reward_network.rewards import masks as exact
 
-NUMBERS = ("dice", "iou", "precision", "recall")
-SMALL = RewardNetworkConfig(channels=(8, 16))
+SMALL = RewardNetworkConfig(channels=(8, 16), members=2)
 
 
 def pair(height, width, batch=2, seed=0):
@@ -24,78 +23,154 @@ def pair(height, width, batch=2, seed=0):
 @pytest.fixture
 def saved(tmp_path):
     torch.manual_seed(3)
-    network = RewardNetwork(SMALL, {"mode": "quick", "splits": ["reward"]})
+    network = RewardNetwork(
+        replace(SMALL, caution=0.5, interval=3.0, calibration=((1.1, 0.1),) * 4),
+        {"mode": "quick", "splits": ["reward"]},
+    )
     network.save_pretrained(tmp_path / "best_reward_net")
     return network, tmp_path / "best_reward_net"
+
+
+def network_of(config=SMALL):
+    """Random weights that have seen some pictures, so that their BatchNorm is not the identity."""
+    torch.manual_seed(1)
+    network = RewardNetwork(config)
+    for _ in range(3):
+        network.truth_maps(torch.rand(2, 3, 32, 48))
+    return network.eval()
 
 
 def test_judge_of_binary_maps_is_the_exact_overlap():
     rng = np.random.default_rng(0)
     mask, truth = rng.random((2, 6, 200, 200)) < rng.uniform(0.1, 0.9, (2, 6, 1, 1))
-    output = judge(*(torch.from_numpy(x)[:, None].float() for x in (mask, truth)))
-    for name in NUMBERS:  # smoothed by one pixel of thousands
-        np.testing.assert_allclose(getattr(output, name).numpy(), getattr(exact, name)(mask, truth), atol=3e-4)
-    np.testing.assert_array_equal(output.error_map[:, 0].numpy(), mask ^ truth)
+    numbers = judge(*(torch.from_numpy(x)[:, None].float() for x in (mask, truth)))
+    for name, found in zip(NUMBERS, numbers, strict=True):  # smoothed by one pixel of thousands
+        np.testing.assert_allclose(found.numpy(), getattr(exact, name)(mask, truth), atol=3e-4)
 
 
 def test_judge_of_soft_maps_in_closed_form():
     mask, truth = torch.full((1, 1, 10, 10), 0.5), torch.full((1, 1, 10, 10), 0.2)
-    output = judge(mask, truth)  # sums: both 10, mask 50, truth 20
-    assert output.dice.item() == pytest.approx(21 / 71)
-    assert output.iou.item() == pytest.approx(11 / 61)
-    assert output.precision.item() == pytest.approx((10 + 1 / 71) / 51)
-    assert output.recall.item() == pytest.approx((10 + 1 / 71) / 21)
-    assert output.error_map.unique().item() == pytest.approx(0.5)  # .5 * .8 + .5 * .2
+    expected = [21 / 71, 11 / 61, (10 + 1 / 71) / 51, (10 + 1 / 71) / 21]  # sums: both 10, mask 50, truth 20
+    assert judge(mask, truth)[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_judge_keeps_the_empty_mask_rule():
     empty, full = torch.zeros(1, 1, 64, 64), torch.ones(1, 1, 64, 64)
     for mask, truth, expected in ((empty, empty, 1), (empty, full, 0), (full, empty, 0), (full, full, 1)):
-        output = judge(mask, truth)
-        assert [getattr(output, name).item() for name in NUMBERS] == pytest.approx([expected] * 4, abs=3e-4)
+        assert judge(mask, truth)[:, 0].tolist() == pytest.approx([expected] * 4, abs=3e-4)
 
 
 @pytest.mark.parametrize("size", [(97, 131), (64, 64), (1, 1), (3, 200)])
 def test_any_size_gives_numbers_and_maps_in_range(size):
     image, mask = pair(*size)
-    output = RewardNetwork()(image, mask)
+    output = RewardNetwork().eval()(image, mask)
     assert output.error_map.shape == output.truth_map.shape == (2, 1, *size)
-    for field in fields(output):
-        value = getattr(output, field.name)
+    assert output.members.shape == (4, 3, 2)
+    for name in (*NUMBERS, "error_map", "truth_map"):
+        value = getattr(output, name)
         assert value.shape[0] == 2
-        assert ((value >= 0) & (value <= 1)).all(), field.name
-    assert torch.equal(output.score, output.dice)
+        assert ((value >= 0) & (value <= 1)).all(), name
+
+
+def test_error_map_and_numbers_are_of_the_mean_member():
+    network, (image, mask) = network_of(), pair(32, 48)
+    maps, output = network.truth_maps(image), network(image, mask)
+    truth = maps.mean(dim=0)
+    torch.testing.assert_close(output.truth_map, truth)
+    torch.testing.assert_close(output.error_map, mask * (1 - truth) + (1 - mask) * truth)
+    torch.testing.assert_close(output.members, torch.stack([judge(mask, m) for m in maps], dim=1), rtol=1e-4, atol=1e-6)
+    for index, name in enumerate(NUMBERS):
+        torch.testing.assert_close(getattr(output, name), output.members[index].mean(dim=0))
+    binary = (mask > 0.5).float()
+    torch.testing.assert_close(network(image, binary).error_map, torch.where(binary > 0, 1 - truth, truth))
+
+
+def test_score_is_the_weighted_numbers_less_k_times_their_spread():
+    config = replace(SMALL, score_weights=(0.5, 0.0, 0.2, 0.3), caution=1.5)
+    image, mask = pair(32, 48)
+    output = network_of(config)(image, mask)
+    dice, _, precision, recall = output.members
+    weighted = 0.5 * dice + 0.2 * precision + 0.3 * recall
+    torch.testing.assert_close(output.spread, weighted.std(dim=0, correction=0))
+    torch.testing.assert_close(output.score, weighted.mean(dim=0) - 1.5 * output.spread)
+    assert (output.spread > 1e-4).all(), "members of one network differ"
+
+
+def test_calibration_moves_numbers_along_their_logit_and_keeps_their_order():
+    image, mask = pair(32, 48, batch=6)
+    plain = network_of()(image, mask).members
+    lines = ((2.0, 0.5), (1.0, 0.0), (1.0, 0.0), (1.0, -1.0))
+    moved = network_of(replace(SMALL, calibration=lines))(image, mask).members
+    torch.testing.assert_close(moved[0], (2 * plain[0].logit() + 0.5).sigmoid())
+    torch.testing.assert_close(moved[1:3], plain[1:3])
+    torch.testing.assert_close(moved[3], (plain[3].logit() - 1).sigmoid())
+    assert torch.equal(moved[0].argsort(dim=1), plain[0].argsort(dim=1))
+
+
+def test_a_mask_does_not_change_what_the_network_thinks_of_the_image():
+    network, (image, mask) = network_of(), pair(32, 48)
+    assert torch.equal(network(image, mask).truth_map, network(image, 1 - mask).truth_map)
+
+
+def test_one_member_alone():
+    network, (image, mask) = network_of(replace(SMALL, caution=2.0)), pair(32, 48)
+    single, all_of_them = network.alone(1)(image, mask), network(image, mask)
+    torch.testing.assert_close(single.dice, all_of_them.members[0, 1])
+    torch.testing.assert_close(single.score, single.dice)
+
+
+@pytest.mark.parametrize("size", [(150, 210), (64, 300), (129, 65)])
+def test_tiles_give_the_map_of_the_whole_image(monkeypatch, size):
+    network, (image, mask) = network_of(replace(SMALL, channels=(8, 16, 16))), pair(*size)
+    whole = network(image, mask)
+    monkeypatch.setattr("rl_reward_network.models.reward_network.TILE", 64)
+    tiled = network(image, mask)
+    torch.testing.assert_close(tiled.truth_map, whole.truth_map, rtol=0, atol=1e-5)
+    torch.testing.assert_close(tiled.score, whole.score, rtol=0, atol=1e-5)
+
+
+def test_the_margin_of_a_tile_is_wider_than_the_field_of_view():
+    torch.manual_seed(0)
+    network = RewardNetwork(RewardNetworkConfig(members=1)).eval()
+    image = torch.rand(1, 3, 400, 400, requires_grad=True)
+    (gradient,) = torch.autograd.grad(network.truth_maps(image)[..., 200, 200].sum(), image)
+    reach = (gradient.abs().sum(dim=(0, 1)) > 0).nonzero()
+    assert 60 < (reach - 200).abs().max() < 8 * 2**4
 
 
 def test_padding_repeats_the_border_below_and_right_and_is_cut_off_again():
-    network, (image, mask) = RewardNetwork(SMALL), pair(21, 30)
+    network, (image, mask) = network_of(), pair(21, 30)
     padded = (torch.nn.functional.pad(x, (0, 2, 0, 3), mode="replicate") for x in (image, mask))
     expected = network(*padded).truth_map[..., :21, :30]
     torch.testing.assert_close(network(image, mask).truth_map, expected, rtol=0, atol=1e-6)
 
 
 def test_size_of_the_default():
-    count = sum(parameter.numel() for parameter in RewardNetwork().parameters())
-    assert 100_000 < count < 500_000
+    member = RewardNetwork().members[0]
+    assert 400_000 < sum(parameter.numel() for parameter in member.parameters()) < 500_000
 
 
 def test_masks_of_a_batch_do_not_see_each_other():
-    network, (image, mask) = RewardNetwork(SMALL), pair(40, 56)
+    network, (image, mask) = network_of(), pair(40, 56)
     both = network(image, mask).score
     alone = torch.cat([network(image[i : i + 1], mask[i : i + 1]).score for i in range(2)])
     torch.testing.assert_close(both, alone, rtol=0, atol=1e-6)
 
 
-def test_training_and_evaluation_mode_agree():
-    network, (image, mask) = RewardNetwork(SMALL), pair(40, 56)
-    assert torch.equal(network.train()(image, mask).score, network.eval()(image, mask).score)
+def test_an_image_of_many_masks_is_looked_at_once():
+    network, (image, mask) = network_of(), pair(40, 56, batch=5)
+    once = network(image[:1], mask)
+    again = network(image[:1].expand(5, -1, -1, -1), mask)
+    torch.testing.assert_close(once.score, again.score, rtol=0, atol=1e-6)
+    assert once.truth_map.shape == again.truth_map.shape == (5, 1, 40, 56)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.5])
-def test_gradient_reaches_every_pixel_of_the_mask_and_is_finite(value):
+@pytest.mark.parametrize("members", [1, 3])
+def test_gradient_reaches_every_pixel_of_the_mask_and_is_finite(value, members):
     image, _ = pair(50, 70, batch=1)
     mask = torch.full((1, 1, 50, 70), value, requires_grad=True)
-    output = RewardNetwork(SMALL)(image, mask)
+    output = network_of(replace(SMALL, members=members))(image, mask)
     for number in (output.score, output.iou, output.precision, output.recall, output.error_map.mean()):
         (gradient,) = torch.autograd.grad(number.sum(), mask, retain_graph=True)
         assert gradient.isfinite().all()
@@ -103,17 +178,22 @@ def test_gradient_reaches_every_pixel_of_the_mask_and_is_finite(value):
 
 
 def test_gradient_is_the_slope_of_the_score():
-    network, (image, mask) = RewardNetwork(SMALL).double(), pair(12, 12, batch=1)
+    network, (image, mask) = network_of().double(), pair(8, 8, batch=1)
     mask = mask.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda m: network(image.double(), m).precision, (mask,))
+    assert torch.autograd.gradcheck(lambda m: network(image.double(), m).score, (mask,))
 
 
 @pytest.mark.parametrize(
     ("image", "mask", "message"),
     [
-        (torch.zeros(2, 3, 8, 8), torch.zeros(1, 1, 8, 8), r"got \(2, 3, 8, 8\) and \(1, 1, 8, 8\)"),
-        (torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8), r"expected image \(B, 3, H, W\)"),
-        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 9), r"and \(1, 1, 8, 9\)"),
+        (
+            torch.zeros(2, 3, 8, 8),
+            torch.zeros(1, 1, 8, 8),
+            r"image must be \(B or 1, 3, H, W\) for masks \(1, 1, 8, 8\), got \(2,",
+        ),
+        (torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8), r"image must be .* got \(1, 1, 8, 8\)"),
+        (torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 9), r"for masks \(1, 1, 8, 9\)"),
+        (torch.zeros(2, 3, 8, 8), torch.zeros(2, 2, 8, 8), r"mask must be \(B, 1, H, W\), got \(2, 2, 8, 8\)"),
         (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, 1, 8, 8), "must be float .* got torch.uint8"),
     ],
 )
@@ -122,18 +202,31 @@ def test_bad_input(image, mask, message):
         RewardNetwork(SMALL)(image, mask)
 
 
-def test_sizes_that_cannot_be_built_are_refused():
-    with pytest.raises(ValueError, match=r"channels=\(12,\): every width must be a positive multiple of norm_groups=8"):
-        RewardNetworkConfig(channels=(12,))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": ()}, r"channels=\(\), members=3"),
+        ({"members": 0}, "members=0"),
+        ({"score_weights": (1.0, 1.0, 0.0, 0.0)}, r"four weights >= 0 of \('dice', 'iou', 'precision', 'recall'\)"),
+        ({"score_weights": (2.0, -1.0, 0.0, 0.0)}, "four weights >= 0"),
+        ({"calibration": ((0.0, 1.0),) * 4}, "four pairs of a slope > 0 and an offset"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        RewardNetworkConfig(**change)
 
 
 def test_saved_and_loaded_are_equal_bit_for_bit(saved):
     network, folder = saved
     loaded = RewardNetwork.from_pretrained(str(folder))
     assert (loaded.config, loaded.training_info) == (network.config, network.training_info)
-    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), loaded.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
     image, mask = pair(33, 47)
-    assert torch.equal(network(image, mask).error_map, loaded(image, mask).error_map)
+    assert torch.equal(network.eval()(image, mask).error_map, loaded(image, mask).error_map)
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     with pytest.raises(pickle.UnpicklingError):
         pickle.loads((folder / "model.safetensors").read_bytes())
@@ -162,7 +255,7 @@ def edit_config(folder, **changes):
 
 def test_other_version_is_refused(saved):
     edit_config(saved[1], version=99)
-    with pytest.raises(ValueError, match=r"config.json: field version is 99, this code reads 1; train one"):
+    with pytest.raises(ValueError, match=r"config.json: field version is 99, this code reads 2; train one"):
         RewardNetwork.from_pretrained(saved[1])
 
 
@@ -183,7 +276,7 @@ def test_truncated_weights_are_refused(saved, keep):
 def test_weights_of_another_network_are_refused(saved):
     path = saved[1] / "model.safetensors"
     weights = load_file(path)
-    weights["tail.bias"] = weights.pop("head.bias")
+    weights["tail.bias"] = weights.pop("members.0.head.bias")
     save_file(weights, path)
     with pytest.raises(ValueError, match=r"model.safetensors: damaged or of another network .*head.bias.*tail.bias"):
         RewardNetwork.from_pretrained(saved[1])

@@ -1,9 +1,13 @@
-"""How well predicted Dice agrees with true Dice: over all masks, and among the masks of one image."""
+"""How well predicted Dice agrees with true Dice: over all masks, among the masks of one image, and where it matters."""
 
 import numpy as np
 from scipy import stats
 
 Row = dict[str, float | None]
+
+POOR = 0.7  # Dice below which a mask should be recognised as poor
+MIDDLE = (0.7, 0.9)  # Dice between which real masks mostly lie, and where ranking them is hard
+FEWEST = 10  # masks; a correlation of fewer says nothing
 
 
 def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> Row:
@@ -22,6 +26,10 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
             different true scores.
         `top1_regret`: true Dice lost by taking the mask predicted best, mean over images; equal best predictions share
             the choice.
+        `auroc_poor`: chance that a mask of true Dice below 0.7 is predicted below one that is not, equal predictions
+            counting half; None where there are only masks of one kind.
+        `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None where fewer than 10 are, or either side is
+            constant.
 
     Raises:
         ValueError: lengths differ, nothing came, or a score is not finite.
@@ -30,32 +38,36 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
     _check(predicted, true, image_ids)
     images = [image_ids == name for name in np.unique(image_ids)]
     undefined = _constant(predicted) or _constant(true)
+    middle = (true >= MIDDLE[0]) & (true <= MIDDLE[1])
     return {
         "mae": float(np.abs(predicted - true).mean()),
-        "pearson": None if undefined else float(stats.pearsonr(predicted, true).statistic),
+        "pearson": _pearson(predicted, true),
         "spearman": None if undefined else float(stats.spearmanr(predicted, true).statistic),
         "within_image_spearman": None if undefined else _within(predicted, true, images),
         "top1_regret": float(np.mean([_regret(predicted[image], true[image]) for image in images])),
+        "auroc_poor": _auroc(predicted, true < POOR),
+        "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= FEWEST else None,
     }
 
 
-def agreement_table(
-    predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray, mean: float | None = None
-) -> dict[str, Row]:
-    """`agreement` of the network beside the row it must beat.
+def coverage(predicted: np.ndarray, half_width: np.ndarray, true: np.ndarray) -> float:
+    """Share of masks whose true Dice lies inside predicted +- half_width; all float (N,)."""
+    return float((np.abs(predicted - true) <= half_width).mean())
 
-    Args:
-        predicted: as `agreement`.
-        true: as `agreement`.
-        image_ids: as `agreement`.
-        mean: the constant that "predict the mean" predicts, such as the mean true Dice of the training masks; without
-            it the mean of `true` itself, the best that constant could be.
-    """
-    constant = np.full(len(true), np.mean(true) if mean is None else mean)
-    return {
-        "reward network": agreement(predicted, true, image_ids),
-        "predict the mean": agreement(constant, true, image_ids),
-    }
+
+def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
+    """Correlation; None where it is undefined."""
+    if _constant(predicted) or _constant(true):
+        return None
+    return float(stats.pearsonr(predicted, true).statistic)
+
+
+def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
+    """Chance that a poor mask is predicted below another."""
+    if poor.all() or not poor.any():
+        return None
+    wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
+    return float(wins / (poor.sum() * (~poor).sum()))
 
 
 def _within(predicted: np.ndarray, true: np.ndarray, images: list[np.ndarray]) -> float | None:

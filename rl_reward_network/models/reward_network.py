@@ -1,10 +1,13 @@
-"""The reward network: a small U-Net that looks at an image and a mask and says how good the mask is, and where wrong.
+"""The reward network: looks at an image, says where the object truly is, and judges any mask by that.
 
-It predicts one map, the probability that a pixel truly is object. Everything else follows from that map and the mask in
-closed form, so that the score always agrees with the error map and its gradient reaches every pixel of the mask.
+An ensemble of small U-Nets predicts, from the image alone, how likely each pixel is object. Everything else follows
+from this truth map and the mask in closed form. So a mask cannot talk the network round (what it says about the image
+does not depend on the mask), the score always agrees with the error map, its gradient reaches every pixel of the mask,
+and a second mask of the same image costs next to nothing.
 """
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,73 +20,120 @@ from torch import Tensor, nn
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 
-VERSION = 1
+VERSION = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `bash run_experiment3.sh quick`"
-TRUST, SPARSE = 1.5, -1.0  # before training a masked pixel is object with p = 0.62, any other with p = 0.08
+NUMBERS = ("dice", "iou", "precision", "recall")
 ONE_PIXEL = 1.0  # keeps every ratio and its gradient finite when nothing is masked
+RARE = -2.0  # before training a pixel is object with p = 0.12
+TILE = 512  # pixels; larger images are looked at tile by tile, so memory does not grow with them
 
 
 @dataclass(frozen=True)
 class RewardNetworkConfig:
-    """Sizes of a reward network; written into its config.json."""
+    """Sizes of a reward network and what validation chose; written into its config.json."""
 
     version: int = VERSION
     """Format of the saved folder; other versions are refused."""
-    channels: tuple[int, ...] = (16, 32, 64, 96)
+    channels: tuple[int, ...] = (16, 32, 64, 128)
     """Width of each level; the first works at half the image size, each further one at half of the last."""
-    norm_groups: int = 8
-    """Groups of each GroupNorm; divides every width."""
+    members: int = 3
+    """U-Nets in the ensemble."""
+    score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    """What the score is made of: weights of predicted Dice, IoU, precision and recall; their sum is 1."""
+    calibration: tuple[tuple[float, float], ...] = ((1.0, 0.0),) * 4
+    """Slope and offset, in logits, that set each of the four numbers right on validation masks; slopes are positive, so
+    no order of masks changes."""
+    caution: float = 1.0
+    """k of the conservative score, mean - k * (standard deviation between members); chosen on validation."""
+    interval: float = 2.0
+    """Half width of the 90 % interval of the predicted Dice, in standard deviations between members; by validation."""
+    ascent_step: float = 0.2
+    """Most that one step of gradient ascent may change a pixel of the mask; chosen on validation."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes no network can be built from."""
-        if not self.channels or self.norm_groups < 1 or any(c < 1 or c % self.norm_groups for c in self.channels):
-            raise ValueError(
-                f"channels={self.channels}: every width must be a positive multiple of norm_groups={self.norm_groups}"
-            )
+        """Refuse sizes and weights no network can be built from."""
+        if not self.channels or min(self.channels) < 1 or self.members < 1:
+            raise ValueError(f"channels={self.channels}, members={self.members}: every one must be at least 1")
+        if len(self.score_weights) != 4 or min(self.score_weights) < 0 or abs(sum(self.score_weights) - 1) > 1e-6:
+            raise ValueError(f"score_weights={self.score_weights}: four weights >= 0 of {NUMBERS} that sum to 1")
+        if len(self.calibration) != 4 or min(slope for slope, _ in self.calibration) <= 0:
+            raise ValueError(f"calibration={self.calibration}: four pairs of a slope > 0 and an offset")
 
 
 @dataclass(frozen=True)
 class RewardOutput:
-    """What the network says about B masks: numbers float (B,) in [0, 1], maps float (B, 1, H, W) in [0, 1]."""
+    """What the ensemble of K members says about B masks: numbers float (B,), maps float (B, 1, H, W) in [0, 1]."""
 
     dice: Tensor
+    """Predicted Dice, the mean over members; `iou`, `precision` and `recall` likewise; all in [0, 1]."""
     iou: Tensor
     precision: Tensor
     recall: Tensor
     score: Tensor
-    """The reward: the predicted Dice."""
+    """The reward: weighted numbers, mean - k * spread. At most 1; it can fall a little below 0."""
+    members: Tensor
+    """The four numbers of each member, (4, K, B)."""
+    spread: Tensor
+    """Standard deviation between the members' weighted numbers."""
     truth_map: Tensor
-    """Probability that the pixel is object."""
+    """Probability that the pixel is object, the mean over members."""
     error_map: Tensor
     """Probability that the mask is wrong at the pixel."""
 
 
-def judge(mask: Tensor, truth_map: Tensor) -> RewardOutput:
-    """Soft Dice, IoU, precision, recall and error map of masks, given how likely each pixel is object.
+def judge(mask: Tensor, truth_map: Tensor) -> Tensor:
+    """Soft Dice, IoU, precision and recall of masks, given how likely each pixel is object.
 
     Sums over pixels, each ratio smoothed by one pixel, so that two empty maps give 1 everywhere and an empty mask of a
     non-empty object goes to 0 (the rule of `rewards.masks`), all with a finite gradient.
 
     Args:
-        mask: float (B, 1, H, W) in [0, 1]; binary masks give the ordinary numbers.
-        truth_map: float (B, 1, H, W) in [0, 1]; the true mask gives the true numbers.
+        mask: float (..., 1, H, W) in [0, 1]; binary masks give the ordinary numbers.
+        truth_map: float (..., 1, H, W) in [0, 1], broadcast against `mask`; the true mask gives the true numbers.
+
+    Returns:
+        float32 or wider (4, ...) in [0, 1], in the order of `NUMBERS`.
     """
     dtype = torch.promote_types(mask.dtype, torch.float32)  # half precision cannot count pixels
-    both, masked, true = (x.sum(dim=(1, 2, 3), dtype=dtype) for x in (mask * truth_map, mask, truth_map))  # (B,) pixels
+    both, masked, true = (x.sum(dim=(-3, -2, -1), dtype=dtype) for x in (mask * truth_map, mask, truth_map))  # pixels
     nothing = ONE_PIXEL * ONE_PIXEL / (masked + true + ONE_PIXEL)  # one pixel where both are empty, else nearly none
     dice = (2 * both + ONE_PIXEL) / (masked + true + ONE_PIXEL)
     iou = (both + ONE_PIXEL) / (masked + true - both + ONE_PIXEL)
     precision = (both + nothing) / (masked + ONE_PIXEL)
     recall = (both + nothing) / (true + ONE_PIXEL)
-    error_map = mask * (1 - truth_map) + (1 - mask) * truth_map
-    return RewardOutput(dice, iou, precision, recall, dice, truth_map, error_map)
+    return torch.stack([dice, iou, precision, recall])
+
+
+class UNet(nn.Module):
+    """One member: from an image to the logits of its truth map.
+
+    The finest level packs 2x2 pixels into channels: a quarter of the work, and one-pixel vessels lose nothing.
+    """
+
+    def __init__(self, channels: tuple[int, ...]) -> None:
+        """Fresh weights from torch's global seed."""
+        super().__init__()
+        self.down = nn.ModuleList(_block(i, o) for i, o in zip((12, *channels), channels, strict=False))
+        pairs = list(pairwise(channels))[::-1]  # (finer, coarser), from the coarsest up
+        self.up = nn.ModuleList(_block(finer + coarser, finer) for finer, coarser in pairs)
+        self.head = nn.Conv2d(channels[0], 4, 1)
+        nn.init.constant_(self.head.bias, RARE)  # type: ignore[arg-type]
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits (B, 1, H, W) of float images (B, 3, H, W) in [0, 1]; H and W multiples of 2 ** levels."""
+        levels = [self.down[0](F.pixel_unshuffle(image * 4 - 2, 2))]
+        for block in self.down[1:]:
+            levels.append(block(F.avg_pool2d(levels[-1], 2)))
+        x = levels.pop()
+        for block in self.up:
+            x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
+        return F.pixel_shuffle(self.head(x), 2)
 
 
 class RewardNetwork(nn.Module):
-    """A U-Net from image and mask to a truth map, and from there to the numbers of `judge`.
+    """An ensemble of U-Nets from image to truth map, and from there to the numbers of `judge`.
 
-    The finest level packs 2x2 pixels into channels: a quarter of the work, and one-pixel vessels lose nothing.
     `training_info` says what the weights were trained on (mode, data fingerprint, groups); it is saved with them.
     """
 
@@ -92,43 +142,72 @@ class RewardNetwork(nn.Module):
         super().__init__()
         self.config = config or RewardNetworkConfig()
         self.training_info = dict(training_info or {})
-        widths, groups = self.config.channels, self.config.norm_groups
-        self.down = nn.ModuleList(_block(i, o, groups) for i, o in zip((16, *widths), widths, strict=False))
-        pairs = list(pairwise(widths))[::-1]  # (finer, coarser), from the coarsest up
-        self.up = nn.ModuleList(_block(finer + coarser, finer, groups) for finer, coarser in pairs)
-        self.head = nn.Conv2d(widths[0], 4, 1)
+        self.members = nn.ModuleList(UNet(self.config.channels) for _ in range(self.config.members))
 
     def forward(self, image: Tensor, mask: Tensor) -> RewardOutput:
         """The predicted quality of each mask; differentiable in `mask`.
 
         Args:
-            image: float (B, 3, H, W), RGB in [0, 1]; any H and W.
+            image: float (B, 3, H, W), RGB in [0, 1], any H and W; or (1, 3, H, W), the image of all B masks, which is
+                then looked at once.
             mask: float (B, 1, H, W) in [0, 1]; soft masks allowed.
 
         Raises:
             ValueError: a shape or dtype other than these.
         """
-        return judge(mask, self.truth_logits(image, mask).sigmoid())
-
-    def truth_logits(self, image: Tensor, mask: Tensor) -> Tensor:
-        """Logits of the truth map, float (B, 1, H, W); arguments as `forward`."""
         _check(image, mask)
-        height, width = mask.shape[-2:]
-        step = 2 ** len(self.config.channels)
-        x = torch.cat([image, mask], dim=1) * 4 - 2
-        x = F.pad(x, (0, -width % step, 0, -height % step), mode="replicate")
-        correction = self._unet(F.pixel_unshuffle(x, 2))[..., :height, :width]
-        return correction + TRUST * (2 * mask - 1) + SPARSE  # learning where a mask is wrong takes half the steps
+        return self.judge(mask, self.truth_maps(image))
 
-    def _unet(self, x: Tensor) -> Tensor:
-        """From packed input (B, 16, h, w) to logits (B, 1, 2h, 2w)."""
-        levels = [self.down[0](x)]
-        for block in self.down[1:]:
-            levels.append(block(F.avg_pool2d(levels[-1], 2)))
-        x = levels.pop()
-        for block in self.up:
-            x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
-        return F.pixel_shuffle(self.head(x), 2)
+    def truth_maps(self, image: Tensor) -> Tensor:
+        """Each member's probability that a pixel is object, float (K, B, 1, H, W); `image` as in `forward`.
+
+        Images larger than a tile are looked at in tiles with margins, which gives the same map in bounded memory.
+        """
+        step = 2 ** len(self.config.channels)
+        margin = 8 * step  # more than the receptive field reaches
+        height, width = image.shape[-2:]
+        padded = F.pad(image, (0, -width % step, 0, -height % step), mode="replicate")
+        tile = max(step, TILE // step * step)
+        rows = [
+            torch.cat(
+                [self._tile(padded, top, left, tile, margin) for left in range(0, padded.shape[-1], tile)], dim=-1
+            )
+            for top in range(0, padded.shape[-2], tile)
+        ]
+        return torch.cat(rows, dim=-2)[..., :height, :width]
+
+    def _tile(self, image: Tensor, top: int, left: int, tile: int, margin: int) -> Tensor:
+        """Truth maps (K, B, 1, h, w) of one tile, seen with a margin around it."""
+        row, column = max(0, top - margin), max(0, left - margin)
+        window = image[..., row : top + tile + margin, column : left + tile + margin]
+        maps = torch.stack([member(window).sigmoid() for member in self.members])
+        return maps[..., top - row : top - row + tile, left - column : left - column + tile]
+
+    def judge(self, mask: Tensor, truth_maps: Tensor) -> RewardOutput:
+        """The quality of masks (B, 1, H, W), given truth maps (K, B or 1, 1, H, W) of their images."""
+        members = self._calibrated(judge(mask, truth_maps))  # (4, K, B)
+        weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
+        weighted = torch.einsum("n,nkb->kb", weights, members)
+        spread = (weighted.var(dim=0, correction=0) + 1e-12).sqrt()  # the bare root has no gradient at 0
+        score = weighted.mean(dim=0) - self.config.caution * spread
+        truth_map = truth_maps.mean(dim=0).expand_as(mask)
+        error_map = mask * (1 - truth_map) + (1 - mask) * truth_map
+        dice, iou, precision, recall = members.mean(dim=1)
+        return RewardOutput(dice, iou, precision, recall, score, members, spread, truth_map, error_map)
+
+    def _calibrated(self, numbers: Tensor) -> Tensor:
+        """Numbers (4, ...), each moved along its logit."""
+        shape = (4, *(1,) * (numbers.ndim - 1))
+        slope, offset = (
+            numbers.new_tensor(column).view(shape) for column in zip(*self.config.calibration, strict=True)
+        )
+        return (numbers.logit(eps=1e-6) * slope + offset).sigmoid()
+
+    def alone(self, index: int) -> "RewardNetwork":
+        """One member as a network of its own (weights shared), without caution."""
+        single = RewardNetwork(replace(self.config, members=1, caution=0.0), self.training_info)
+        single.members[0] = self.members[index]
+        return single.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; the folder appears, or is replaced, whole.
@@ -147,7 +226,7 @@ class RewardNetwork(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "RewardNetwork":
-        """The network saved in `folder`, on the CPU, in evaluation mode.
+        """The network saved in `folder`: on the CPU, in evaluation mode, its weights frozen.
 
         Raises:
             ValueError: no network there, another version, or weights that are damaged or do not fit; the message names
@@ -164,24 +243,25 @@ class RewardNetwork(nn.Module):
         except (SafetensorError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({reason}); {TRAIN_ONE}") from None
-        return network.eval()
+        return network.eval().requires_grad_(False)
 
 
-def _block(inputs: int, outputs: int, groups: int) -> nn.Sequential:
-    """Twice 3x3 convolution, GroupNorm, SiLU."""
-    return nn.Sequential(
-        *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.SiLU()),
-        *(nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.SiLU()),
-    )
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    """Twice 3x3 convolution, BatchNorm (a constant scale once trained, so that tiles agree), SiLU."""
+
+    def layers(width: int) -> Iterator[nn.Module]:
+        yield from (nn.Conv2d(width, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.SiLU())
+
+    return nn.Sequential(*layers(inputs), *layers(outputs))
 
 
 def _check(image: Tensor, mask: Tensor) -> None:
     """Refuse what would broadcast silently."""
-    batch, height, width = mask.shape[0], *mask.shape[-2:]
-    if image.shape != (batch, 3, height, width) or mask.shape != (batch, 1, height, width):
-        raise ValueError(
-            f"expected image (B, 3, H, W) and mask (B, 1, H, W), got {tuple(image.shape)} and {tuple(mask.shape)}"
-        )
+    height, width = mask.shape[-2:]
+    if image.ndim != 4 or image.shape[0] not in (1, mask.shape[0]) or image.shape[1:] != (3, height, width):
+        raise ValueError(f"image must be (B or 1, 3, H, W) for masks {tuple(mask.shape)}, got {tuple(image.shape)}")
+    if mask.ndim != 4 or mask.shape[1] != 1:
+        raise ValueError(f"mask must be (B, 1, H, W), got {tuple(mask.shape)}")
     if not image.is_floating_point() or not mask.is_floating_point():
         raise ValueError(f"image and mask must be float in [0, 1], got {image.dtype} and {mask.dtype}")
 
@@ -196,4 +276,6 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     if missing:
         raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
     training_info = values.pop("training")
-    return RewardNetworkConfig(**{**values, "channels": tuple(values["channels"])}), training_info
+    values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
+    values["calibration"] = tuple((slope, offset) for slope, offset in values["calibration"])
+    return RewardNetworkConfig(**values), training_info

@@ -11,6 +11,8 @@ import numpy as np
 from scipy import ndimage
 from skimage import color, draw, filters, morphology
 
+OTSU_FACTORS = (0.6, 1.0, 1.5)
+
 Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -109,18 +111,22 @@ def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Da
     return mask
 
 
-def ridge_mask(image: np.ndarray, black_ridges: bool = True) -> np.ndarray:
-    """A mask from a source of its own, no network and no label: Sato's ridge filter and Otsu's threshold.
+def ridge_masks(image: np.ndarray) -> np.ndarray:
+    """Masks from a source of its own, no network and no label: Sato's ridge filter, at three thresholds around Otsu's.
 
     Args:
         image: uint8 (H, W, 3), RGB.
-        black_ridges: look for dark tubes (X-ray contrast, retina) rather than bright ones.
 
     Returns:
-        bool (H, W); empty on an image without any ridge.
+        bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the loosest threshold to the
+        strictest; empty on an image without any ridge.
     """
-    ridges = filters.sato(color.rgb2gray(image), sigmas=(1, 2, 3), black_ridges=black_ridges)
-    return ridges > filters.threshold_otsu(ridges)
+    grey = color.rgb2gray(image)
+    masks = []
+    for black_ridges in (True, False):
+        ridges = filters.sato(grey, sigmas=(1, 2, 3), black_ridges=black_ridges)
+        masks += [ridges > factor * filters.threshold_otsu(ridges) for factor in OTSU_FACTORS]
+    return np.stack(masks)
 
 
 def _ellipse(shape: tuple[int, ...], centre: np.ndarray, radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

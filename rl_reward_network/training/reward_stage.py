@@ -1,62 +1,102 @@
 """Step 1 as a whole: a reward network from the patients of the `reward` split, and how far it can be trusted."""
 
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from torch import nn
-
-from rl_reward_network.artefacts import write_json
-from rl_reward_network.evaluation.agreement import Row, agreement_table
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.rewards.learned import score_masks
-from rl_reward_network.rewards.masks import dice
-from rl_reward_network.training.damage import damage
-from rl_reward_network.training.reward_network import PRESETS, RewardExample, RewardTrainingConfig, train_reward_network
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.evaluation.reward_sheet import write_sheet
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.training.reward_agreement import judge_agreement, sheet_rows
+from rl_reward_network.training.reward_baseline import train_pooled_cnn
+from rl_reward_network.training.reward_calibration import calibrated
+from rl_reward_network.training.reward_masks import Windows, make_windows
+from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.training.run_folder import describe_run
 from rl_reward_network.training.world import World, reward_examples
 
-TEST_IMAGES = 8
-DAMAGED_MASKS = 8  # per test image, beside Sa2VA's own
+FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
+DAMAGED_MASKS = 8  # of each kind, per validation or test image
+SHEET_ROWS = 8
+TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # streams of random numbers: none moves when another draws more
 
 
-def reward_config(world: World, mode: str, steps: int | None = None) -> RewardTrainingConfig:
+class RewardPlan(NamedTuple):
+    """What step 1 is asked for."""
+
+    mode: str
+    config: RewardTrainingConfig
+    network: RewardNetworkConfig
+
+
+def reward_plan(
+    world: World,
+    mode: str,
+    steps: int | None = None,
+    members: int = RewardNetworkConfig.members,
+    score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
+) -> RewardPlan:
     """The mode's settings on this world; `steps` replaces the preset's."""
     config = replace(PRESETS[mode], seed=world.config.seed, device=world.config.device)
-    return config if steps is None else replace(config, steps=steps)
+    config = config if steps is None else replace(config, steps=steps)
+    return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
-def run_reward_stage(world: World, mode: str, run: Path, steps: int | None = None) -> RewardNetwork:
+def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork:
     """Train a reward network in `run`, judge it on test patients, and return it.
 
-    Writes best_reward_net/, agreement.json, config.json, split.json, metrics.jsonl and logs/.
+    Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. A run that was
+    cut off goes on from its last checkpoint.
 
     Args:
         world: data, split and frozen model.
-        mode: "quick" or "full", a key of `PRESETS`.
-        run: an empty run folder.
-        steps: fewer or more optimiser steps than the preset's.
+        plan: settings.
+        run: a run folder, empty or cut off.
 
     Raises:
         ValueError: a split has no labelled image.
     """
-    config = reward_config(world, mode, steps)
-    counts = {"reward": config.images, "val": config.val_images, "test": TEST_IMAGES}
+    config = plan.config
+    counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
-    describe_run(run, world, {"stage": "reward network", "mode": mode})
-    train, val, test = (reward_examples(world, picked[name], f"masks of {name} patients") for name in counts)
-    network = train_reward_network(train, val, config, run, info=origin(world, mode, config))
-    write_json(run / "agreement.json", judge_agreement(network, test, world.config.seed))
-    return network
+    if not (run / "config.json").exists():
+        describe_run(run, world, {"stage": "reward network", "seed": config.seed, "origin": origin(world, plan)})
+    seconds: dict[str, float] = {}
+    with _clock(seconds, "making masks"):
+        train = _windows(world, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
+        val = _windows(world, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
+    with _clock(seconds, "training"):
+        network = train_reward_network(train, val, config, run, plan.network).to(config.device)
+    with _clock(seconds, "calibrating"):
+        examples = reward_examples(world, picked["val"], "calibrating on val patients")
+        network = calibrated(network, examples, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        network.training_info = {**origin(world, plan), "seed": config.seed, **_groups(picked)}
+        network.save_pretrained(run / FOLDER)
+    with _clock(seconds, "comparing"):
+        pooled = train_pooled_cnn(reward_examples(world, picked["reward"], "the design to beat"), config.seed)
+        mean, stream = float(train.dice.mean()), [config.seed, TEST]
+        examples = reward_examples(world, picked["test"], "test patients")
+        result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+        shown = reward_examples(world, picked["test"][:SHEET_ROWS], "pictures")
+        write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
+    used = {name: _count(samples) for name, samples in picked.items()}
+    write_json(run / FINISHED, {"used": used, "seconds": seconds, **result})
+    return network.to("cpu")
 
 
-def origin(world: World, mode: str, config: RewardTrainingConfig) -> dict[str, Any]:
+def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
     """What a reward network must have in common with a later run to be used by it without a word."""
+    settings = {name: value for name, value in asdict(plan.config).items() if name not in ("seed", "device")}
     return {
-        "mode": mode,
-        "settings": {name: value for name, value in asdict(config).items() if name not in ("seed", "device")},
+        "mode": plan.mode,
+        "settings": settings,
+        "members": plan.network.members,
+        "score_weights": list(plan.network.score_weights),
         "data_fingerprint": world.data_fingerprint,
         "model_fingerprint": world.segmenter.fingerprint,
         "prompts": list(world.prompts),
@@ -64,11 +104,11 @@ def origin(world: World, mode: str, config: RewardTrainingConfig) -> dict[str, A
     }
 
 
-def find_reward_network(world: World, mode: str, steps: int | None = None) -> Path | None:
+def find_reward_network(world: World, plan: RewardPlan) -> Path | None:
     """The newest finished reward network under the output folder that this very step 1 would train again."""
-    wanted = origin(world, mode, reward_config(world, mode, steps))
-    for finished in sorted(world.config.output_dir.glob("reward_net_*/agreement.json"), reverse=True):
-        folder = finished.parent / "best_reward_net"  # agreement.json is written last: without it training was cut off
+    wanted = origin(world, plan)
+    for finished in sorted(world.config.output_dir.glob(f"reward_net_*/{FINISHED}"), reverse=True):
+        folder = finished.parent / FOLDER
         try:
             info = RewardNetwork.from_pretrained(folder).training_info
         except ValueError as error:
@@ -77,6 +117,23 @@ def find_reward_network(world: World, mode: str, steps: int | None = None) -> Pa
         if all(info.get(name) == value for name, value in wanted.items()):
             return folder
     return None
+
+
+def find_unfinished(world: World, plan: RewardPlan) -> Path:
+    """The newest run of these very settings that was cut off.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for path in sorted(world.config.output_dir.glob("reward_net_*/config.json"), reverse=True):
+        config = read_json(path)
+        same = (config.get("origin"), config.get("seed")) == (origin(world, plan), plan.config.seed)
+        if same and not (path.parent / FINISHED).exists():
+            return path.parent
+    raise ValueError(
+        f"--resume: no run that was cut off with these settings, data, model and seed in {world.config.output_dir}; "
+        "leave --resume out to start one"
+    )
 
 
 def check_no_leak(world: World, network: RewardNetwork, where: Path) -> None:
@@ -100,15 +157,35 @@ def check_no_leak(world: World, network: RewardNetwork, where: Path) -> None:
                 )
 
 
-def judge_agreement(network: nn.Module, examples: list[RewardExample], seed: int) -> dict[str, Row]:
-    """Predicted against true Dice of Sa2VA's and damaged masks, beside predicting the mean."""
-    rng = np.random.default_rng(seed)
-    predicted, true, images = [], [], []
-    for number, example in enumerate(examples):
-        masks = [np.asarray(mask) > 0.5 for mask in example.masks]
-        masks += [damage(example.truth, rng) for _ in range(DAMAGED_MASKS)]
-        stack = np.stack(masks)
-        predicted.append(score_masks(network, example.image, stack.astype(np.float32)))
-        true.append(dice(stack, np.broadcast_to(example.truth, stack.shape)))
-        images += [number] * len(stack)
-    return agreement_table(np.concatenate(predicted), np.concatenate(true), np.array(images))
+def _windows(
+    world: World, samples: list[Sample], desc: str, config: RewardTrainingConfig, count: int, stream: int
+) -> Windows:
+    """About `count` windows of these samples, equally many of each."""
+    each = -(-count // len(samples))
+    examples = reward_examples(world, samples, desc)
+    return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
+
+
+def _groups(picked: dict[str, list[Sample]]) -> dict[str, list[str]]:
+    """The patients the weights were trained and chosen on."""
+    return {
+        f"{name}_groups": sorted({s.group_id for s in picked[split]})
+        for name, split in (("train", "reward"), ("val", "val"))
+    }
+
+
+def _count(samples: list[Sample]) -> dict[str, int]:
+    """How much there truly is to learn from: frames of one series are nearly identical."""
+    return {
+        "images": len(samples),
+        "patients": len({sample.group_id for sample in samples}),
+        "series": len({sample.series_id for sample in samples}),
+    }
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Note how long the block takes."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start

@@ -1,11 +1,11 @@
 """What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import read_annotations
@@ -18,8 +18,8 @@ from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.rewards.learned import score_masks
-from rl_reward_network.training.reward_network import RewardExample
+from rl_reward_network.rewards.learned import Judge, score_masks
+from rl_reward_network.training.reward_masks import RewardExample
 from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
 
 
@@ -160,7 +160,7 @@ class PromptTable:
     table: SampleTable
 
 
-def prompt_tables(world: World, samples: list[Sample], network: nn.Module, desc: str) -> list[PromptTable]:
+def prompt_tables(world: World, samples: list[Sample], network: Judge, desc: str) -> list[PromptTable]:
     """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
 
     The score is of the binary mask, the one a user gets.
@@ -168,7 +168,7 @@ def prompt_tables(world: World, samples: list[Sample], network: nn.Module, desc:
     return [_prompt_table(world, sample, network) for sample in tqdm(samples, desc=desc, unit="image")]
 
 
-def _prompt_table(world: World, sample: Sample, network: nn.Module) -> PromptTable:
+def _prompt_table(world: World, sample: Sample, network: Judge) -> PromptTable:
     image = sample.load_image()
     masks = world.probabilities(image) > 0.5
     scores = score_masks(network, image, masks.astype(np.float32))
@@ -177,13 +177,10 @@ def _prompt_table(world: World, sample: Sample, network: nn.Module) -> PromptTab
     return PromptTable(PromptContext(sample.sample_id, observe_image(image), scores, dice, iou), table)
 
 
-def reward_examples(world: World, samples: list[Sample], desc: str) -> list[RewardExample]:
-    """Labelled samples with every prompt's soft mask, for step 1. Masks are float16 to keep many in memory."""
-    examples = []
+def reward_examples(world: World, samples: list[Sample], desc: str) -> Iterator[RewardExample]:
+    """Labelled samples with every prompt's mask, for step 1; one image in memory at a time."""
     for sample in tqdm(samples, desc=desc, unit="image"):
         image, truth = sample.load_image(), sample.load_mask()
         if truth is None:
             raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
-        masks = list(world.probabilities(image).astype(np.float16))
-        examples.append(RewardExample(image, truth, masks, sample.group_id))
-    return examples
+        yield RewardExample(image, truth, world.probabilities(image) > 0.5, sample.group_id)

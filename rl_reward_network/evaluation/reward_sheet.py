@@ -1,0 +1,60 @@
+"""A sheet of pictures that shows where a reward network thinks masks are wrong, and where they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rl_reward_network.artefacts import whole_file
+
+COLUMNS = ("image", "mask", "predicted error map", "true error map")
+INCHES = 2.6  # of one picture
+
+
+class SheetRow(NamedTuple):
+    """One mask and what is said about it."""
+
+    image: np.ndarray
+    """uint8 (H, W, 3), RGB."""
+    mask: np.ndarray
+    """bool (H, W)."""
+    predicted_error: np.ndarray
+    """float (H, W) in [0, 1]."""
+    true_error: np.ndarray
+    """bool (H, W)."""
+    source: str
+    """Where the mask comes from."""
+    predicted_dice: float
+    half_width: float
+    """Of the 90 % interval around `predicted_dice`."""
+    true_dice: float
+
+
+def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
+    """Draw the rows below each other into a PNG, which appears whole.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError(f"{path}: no masks to show")
+    figure = Figure(figsize=(INCHES * len(COLUMNS), (INCHES + 0.35) * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), len(COLUMNS), squeeze=False)
+    for row, line in zip(rows, axes, strict=True):
+        pictures = (row.image, row.mask, row.predicted_error, row.true_error)
+        for axis, picture in zip(line, pictures, strict=True):
+            axis.imshow(
+                picture, cmap="gray" if picture is row.mask else "inferno", vmin=0, vmax=1, interpolation="nearest"
+            )
+            axis.set_axis_off()
+        line[1].set_title(row.source, fontsize=9)
+        line[2].set_title(f"predicted Dice {row.predicted_dice:.2f} ± {row.half_width:.2f}", fontsize=9)
+        line[3].set_title(f"true Dice {row.true_dice:.2f}", fontsize=9)
+    for axis, name in zip(axes[0], COLUMNS, strict=True):
+        axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=90)

@@ -1,0 +1,142 @@
+"""What validation chooses once the weights stand: calibration, caution, interval and the ascent's step size."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, special
+
+from rl_reward_network.evaluation.agreement import agreement
+from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.rewards import masks as true_numbers
+from rl_reward_network.rewards.learned import ascend, judge_masks
+from rl_reward_network.training.reward_masks import SEEN, SEGMENTER, RewardExample, source_masks, true_dice
+
+CAUTIONS = (0.0, 0.5, 1.0, 2.0, 4.0)
+EQUAL = 0.0005  # Dice; differences of regret below it are noise
+ASCENT_STEPS = 10
+STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
+COVERED = 0.9
+EPS = 1e-6  # as in the network's own calibration
+
+
+class Judged(NamedTuple):
+    """N validation masks: `predicted` (N, K, 4) and `true` (N, 4) numbers, and which image (N,) each belongs to."""
+
+    predicted: np.ndarray
+    true: np.ndarray
+    image_ids: np.ndarray
+
+
+def calibrated(
+    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
+) -> RewardNetwork:
+    """The same network with everything that validation chooses.
+
+    Args:
+        network: an ensemble; what it was calibrated to before does not matter.
+        examples: validation images; their masks come from the segmenter and the seen families of damage, `masks` each.
+        masks: damaged masks per image.
+        seed: of the damage.
+    """
+    blank = replace(network.config, calibration=RewardNetworkConfig.calibration, caution=0.0)
+    network = _with(network, blank)
+    judged, climbs = [], []
+    for index, example in enumerate(examples):
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, (SEGMENTER, SEEN))
+        stack = np.concatenate(list(stacks.values()))
+        predicted = judge_masks(network, example.image, stack.astype(np.float32))["members"]
+        judged.append(Judged(predicted, _true(stack, example.truth), np.full(len(stack), index)))
+        climbs.append(_climb(network, example, stacks[SEEN]))
+    everything = Judged(*(np.concatenate(column) for column in zip(*judged, strict=True)))
+    config = replace(blank, calibration=fit_calibration(everything), ascent_step=_best_step(np.concatenate(climbs)))
+    dice = apply_calibration(everything.predicted, config.calibration)[..., 0]  # (N, K)
+    return _with(
+        network,
+        replace(
+            config,
+            caution=choose_caution(dice, everything.true[:, 0], everything.image_ids),
+            interval=fit_interval(dice, everything.true[:, 0]),
+        ),
+    )
+
+
+def fit_calibration(judged: Judged) -> tuple[tuple[float, float], ...]:
+    """Slope and offset of each number with the least mean absolute error of the ensemble's mean."""
+    return tuple(_fit_line(judged.predicted[..., n], judged.true[:, n]) for n in range(len(NUMBERS)))
+
+
+def apply_calibration(numbers: np.ndarray, calibration: Sequence[tuple[float, float]]) -> np.ndarray:
+    """What the network does to its raw numbers (..., 4)."""
+    slope, offset = np.array(calibration).T
+    return special.expit(special.logit(numbers.clip(EPS, 1 - EPS)) * slope + offset)
+
+
+def choose_caution(dice: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
+    """The k whose conservative score loses least by taking its favourite mask of each image; of equals the largest.
+
+    Args:
+        dice: float (N, K), predicted Dice of each member.
+        true: float (N,), true Dice.
+        image_ids: (N,), which image each mask belongs to.
+    """
+    regrets = [agreement(dice.mean(1) - k * dice.std(1), true, image_ids)["top1_regret"] or 0.0 for k in CAUTIONS]
+    return max(k for k, regret in zip(CAUTIONS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
+
+
+def fit_interval(dice: np.ndarray, true: np.ndarray) -> float:
+    """Standard deviations between members that hold 90 % of the true Dice; arguments as `choose_caution`."""
+    return float(np.quantile(np.abs(dice.mean(1) - true) / half_width(dice, 1.0), COVERED))
+
+
+def half_width(dice: np.ndarray, interval: float) -> np.ndarray:
+    """Half width (N,) of the interval around the mean of members' Dice (N, K); a spread below 0.002 counts as that."""
+    return interval * np.maximum(dice.std(1), 0.002)
+
+
+def _fit_line(predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
+    """Slope and offset for (N, K) predictions of one number (N,)."""
+    logits = special.logit(predicted.clip(EPS, 1 - EPS))
+
+    def error(parameters: np.ndarray) -> float:
+        moved = special.expit(logits * np.exp(parameters[0]) + parameters[1])
+        return float(np.abs(moved.mean(axis=1) - true).mean())
+
+    found = optimize.minimize(error, np.zeros(2), method="Nelder-Mead").x
+    return float(np.exp(found[0])), float(found[1])
+
+
+def _climb(network: RewardNetwork, example: RewardExample, masks: np.ndarray) -> np.ndarray:
+    """Gain of true Dice by the ascent from each of n masks, for each step size: float (n, sizes)."""
+    return np.stack(
+        [dice_after_ascent(network, example, masks, size) - true_dice(masks, example.truth) for size in STEP_SIZES],
+        axis=1,
+    )
+
+
+def dice_after_ascent(
+    network: RewardNetwork, example: RewardExample, masks: np.ndarray, step_size: float
+) -> np.ndarray:
+    """True Dice (n,) of masks bool (n, H, W) after ten steps up the score."""
+    *_, last = ascend(network, example.image, masks.astype(np.float32), step_size, ASCENT_STEPS)
+    return true_dice(last > 0.5, example.truth)
+
+
+def _best_step(gains: np.ndarray) -> float:
+    """The step size that raises the most masks, and of equals the one that raises them most; gains (n, sizes)."""
+    raised, mean = (gains > 0).mean(axis=0), gains.mean(axis=0)
+    return STEP_SIZES[max(range(len(STEP_SIZES)), key=lambda i: (raised[i], mean[i]))]
+
+
+def _true(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """The four true numbers of masks bool (n, H, W), float (n, 4)."""
+    target = np.broadcast_to(truth, masks.shape)
+    return np.stack([getattr(true_numbers, name)(masks, target) for name in NUMBERS], axis=1)
+
+
+def _with(network: RewardNetwork, config: RewardNetworkConfig) -> RewardNetwork:
+    """The same weights under another config."""
+    other = RewardNetwork(config, network.training_info)
+    other.load_state_dict(network.state_dict())
+    return other.eval().requires_grad_(False)
