@@ -10,12 +10,11 @@ from rl_reward_network.evaluation.reward_sheet import SheetRow
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import judge_masks, truth_map
 from rl_reward_network.training.reward_baseline import Predictor
-from rl_reward_network.training.reward_calibration import dice_after_ascent, half_width
+from rl_reward_network.training.reward_calibration import CLIMBERS, dice_after_ascent, half_width
 from rl_reward_network.training.reward_masks import SOURCES, UNSEEN, RewardExample, source_masks, true_dice
 
 NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
 MEAN, POOLED = "the mean", "pooled CNN"
-CLIMBERS = 3  # masks of each image that climb the score
 
 
 def judge_agreement(
@@ -37,9 +36,9 @@ def judge_agreement(
         seed: of the damage.
 
     Returns:
-        `tables`: source -> row -> column of `agreement`; `coverage`: source -> share of true Dice in the 90 % interval;
-        `ascent`: share of masks of the unseen damage that ten steps up the score raise, and their mean Dice before and
-        after; `own_dice`: mean Dice of the truth map itself, cut at 0.5; `masks`: source -> number.
+        `tables`: source -> row -> column of `agreement`; `coverage`: source, or all masks -> share of true Dice in the
+        90 % interval; `ascent`: share of masks of the unseen damage that ten steps up the score raise, and their mean
+        Dice before and after; `own_dice`: mean Dice of the truth map itself, cut at 0.5; `masks`: source -> number.
     """
     columns: dict[str, list[dict[str, np.ndarray]]] = {source: [] for source in SOURCES}
     climbs, own = [], []
@@ -60,7 +59,7 @@ def judge_agreement(
     before, after = np.concatenate(climbs, axis=1)
     return {
         "tables": {source: _table(column) for source, column in joined.items()},
-        "coverage": {source: coverage(c[NETWORK], c["half_width"], c["true"]) for source, c in joined.items()},
+        "coverage": {"all masks": _coverage(list(joined.values()))} | {s: _coverage([c]) for s, c in joined.items()},
         "masks": {source: len(column["true"]) for source, column in joined.items()},
         "ascent": {
             "raised": float((after > before).mean()),
@@ -109,6 +108,12 @@ def _judge(
         POOLED: pooled(example.image, masks),
         "half_width": half_width(dice, network.config.interval),
     }
+
+
+def _coverage(columns: list[dict[str, np.ndarray]]) -> float:
+    """Share of true Dice inside the network's interval, over the masks of some sources."""
+    predicted, half, true = (np.concatenate([c[key] for c in columns]) for key in (NETWORK, "half_width", "true"))
+    return coverage(predicted, half, true)
 
 
 def _table(column: dict[str, np.ndarray]) -> dict[str, Any]:

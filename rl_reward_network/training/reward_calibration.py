@@ -13,9 +13,10 @@ from rl_reward_network.rewards import masks as true_numbers
 from rl_reward_network.rewards.learned import ascend, judge_masks
 from rl_reward_network.training.reward_masks import SEEN, SEGMENTER, RewardExample, source_masks, true_dice
 
-CAUTIONS = (0.0, 0.5, 1.0, 2.0, 4.0)
+CAUTIONS = (0.0, 0.5, 1.0, 2.0)
 EQUAL = 0.0005  # Dice; differences of regret below it are noise
 ASCENT_STEPS = 10
+CLIMBERS = 3  # masks of an image that climb the score
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
 COVERED = 0.9
 EPS = 1e-6  # as in the network's own calibration
@@ -30,36 +31,41 @@ class Judged(NamedTuple):
 
 
 def calibrated(
-    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
+    network: RewardNetwork,
+    examples: Iterable[RewardExample],
+    climbers: Iterable[RewardExample],
+    masks: int,
+    seed: Sequence[int],
 ) -> RewardNetwork:
     """The same network with everything that validation chooses.
 
     Args:
         network: an ensemble; what it was calibrated to before does not matter.
-        examples: validation images; their masks come from the segmenter and the seen families of damage, `masks` each.
-        masks: damaged masks per image.
+        examples: validation images, at least one.
+        climbers: those that choose the ascent's step size, at least one.
+        masks: damaged masks per image, of the seen families; the segmenter's are used besides.
         seed: of the damage.
     """
-    blank = replace(network.config, calibration=RewardNetworkConfig.calibration, caution=0.0)
-    network = _with(network, blank)
-    judged, climbs = [], []
+    config = replace(network.config, calibration=RewardNetworkConfig.calibration, caution=0.0)
+    judged = judge_examples(reconfigured(network, config), examples, masks, seed)
+    config = replace(config, calibration=fit_calibration(judged))
+    dice, true = apply_calibration(judged.predicted, config.calibration)[..., 0], judged.true[:, 0]
+    caution, interval = choose_caution(dice, true, judged.image_ids), fit_interval(dice, true)
+    network = reconfigured(network, replace(config, caution=caution, interval=interval))
+    return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbers, seed)))
+
+
+def judge_examples(
+    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
+) -> Judged:
+    """Predicted and true numbers of the segmenter's and the damaged masks of every example."""
+    parts = []
     for index, example in enumerate(examples):
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, (SEGMENTER, SEEN))
         stack = np.concatenate(list(stacks.values()))
         predicted = judge_masks(network, example.image, stack.astype(np.float32))["members"]
-        judged.append(Judged(predicted, _true(stack, example.truth), np.full(len(stack), index)))
-        climbs.append(_climb(network, example, stacks[SEEN]))
-    everything = Judged(*(np.concatenate(column) for column in zip(*judged, strict=True)))
-    config = replace(blank, calibration=fit_calibration(everything), ascent_step=_best_step(np.concatenate(climbs)))
-    dice = apply_calibration(everything.predicted, config.calibration)[..., 0]  # (N, K)
-    return _with(
-        network,
-        replace(
-            config,
-            caution=choose_caution(dice, everything.true[:, 0], everything.image_ids),
-            interval=fit_interval(dice, everything.true[:, 0]),
-        ),
-    )
+        parts.append(Judged(predicted, _true(stack, example.truth), np.full(len(stack), index)))
+    return Judged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def fit_calibration(judged: Judged) -> tuple[tuple[float, float], ...]:
@@ -107,14 +113,6 @@ def _fit_line(predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     return float(np.exp(found[0])), float(found[1])
 
 
-def _climb(network: RewardNetwork, example: RewardExample, masks: np.ndarray) -> np.ndarray:
-    """Gain of true Dice by the ascent from each of n masks, for each step size: float (n, sizes)."""
-    return np.stack(
-        [dice_after_ascent(network, example, masks, size) - true_dice(masks, example.truth) for size in STEP_SIZES],
-        axis=1,
-    )
-
-
 def dice_after_ascent(
     network: RewardNetwork, example: RewardExample, masks: np.ndarray, step_size: float
 ) -> np.ndarray:
@@ -123,10 +121,16 @@ def dice_after_ascent(
     return true_dice(last > 0.5, example.truth)
 
 
-def _best_step(gains: np.ndarray) -> float:
-    """The step size that raises the most masks, and of equals the one that raises them most; gains (n, sizes)."""
-    raised, mean = (gains > 0).mean(axis=0), gains.mean(axis=0)
-    return STEP_SIZES[max(range(len(STEP_SIZES)), key=lambda i: (raised[i], mean[i]))]
+def choose_ascent_step(network: RewardNetwork, examples: Iterable[RewardExample], seed: Sequence[int]) -> float:
+    """The step size whose ten steps raise the most damaged masks, and of equals the one that raises them most."""
+    gains = []
+    for index, example in enumerate(examples):
+        masks = source_masks(example, np.random.default_rng([*seed, index]), CLIMBERS, (SEEN,))[SEEN]
+        before = true_dice(masks, example.truth)
+        gains.append([dice_after_ascent(network, example, masks, size) - before for size in STEP_SIZES])
+    gain = np.concatenate(gains, axis=1)  # (sizes, masks)
+    ranks = list(zip((gain > 0).mean(axis=1), gain.mean(axis=1), STEP_SIZES, strict=True))
+    return max(ranks)[-1]
 
 
 def _true(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -135,8 +139,8 @@ def _true(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return np.stack([getattr(true_numbers, name)(masks, target) for name in NUMBERS], axis=1)
 
 
-def _with(network: RewardNetwork, config: RewardNetworkConfig) -> RewardNetwork:
+def reconfigured(network: RewardNetwork, config: RewardNetworkConfig) -> RewardNetwork:
     """The same weights under another config."""
     other = RewardNetwork(config, network.training_info)
     other.load_state_dict(network.state_dict())
-    return other.eval().requires_grad_(False)
+    return other.to(next(network.parameters()).device).eval().requires_grad_(False)

@@ -18,10 +18,11 @@ from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
 from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.training.run_folder import describe_run
-from rl_reward_network.training.world import World, reward_examples
+from rl_reward_network.training.world import RewardExamples, World
 
 FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
+CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
 TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # streams of random numbers: none moves when another draws more
 
@@ -73,16 +74,17 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
     with _clock(seconds, "training"):
         network = train_reward_network(train, val, config, run, plan.network).to(config.device)
     with _clock(seconds, "calibrating"):
-        examples = reward_examples(world, picked["val"], "calibrating on val patients")
-        network = calibrated(network, examples, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        examples = RewardExamples(world, picked["val"], "calibrating on val patients")
+        climbers = RewardExamples(world, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
+        network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
         network.training_info = {**origin(world, plan), "seed": config.seed, **_groups(picked)}
         network.save_pretrained(run / FOLDER)
     with _clock(seconds, "comparing"):
-        pooled = train_pooled_cnn(reward_examples(world, picked["reward"], "the design to beat"), config.seed)
+        pooled = train_pooled_cnn(RewardExamples(world, picked["reward"], "the design to beat"), config.seed)
         mean, stream = float(train.dice.mean()), [config.seed, TEST]
-        examples = reward_examples(world, picked["test"], "test patients")
+        examples = RewardExamples(world, picked["test"], "test patients")
         result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
-        shown = reward_examples(world, picked["test"][:SHEET_ROWS], "pictures")
+        shown = RewardExamples(world, picked["test"][:SHEET_ROWS], "pictures")
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}
     write_json(run / FINISHED, {"used": used, "seconds": seconds, **result})
@@ -104,9 +106,12 @@ def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
     }
 
 
-def find_reward_network(world: World, plan: RewardPlan) -> Path | None:
-    """The newest finished reward network under the output folder that this very step 1 would train again."""
-    wanted = origin(world, plan)
+def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None) -> Path | None:
+    """The newest finished reward network under the output folder that this very step 1 would train again.
+
+    Its seed does not matter unless one is asked for.
+    """
+    wanted = origin(world, plan) | ({} if seed is None else {"seed": seed})
     for finished in sorted(world.config.output_dir.glob(f"reward_net_*/{FINISHED}"), reverse=True):
         folder = finished.parent / FOLDER
         try:
@@ -162,7 +167,7 @@ def _windows(
 ) -> Windows:
     """About `count` windows of these samples, equally many of each."""
     each = -(-count // len(samples))
-    examples = reward_examples(world, samples, desc)
+    examples = RewardExamples(world, samples, desc)
     return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
 
 

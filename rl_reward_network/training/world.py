@@ -177,10 +177,24 @@ def _prompt_table(world: World, sample: Sample, network: Judge) -> PromptTable:
     return PromptTable(PromptContext(sample.sample_id, observe_image(image), scores, dice, iou), table)
 
 
-def reward_examples(world: World, samples: list[Sample], desc: str) -> Iterator[RewardExample]:
-    """Labelled samples with every prompt's mask, for step 1; one image in memory at a time."""
-    for sample in tqdm(samples, desc=desc, unit="image"):
-        image, truth = sample.load_image(), sample.load_mask()
-        if truth is None:
-            raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
-        yield RewardExample(image, truth, world.probabilities(image) > 0.5, sample.group_id)
+@dataclass(frozen=True)
+class RewardExamples:
+    """Labelled samples with every prompt's mask, for step 1: one image in memory at a time, as often as is asked for.
+
+    Args:
+        world: where the masks come from.
+        samples: labelled ones.
+        desc: name of the progress bar.
+    """
+
+    world: World
+    samples: list[Sample]
+    desc: str
+
+    def __iter__(self) -> Iterator[RewardExample]:
+        """One after the other, under a progress bar."""
+        for sample in tqdm(self.samples, desc=self.desc, unit="image"):
+            image, truth = sample.load_image(), sample.load_mask()
+            if truth is None:
+                raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
+            yield RewardExample(image, truth, self.world.probabilities(image) > 0.5, sample.group_id)

@@ -1,0 +1,173 @@
+"""What happens when the reward is pushed: does the true Dice fall while the score still rises?
+
+    python -m benchmarks.overoptimise            # trains the reward networks of seeds 0 to 4 where they are missing
+
+Two kinds of pressure, from Sa2VA's masks of test images: the best of up to 256 candidates (masks of random prompts,
+damaged at random), and gradient ascent far beyond the ten steps that step 1 tests. Three judges: one member, the
+conservative ensemble, and (best of n only) the predecessor's pooled CNN, which shows what over-optimisation looks like.
+Written: <output_dir>/overoptimise/overoptimise.json and .png.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.rewards.learned import ascend, score_masks
+from rl_reward_network.training.damage import damage
+from rl_reward_network.training.reward_baseline import train_pooled_cnn
+from rl_reward_network.training.reward_masks import RewardExample, true_dice
+from rl_reward_network.training.reward_stage import find_reward_network, reward_plan, run_reward_stage
+from rl_reward_network.training.run_folder import new_run_folder
+from rl_reward_network.training.world import RewardExamples, World, WorldConfig, open_world
+from scripts.cli import run
+
+BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
+ASCENT = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
+MEMBER, ENSEMBLE, POOLED = "one member", "conservative ensemble", "pooled CNN"
+
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Curve = np.ndarray  # float (2, points): mean score and mean true Dice
+
+
+@dataclass(frozen=True)
+class Args:
+    """Push the reward networks of several seeds and see whether the true Dice falls."""
+
+    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    mode: Literal["quick", "full"] = "full"
+    """Mode of the reward networks."""
+    seeds: int = 5
+    """Reward networks, of seeds 0, 1, 2 ...; each also draws its own images and candidates."""
+    images: int = 20
+    """Test images for each seed, one frame per series before a second."""
+
+
+def main(args: Args) -> None:
+    """Train what is missing, push each network, draw and print."""
+    curves: dict[str, list[Curve]] = {}
+    for seed in range(args.seeds):
+        world = open_world(replace(args.world, seed=seed))
+        for name, curve in _push(world, _network(world, args.mode), args).items():
+            curves.setdefault(name, []).append(curve)
+    folder = args.world.output_dir / "overoptimise"
+    rows = {name: _summary(np.stack(of_seeds)) for name, of_seeds in curves.items()}
+    write_json(folder / "overoptimise.json", {"curves": {k: np.stack(v).tolist() for k, v in curves.items()}, **rows})
+    _draw({name: np.stack(of_seeds) for name, of_seeds in curves.items()}, folder / "overoptimise.png")
+    _show(rows)
+    print(f"\ncurves: {folder / 'overoptimise.png'}")
+
+
+def _network(world: World, mode: str) -> RewardNetwork:
+    """The reward network of this world's seed, trained if it is not there."""
+    plan = reward_plan(world, mode)
+    found = find_reward_network(world, plan, world.config.seed)
+    if found is None:
+        return run_reward_stage(world, plan, new_run_folder(world.config.output_dir, "reward_net"))
+    return RewardNetwork.from_pretrained(found)
+
+
+def _push(world: World, network: RewardNetwork, args: Args) -> dict[str, Curve]:
+    """Mean curves over the test images, by pressure and judge."""
+    plan = reward_plan(world, args.mode).config
+    pooled = train_pooled_cnn(
+        RewardExamples(world, world.pick("reward", plan.images, labelled=True), "pooled CNN"), world.config.seed
+    )
+    judges = {MEMBER: network.alone(0), ENSEMBLE: network}
+    scores: dict[str, Score] = {name: _score(judge) for name, judge in judges.items()} | {POOLED: pooled}
+    curves: dict[str, list[Curve]] = {}
+    examples = RewardExamples(world, world.pick("test", args.images, labelled=True), f"seed {world.config.seed}")
+    for index, example in enumerate(examples):
+        candidates = _candidates(example, np.random.default_rng([world.config.seed, index]))
+        for name, score in scores.items():
+            curves.setdefault(f"best of n, {name}", []).append(_best_of_n(score, example, candidates))
+        for name, judge in judges.items():
+            curves.setdefault(f"gradient ascent, {name}", []).append(np.array(list(_climb(judge, example))).T)
+    return {name: np.mean(of_images, axis=0) for name, of_images in curves.items()}
+
+
+def _score(network: RewardNetwork) -> Score:
+    return lambda image, masks: score_masks(network, image, masks.astype(np.float32))
+
+
+def _candidates(example: RewardExample, rng: np.random.Generator) -> np.ndarray:
+    """bool (256, H, W): Sa2VA's mask of the default prompt, then masks of random prompts damaged at random."""
+    picks = rng.integers(len(example.masks), size=BEST_OF[-1] - 1)
+    return np.stack([example.masks[0], *(damage(example.masks[pick], rng) for pick in picks)])
+
+
+def _best_of_n(score: Score, example: RewardExample, candidates: np.ndarray) -> Curve:
+    """Score and true Dice of the mask liked best among the first n."""
+    scores, gold = score(example.image, candidates), true_dice(candidates, example.truth)
+    best = [int(scores[:n].argmax()) for n in BEST_OF]
+    return np.stack([scores[best], gold[best]])
+
+
+def _climb(network: RewardNetwork, example: RewardExample) -> Iterator[tuple[float, float]]:
+    """Score of the soft mask, and true Dice of it cut at 0.5, after each number of steps in `ASCENT`."""
+    mask = example.masks[:1].astype(np.float32)
+    path = ascend(network, example.image, mask, network.config.ascent_step, ASCENT[-1])
+    for step, soft in enumerate([mask, *path]):
+        if step in ASCENT:
+            yield float(score_masks(network, example.image, soft)[0]), float(true_dice(soft > 0.5, example.truth)[0])
+
+
+def _summary(curves: np.ndarray) -> dict[str, float]:
+    """Of curves (seeds, 2, points): mean over seeds, and the seed that kept least of its peak."""
+    score, gold = curves[:, 0], curves[:, 1]
+    kept = gold[:, -1] / gold.max(axis=1)
+    return {
+        "score_start": float(score[:, 0].mean()),
+        "score_end": float(score[:, -1].mean()),
+        "gold_start": float(gold[:, 0].mean()),
+        "gold_peak": float(gold.max(axis=1).mean()),
+        "gold_end": float(gold[:, -1].mean()),
+        "end_over_peak": float(kept.mean()),
+        "end_over_peak_worst_seed": float(kept.min()),
+    }
+
+
+def _draw(curves: dict[str, np.ndarray], path: Path) -> None:
+    """One picture per pressure: scores dashed, true Dice solid, the range of the seeds shaded."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axis, pressure, points in zip(
+        figure.subplots(1, 2), ("best of n", "gradient ascent"), (BEST_OF, ASCENT), strict=True
+    ):
+        judges = [name for name in curves if name.startswith(pressure)]
+        for colour, name in zip(("tab:orange", "tab:blue", "tab:gray"), judges, strict=False):
+            for kind, style, values in zip(
+                ("score", "true Dice"), ("--", "-"), curves[name].swapaxes(0, 1), strict=True
+            ):
+                label = f"{name.removeprefix(pressure + ', ')}, {kind}"
+                axis.plot(points, values.mean(axis=0), style, color=colour, label=label)
+                axis.fill_between(points, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, linewidth=0)
+        axis.set_xscale("log", base=2) if pressure == "best of n" else axis.set_xscale("symlog", linthresh=1)
+        axis.set(title=pressure, xlabel="n" if pressure == "best of n" else "steps", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+
+
+def _show(rows: dict[str, dict[str, float]]) -> None:
+    """Score and true Dice at the start and the end, the peak of the true Dice, and what the end keeps of it."""
+    table = Table(title="pushed from Sa2VA's mask of the default prompt: mean of the seeds")
+    for name in ("", "score", "true Dice", "peak", "end / peak", "worst seed"):
+        table.add_column(name)
+    for name, row in rows.items():
+        moved = [f"{row[f'{what}_start']:.3f} to {row[f'{what}_end']:.3f}" for what in ("score", "gold")]
+        kept = [f"{row[column]:.3f}" for column in ("gold_peak", "end_over_peak", "end_over_peak_worst_seed")]
+        table.add_row(name, *moved, *kept)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    run(main, Args)
