@@ -7,6 +7,7 @@ that was not.
 """
 
 import json
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
     progress = step / config.steps
     rise, fall = min(1.0, progress / WARM_UP), max(0.0, (progress - WARM_UP) / (1 - WARM_UP))
     for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * (rise * (1 + np.cos(np.pi * fall)) / 2 + 1e-3)
+        group["lr"] = config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
 
 
 def _draw_batch(
