@@ -67,7 +67,8 @@ def main(args: Args) -> None:
     folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, "reward_net")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
-    print(f"\nreward network: {folder / 'best_reward_net'}    pictures: {folder / 'sheet.png'}")
+    print(f"\nwhere it sees masks go wrong: {folder / 'sheet.png'}")
+    print(f"reward network: {folder / 'best_reward_net'}")
 
 
 def show_agreement(folder: Path) -> None:

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import smooth_image, tube_image
 from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.models import sa2va
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -55,8 +57,20 @@ def test_every_shell_file_exists_and_knows_its_mode(line: list[str]) -> None:
         assert "quick|full" in wrong.stderr
 
 
+def test_the_example_of_the_reward_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = (block for block in blocks("python") if "RewardNetwork" in block)
+    RewardNetwork(RewardNetworkConfig(channels=(8,))).save_pretrained(tmp_path / "outputs/RUN/best_reward_net")
+    monkeypatch.chdir(tmp_path)
+    lines = example.strip().splitlines()
+    lines[-2:] = [f"{name} = {line}" for name, line in zip(("scores", "truth"), lines[-2:], strict=True)]
+    names: dict[str, Any] = {"image": smooth_image(60, 70), "masks": np.ones((3, 60, 70), dtype=np.float32)}
+    exec("\n".join(lines), names)
+    assert names["scores"].shape == (3,)
+    assert names["truth"].shape == (60, 70)
+
+
 def test_the_python_example_runs(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks("python")
+    (example,) = (block for block in blocks("python") if "load_sa2va_model" in block)
     load = sa2va.load_sa2va_model
     monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_checkpoint))
     names: dict[str, Any] = {"image": smooth_image(60, 60)}

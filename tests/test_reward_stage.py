@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 from conftest import write_tiny_data
 
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.training.reward_stage import check_no_leak, find_reward_network, run_reward_stage
+from rl_reward_network.training import reward_network as training
+from rl_reward_network.training import reward_stage
+from rl_reward_network.training.reward_masks import SOURCES
+from rl_reward_network.training.reward_stage import (
+    RewardPlan,
+    check_no_leak,
+    find_reward_network,
+    find_unfinished,
+    reward_plan,
+    run_reward_stage,
+)
 from rl_reward_network.training.world import World, WorldConfig, open_world
 
 
@@ -21,38 +32,87 @@ def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
     return open_world(WorldConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
 
 
+def plan_of(world: World, mode: str = "quick", steps: int = 2) -> RewardPlan:
+    plan = reward_plan(world, mode, steps, members=1)
+    return plan._replace(config=replace(plan.config, window=64, masks=6, masks_per_window=3))
+
+
 @pytest.fixture(scope="module")
 def trained(world: World) -> Path:
     run = world.config.output_dir / "reward_net_20260101_000000"
-    run_reward_stage(world, "quick", run, steps=2)
+    run_reward_stage(world, plan_of(world), run)
     return run
 
 
 def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: World, trained: Path) -> None:
-    assert find_reward_network(world, "quick", steps=2) == trained / "best_reward_net"
-    assert find_reward_network(world, "quick") is None, "other steps"
-    assert find_reward_network(world, "full", steps=2) is None, "full never uses quick"
+    assert find_reward_network(world, plan_of(world)) == trained / "best_reward_net"
+    assert find_reward_network(world, plan_of(world, steps=3)) is None, "other steps"
+    assert find_reward_network(world, plan_of(world, "full")) is None, "full never uses quick"
+    assert find_reward_network(world, reward_plan(world, "quick", 2, members=2)) is None, "other members"
+    assert find_reward_network(world, reward_plan(world, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, "other score"
     for change in (
         {"prompts": ("a", "b")},
         {"split": replace(world.split, seed=1)},
         {"split": replace(world.split, fingerprint="x")},
         {"segmenter": replace(world.segmenter, fingerprint="x")},
     ):
-        assert find_reward_network(replace(world, **change), "quick", steps=2) is None, change
+        assert find_reward_network(replace(world, **change), plan_of(world)) is None, change
+
+
+def test_another_seed_may_use_it_unless_its_own_is_asked_for(world: World, trained: Path) -> None:
+    other = replace(world, config=replace(world.config, seed=5))
+    assert find_reward_network(other, plan_of(other)) == trained / "best_reward_net"
+    assert find_reward_network(other, plan_of(other), seed=5) is None
+    assert find_reward_network(world, plan_of(world), seed=0) == trained / "best_reward_net"
 
 
 def test_unfinished_and_damaged_networks_are_passed_over(world: World, trained: Path, tmp_path: Path) -> None:
     elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
     copy = tmp_path / "reward_net_1"
     shutil.copytree(trained, copy)
-    assert find_reward_network(elsewhere, "quick", steps=2) == copy / "best_reward_net"
+    assert find_reward_network(elsewhere, plan_of(world)) == copy / "best_reward_net"
     (copy / "best_reward_net" / "model.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="passed over"):
-        assert find_reward_network(elsewhere, "quick", steps=2) is None
+        assert find_reward_network(elsewhere, plan_of(world)) is None
     shutil.rmtree(copy)
     shutil.copytree(trained, copy)
     (copy / "agreement.json").unlink()  # written last: training was cut off
-    assert find_reward_network(elsewhere, "quick", steps=2) is None
+    assert find_reward_network(elsewhere, plan_of(world)) is None
+
+
+def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
+    world: World, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
+    cut_off = tmp_path / "reward_net_1"
+    with monkeypatch.context() as patch:
+        patch.setattr(reward_stage, "calibrated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_reward_stage(elsewhere, plan_of(world), cut_off)
+    assert not (cut_off / "best_reward_net").exists()
+    assert find_unfinished(elsewhere, plan_of(world)) == cut_off
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_step", lambda *_: pytest.fail("trained again what was trained"))
+        run_reward_stage(elsewhere, plan_of(world), cut_off)
+    weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, cut_off)]
+    assert weights[0] == weights[1]
+    agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
+    seconds = [found.pop("seconds") for found in agreements]
+    assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
+    assert agreements[0] == agreements[1]
+    with pytest.raises(ValueError, match="--resume: no run that was cut off"):
+        find_unfinished(elsewhere, plan_of(world))
+
+
+def test_a_run_of_other_settings_is_not_gone_on_with(world: World, trained: Path, tmp_path: Path) -> None:
+    elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
+    shutil.copytree(trained, tmp_path / "reward_net_1")
+    (tmp_path / "reward_net_1/agreement.json").unlink()
+    assert find_unfinished(elsewhere, plan_of(world)).name == "reward_net_1"
+    other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
+    for where, plan in ((elsewhere, plan_of(world, steps=3)), (other_seed, plan_of(other_seed))):
+        with pytest.raises(ValueError, match="leave --resume out"):
+            find_unfinished(where, plan)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +142,23 @@ def test_a_network_that_does_not_say_is_refused(world: World) -> None:
         check_no_leak(world, RewardNetwork(), Path("net"))
 
 
-def test_agreement_on_test_patients_is_written(trained: Path) -> None:
-    rows = json.loads((trained / "agreement.json").read_text())
-    assert list(rows) == ["reward network", "predict the mean"]
-    assert 0 <= rows["reward network"]["mae"] <= 1
+def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: World, trained: Path) -> None:
+    found = read_json(trained / "agreement.json")
+    assert list(found["tables"]) == list(SOURCES)
+    assert all(0 <= row["mae"] <= 1 for rows in found["tables"].values() for row in rows.values())
+    picked = world.pick("reward", 50, labelled=True)
+    assert found["used"]["reward"] == {
+        "images": len(picked),
+        "patients": len({sample.group_id for sample in picked}),
+        "series": len({sample.series_id for sample in picked}),
+    }
+    assert {path.name for path in trained.iterdir()} == {
+        *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "logs"),
+        *("metrics.jsonl", "sheet.png", "split.json"),
+    }
+    info = RewardNetwork.from_pretrained(trained / "best_reward_net").training_info
+    assert set(info["train_groups"]) <= set(world.split.groups["reward"])
+    assert set(info["val_groups"]) <= set(world.split.groups["val"])
 
 
 def test_several_kinds_of_object_in_one_folder_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -42,9 +42,10 @@ def reward_plan(
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
 ) -> RewardPlan:
-    """The mode's settings on this world; `steps` replaces the preset's."""
+    """The mode's settings on this world; `steps` replaces the preset's, and no more windows are cut than it can see."""
     config = replace(PRESETS[mode], seed=world.config.seed, device=world.config.device)
-    config = config if steps is None else replace(config, steps=steps)
+    if steps is not None:
+        config = replace(config, steps=steps, windows=min(config.windows, steps * config.batch_size))
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 

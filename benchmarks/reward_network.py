@@ -1,0 +1,91 @@
+"""How long a reward network takes to judge, and how much memory large images need.
+
+    python -m benchmarks.reward_network
+
+Weights do not matter for speed, so they are random. Timings that are compared are taken in turn, so that a machine that
+slows down slows both; medians of the repeats. The peak of the process's memory is read after each size, in growing
+order.
+"""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.rewards.learned import score_masks
+from scripts.cli import run
+
+SIZES = ((256, 256), (512, 512), (999, 960), (2000, 1500), (3000, 4000))
+PROMPTS, MANY, IMAGES = 11, 256, 16
+
+
+@dataclass(frozen=True)
+class Args:
+    """Time a reward network."""
+
+    threads: int = 2
+    """CPU threads."""
+    device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
+    """cpu, cuda:0, ..."""
+    repeats: int = 9
+    """Measurements of each, after one that is not counted."""
+
+
+def main(args: Args) -> None:
+    """Measure and print."""
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    ensemble = RewardNetwork().eval().requires_grad_(False).to(args.device)
+    member = ensemble.alone(0).requires_grad_(False)
+    image, masks = _pair(256, 256, MANY)
+
+    def batch() -> None:
+        for _ in range(IMAGES):
+            score_masks(ensemble, image, masks[:1])
+
+    one, three, eleven, singly, many, images = _in_turn(
+        args.repeats,
+        lambda: score_masks(member, image, masks[:1]),
+        lambda: score_masks(ensemble, image, masks[:1]),
+        lambda: score_masks(ensemble, image, masks[:PROMPTS]),
+        lambda: [score_masks(ensemble, image, mask[None]) for mask in masks[:PROMPTS]],
+        lambda: score_masks(ensemble, image, masks),
+        batch,
+    )
+    print(f"one 256x256 mask: one member {one * 1e3:.1f} ms, ensemble {three * 1e3:.1f} ms")
+    print(f"{PROMPTS} masks of one image: together {eleven * 1e3:.1f} ms, one by one {singly / eleven:.1f}x that")
+    print(f"throughput of the ensemble: {MANY / many:.0f} masks/s of one image, {IMAGES / images:.0f} images/s")
+    for height, width in SIZES:
+        image, masks = _pair(height, width, 1)
+        (took,) = _in_turn(1, lambda image=image, masks=masks: score_masks(ensemble, image, masks))  # type: ignore[misc]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{height}x{width}: ensemble {took:.2f} s for one mask, peak memory of the process so far {peak:.0f} MB")
+
+
+def _pair(height: int, width: int, masks: int) -> tuple[np.ndarray, np.ndarray]:
+    """A random image uint8 (H, W, 3) and float32 masks (P, H, W)."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return image, (rng.random((masks, height, width), dtype=np.float32) > 0.9).astype(np.float32)
+
+
+def _in_turn(repeats: int, *functions: Callable[[], object]) -> list[float]:
+    """Median seconds of each, one call of every function per round, after a round that is not counted."""
+    rounds = [[_seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Wall time of one call; scores come back to the CPU, so nothing is left in a GPU's queue."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    run(main, Args)
