@@ -54,30 +54,37 @@ class Args:
 def main(args: Args) -> None:
     """Train what is missing, push each network, draw and print."""
     curves: dict[str, list[Curve]] = {}
+    cautions = []
     for seed in range(args.seeds):
         world = open_world(replace(args.world, seed=seed))
-        for name, curve in _push(world, _network(world, args.mode), args).items():
+        network = _network(world, args.mode)
+        cautions.append(network.config.caution)
+        for name, curve in _push(world, network, args).items():
             curves.setdefault(name, []).append(curve)
     folder = args.world.output_dir / "overoptimise"
     rows = {name: _summary(np.stack(of_seeds)) for name, of_seeds in curves.items()}
-    write_json(folder / "overoptimise.json", {"curves": {k: np.stack(v).tolist() for k, v in curves.items()}, **rows})
+    lists = {name: np.stack(of_seeds).tolist() for name, of_seeds in curves.items()}
+    write_json(folder / "overoptimise.json", {"caution": cautions, "curves": lists, "rows": rows})
     _draw({name: np.stack(of_seeds) for name, of_seeds in curves.items()}, folder / "overoptimise.png")
     _show(rows)
+    print(f"the ensemble's k, by seed: {cautions}")
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
 
 def _network(world: World, mode: str) -> RewardNetwork:
     """The reward network of this world's seed, trained if it is not there."""
-    plan = reward_plan(world, mode)
+    plan = reward_plan(world.config, mode)
     found = find_reward_network(world, plan, world.config.seed)
     if found is None:
-        return run_reward_stage(world, plan, new_run_folder(world.config.output_dir, "reward_net"))
-    return RewardNetwork.from_pretrained(found)
+        network = run_reward_stage(world, plan, new_run_folder(world.config.output_dir, "reward_net"))
+    else:
+        network = RewardNetwork.from_pretrained(found)
+    return network.to(world.config.device)
 
 
 def _push(world: World, network: RewardNetwork, args: Args) -> dict[str, Curve]:
     """Mean curves over the test images, by pressure and judge."""
-    plan = reward_plan(world, args.mode).config
+    plan = reward_plan(world.config, args.mode).config
     pooled = train_pooled_cnn(
         RewardExamples(world, world.pick("reward", plan.images, labelled=True), "pooled CNN"), world.config.seed
     )
@@ -95,6 +102,7 @@ def _push(world: World, network: RewardNetwork, args: Args) -> dict[str, Curve]:
 
 
 def _score(network: RewardNetwork) -> Score:
+    """The score of masks bool (n, H, W)."""
     return lambda image, masks: score_masks(network, image, masks.astype(np.float32))
 
 

@@ -26,7 +26,10 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
     except ValueError as error:
         sys.exit(_fail(str(error)))
     except KeyboardInterrupt:
-        print("\nstopped; finished files are kept, run the same command again", file=sys.stderr)
+        print(
+            "\nstopped; finished files are kept. Run the same command again, with --resume where it has that flag",
+            file=sys.stderr,
+        )
         sys.exit(130)
 
 

@@ -102,7 +102,7 @@ def _reward_network(args: Args) -> str:
     if not args.reward_net:
         return "none named: the newest fitting one is used, or one is trained first"
     info = RewardNetwork.from_pretrained(args.reward_net).training_info
-    return f"mode {info.get('mode')}, {info.get('train_images')} training images"
+    return f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients"
 
 
 def _device(args: Args) -> str:

@@ -18,7 +18,6 @@ from rich.table import Table
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.baselines import Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.report import EvaluationResult, Overlay, write_report
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training.policy_stage import load_tables
 from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
@@ -100,7 +99,7 @@ def _reward_network(config: dict[str, Any], world: World, folder: Path) -> Rewar
     path = Path(config["reward_net"])
     network = RewardNetwork.from_pretrained(path)
     check_no_leak(world, network, path)
-    if weights_fingerprint(network) != config["reward_net_fingerprint"]:
+    if network.fingerprint != config["reward_net_fingerprint"]:
         raise ValueError(f"{folder / 'config.json'}: reward_net {path} has other weights now; run step 2 again")
     return network
 

@@ -58,8 +58,8 @@ class Args:
 def main(args: Args) -> None:
     """Open the world, make sure of a reward network, train the policy."""
     ppo = ppo_config(args)
+    plan = reward_plan(args.world, args.mode, args.reward_steps)
     world = open_world(args.world)
-    plan = reward_plan(world, args.mode, args.reward_steps)
     reward_net = args.reward_net or find_reward_network(world, plan) or _train_reward_network(world, plan)
     folder = args.run_folder or new_run_folder(args.world.output_dir, "sa2va_rl_finetune")
     run_policy_stage(world, args.mode, reward_net, ppo, folder)
@@ -78,7 +78,10 @@ def ppo_config(args: Args) -> PromptPPOConfig:
 
 
 def _train_reward_network(world: World, plan: RewardPlan) -> Path:
-    print(f"no reward network of mode {plan.mode} fits these data and this model: training one first")
+    print(
+        f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
+        "one first (--reward_net names any other)"
+    )
     folder = new_run_folder(world.config.output_dir, "reward_net")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)

@@ -1,4 +1,4 @@
-"""Step 1: train the CNN that judges a mask from image + mask.
+"""Step 1: train the reward network, an ensemble of CNNs that judges the masks of an image.
 
     python -m scripts.train_reward_network quick --model_path MODEL --data_root DATA
 
@@ -41,7 +41,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Args:
-    """Step 1: train the reward network, an ensemble of CNNs that judges a mask from image + mask."""
+    """Step 1: train the reward network, an ensemble of CNNs that judges the masks of an image."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 50 images, members of 150 steps, two to three minutes on two cores. full: 200 images, members of 500
@@ -50,20 +50,20 @@ class Args:
     steps: int | None = None
     """Optimiser steps of each member, if not those of the mode. Fewer than 100 is for trying things out."""
     members: int = 3
-    """U-Nets in the ensemble. One is three times as fast, but tells nothing about its own doubt: no interval, and the
-    conservative score is the plain one."""
+    """U-Nets in the ensemble. One is three times as fast, but cannot disagree with itself: its score is not
+    conservative, and its interval equally wide for every mask."""
     score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """What the reward is made of: weights of the predicted Dice, IoU, precision and recall, with sum 1. `0.5 0 0 0.5`
     asks for recall as much as for Dice; recall alone would reward masks that cover everything."""
     resume: bool = False
     """Go on with the newest run of the same settings, data, model and seed that was cut off; the weights it ends in are
-    those of a run that was not."""
+    those of a run that was not (on a CPU; a GPU rounds differently each time)."""
 
 
 def main(args: Args) -> None:
     """Open the world, train, and say how far the network can be trusted."""
+    plan = reward_plan(args.world, args.mode, args.steps, args.members, args.score_weights)
     world = open_world(args.world)
-    plan = reward_plan(world, args.mode, args.steps, args.members, args.score_weights)
     folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, "reward_net")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
@@ -81,17 +81,21 @@ def show_agreement(folder: Path) -> None:
     held = ", ".join(f"{share:.1%} ({source})" for source, share in found["coverage"].items())
     console.print(f"90 % intervals hold the true Dice of {held}")
     ascent = found["ascent"]
-    console.print(
-        f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of masks with damage never seen, "
-        f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
-    )
+    if ascent["raised"] is not None:
+        console.print(
+            f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of masks with damage never seen, "
+            f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
+        )
     console.print(
         f"the network's own segmentation of the test images has Dice {found['own_dice']:.3f}; where Sa2VA's prompts "
         "stay below that, a plain segmenter serves these images better than any choice among them"
     )
     for name, n in found["used"].items():
         console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
-    console.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items()))
+    bank = found["bank"]
+    console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
+    seconds = ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items())
+    console.print(f"seconds: {seconds}" + (" (since it was resumed)" if found["resumed"] else ""))
 
 
 def _table(title: str, rows: dict[str, Any]) -> Table:

@@ -1,3 +1,4 @@
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +49,21 @@ def test_masks_in_parts_equal_masks_at_once_and_the_image_is_looked_at_once(monk
     monkeypatch.setattr(learned, "PIXELS_AT_ONCE", 2 * 20 * 30)
     np.testing.assert_allclose(score_masks(network, IMAGE, MASKS), at_once, atol=1e-6)
     assert network.looks == 2
+
+
+def test_many_masks_of_a_large_image_keep_no_maps(monkeypatch):
+    monkeypatch.setattr(learned, "PIXELS_AT_ONCE", 20 * 30)
+    maps = []
+
+    class Watched(BrightIsObject):
+        def judge(self, mask, truth_maps):
+            assert sum(reference() is not None for reference in maps) <= 1, "the maps of earlier masks are still held"
+            output = super().judge(mask, truth_maps)
+            maps.append(weakref.ref(output.error_map))
+            return output
+
+    score_masks(Watched(SMALL), IMAGE, MASKS)
+    assert len(maps) == 5
 
 
 def test_no_masks_no_scores_and_half_precision_is_accepted():

@@ -9,6 +9,7 @@ from rl_reward_network.training.reward_agreement import (
     MEMBER,
     NETWORK,
     POOLED,
+    _ascent,
     judge_agreement,
     sheet_rows,
 )
@@ -57,6 +58,25 @@ def test_a_network_that_knows_the_truth_is_found_to_know_it(found):
     assert found["own_dice"] == 1
     assert found["ascent"]["raised"] == 1
     assert found["ascent"]["dice_after"] > 0.99 > found["ascent"]["dice_before"]
+
+
+def test_the_reward_is_held_against_what_it_is_made_of():
+    config = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0))
+    wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
+    found = judge_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
+    share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3
+    row = found["tables"][SEGMENTER][CAUTIOUS]
+    assert row["mae"] < 0.01
+    assert 0.1 < share < 0.2
+
+
+def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
+    assert _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25])) == {
+        "raised": 0.5,
+        "dice_before": 0.5,
+        "dice_after": 0.5,
+    }
+    assert _ascent(np.ones(2), np.ones(2))["raised"] is None
 
 
 def test_coverage_of_all_masks_is_that_of_the_sources_together(found):

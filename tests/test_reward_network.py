@@ -107,6 +107,26 @@ def test_calibration_moves_numbers_along_their_logit_and_keeps_their_order():
     assert torch.equal(moved[0].argsort(dim=1), plain[0].argsort(dim=1))
 
 
+@pytest.mark.parametrize("doubt", [0.0, 1e-4, 0.015])
+def test_an_image_without_object_wants_no_mask(doubt):
+    network = RewardNetwork(SMALL).eval()
+    for member in network.members:
+        torch.nn.init.zeros_(member.head.weight)
+        torch.nn.init.constant_(member.head.bias, np.log(doubt / (1 - doubt)) if doubt else -100.0)
+    image, mask = pair(500, 400, batch=1)
+    assert network(image, torch.zeros_like(mask)).score.item() == pytest.approx(1, abs=1e-3)
+    assert network(image, (mask > 0.5).float()).score.item() < 0.01
+
+
+def test_the_fingerprint_tells_apart_whatever_gives_another_score():
+    network = network_of()
+    assert network.fingerprint == network_of().fingerprint
+    assert network.fingerprint != network_of(replace(SMALL, caution=0.7)).fingerprint
+    with torch.no_grad():
+        network.members[1].head.bias += 1
+    assert network.fingerprint != network_of().fingerprint
+
+
 def test_a_mask_does_not_change_what_the_network_thinks_of_the_image():
     network, (image, mask) = network_of(), pair(32, 48)
     assert torch.equal(network(image, mask).truth_map, network(image, 1 - mask).truth_map)
@@ -256,6 +276,13 @@ def edit_config(folder, **changes):
 def test_other_version_is_refused(saved):
     edit_config(saved[1], version=99)
     with pytest.raises(ValueError, match=r"config.json: field version is 99, this code reads 2; train one"):
+        RewardNetwork.from_pretrained(saved[1])
+
+
+@pytest.mark.parametrize("change", [{"channels": None}, {"calibration": [1, 2]}, {"caution": -1.0}, {"members": "3"}])
+def test_a_config_that_was_edited_wrongly_is_refused_by_name(saved, change):
+    edit_config(saved[1], **change)
+    with pytest.raises(ValueError, match=r"config.json: .*; train one"):
         RewardNetwork.from_pretrained(saved[1])
 
 

@@ -33,7 +33,7 @@ def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Wo
 
 
 def plan_of(world: World, mode: str = "quick", steps: int = 2) -> RewardPlan:
-    plan = reward_plan(world, mode, steps, members=1)
+    plan = reward_plan(world.config, mode, steps, members=1)
     return plan._replace(config=replace(plan.config, window=64, masks=6, masks_per_window=3))
 
 
@@ -48,8 +48,10 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: World,
     assert find_reward_network(world, plan_of(world)) == trained / "best_reward_net"
     assert find_reward_network(world, plan_of(world, steps=3)) is None, "other steps"
     assert find_reward_network(world, plan_of(world, "full")) is None, "full never uses quick"
-    assert find_reward_network(world, reward_plan(world, "quick", 2, members=2)) is None, "other members"
-    assert find_reward_network(world, reward_plan(world, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, "other score"
+    assert find_reward_network(world, reward_plan(world.config, "quick", 2, members=2)) is None, "other members"
+    assert find_reward_network(world, reward_plan(world.config, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, (
+        "other score"
+    )
     for change in (
         {"prompts": ("a", "b")},
         {"split": replace(world.split, seed=1)},

@@ -1,5 +1,9 @@
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +104,39 @@ def test_a_run_that_was_cut_off_ends_in_the_same_weights(tmp_path, monkeypatch, 
     assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
 
 
+KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1:3]
+from test_train_reward_network import *
+from rl_reward_network import artefacts
+
+real, left = os.replace, [int(sys.argv[4])]
+def replace_or_die(*args):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args)
+
+artefacts.os.replace = replace_or_die
+train_reward_network(TRAIN, VAL, TINY, Path(sys.argv[3]), SMALL)
+"""
+
+
+@pytest.mark.parametrize("renames", [1, 4, 7])
+def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, renames):
+    whole = train_reward_network(TRAIN, VAL, TINY, tmp_path / "whole", SMALL)
+    tests = Path(__file__).parent
+    arguments = [str(tests), str(tests.parent), str(tmp_path / "cut"), str(renames)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    time.sleep(1.1)  # TensorBoard orders its files by the second they were opened in
+    resumed = train_reward_network(TRAIN, VAL, TINY, tmp_path / "cut", SMALL)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
+    curves = EventAccumulator(str(tmp_path / "cut/logs")).Reload()
+    assert [event.step for event in curves.Scalars("val/dice_mae")] == [2, 4, 6, 8]
+
+
 def test_the_best_weights_of_each_member_are_kept(tmp_path, monkeypatch):
     errors = iter([0.3, 0.1, 0.2])
     kept = {}
@@ -176,7 +213,7 @@ def test_the_learning_rate_rises_then_falls():
 
 
 def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
-    with pytest.raises(FloatingPointError, match=r"step \d: .* lower learning_rate"):
+    with pytest.raises(ValueError, match=r"step \d: .* training diverged; try another seed"):
         train_reward_network(TRAIN, VAL, replace(TINY, learning_rate=1e30), tmp_path, SMALL)
 
 

@@ -2,10 +2,11 @@
 
 An ensemble of small U-Nets predicts, from the image alone, how likely each pixel is object. Everything else follows
 from this truth map and the mask in closed form. So a mask cannot talk the network round (what it says about the image
-does not depend on the mask), the score always agrees with the error map, its gradient reaches every pixel of the mask,
+does not depend on the mask), numbers and error map come from one belief, the gradient reaches every pixel of the mask,
 and a second mask of the same image costs next to nothing.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.models.fingerprint import weights_fingerprint
 
 VERSION = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -26,6 +28,8 @@ TRAIN_ONE = "train one with `bash run_experiment3.sh quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
 ONE_PIXEL = 1.0  # keeps every ratio and its gradient finite when nothing is masked
 RARE = -2.0  # before training a pixel is object with p = 0.12
+FLOOR = 0.02  # of a truth map: summed over a large image, traces of doubt would outweigh a small object, or none
+SPREAD_FLOOR = 0.002  # members that agree are still not beyond doubt
 TILE = 512  # pixels; larger images are looked at tile by tile, so memory does not grow with them
 
 
@@ -47,7 +51,8 @@ class RewardNetworkConfig:
     caution: float = 1.0
     """k of the conservative score, mean - k * (standard deviation between members); chosen on validation."""
     interval: float = 2.0
-    """Half width of the 90 % interval of the predicted Dice, in standard deviations between members; by validation."""
+    """Half width of the 90 % interval of the predicted Dice, in standard deviations between members (at least 0.002);
+    chosen on validation."""
     ascent_step: float = 0.2
     """Most that one step of gradient ascent may change a pixel of the mask; chosen on validation."""
 
@@ -59,6 +64,8 @@ class RewardNetworkConfig:
             raise ValueError(f"score_weights={self.score_weights}: four weights >= 0 of {NUMBERS} that sum to 1")
         if len(self.calibration) != 4 or min(slope for slope, _ in self.calibration) <= 0:
             raise ValueError(f"calibration={self.calibration}: four pairs of a slope > 0 and an offset")
+        if not (self.caution >= 0 and self.interval > 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
+            raise ValueError(f"{self.caution=}, {self.interval=}, {self.ascent_step=}: must be >= 0, > 0 and in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,7 @@ class RewardNetwork(nn.Module):
         row, column = max(0, top - margin), max(0, left - margin)
         window = image[..., row : top + tile + margin, column : left + tile + margin]
         maps = torch.stack([member(window).sigmoid() for member in self.members])
+        maps = (maps - FLOOR).clamp_min(0) / (1 - FLOOR)
         return maps[..., top - row : top - row + tile, left - column : left - column + tile]
 
     def judge(self, mask: Tensor, truth_maps: Tensor) -> RewardOutput:
@@ -188,7 +196,9 @@ class RewardNetwork(nn.Module):
         members = self._calibrated(judge(mask, truth_maps))  # (4, K, B)
         weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
         weighted = torch.einsum("n,nkb->kb", weights, members)
-        spread = (weighted.var(dim=0, correction=0) + 1e-12).sqrt()  # the bare root has no gradient at 0
+        spread = (
+            (weighted - weighted.mean(dim=0)).square().mean(dim=0) + 1e-12
+        ).sqrt()  # the bare root has no slope at 0
         score = weighted.mean(dim=0) - self.config.caution * spread
         truth_map = truth_maps.mean(dim=0).expand_as(mask)
         error_map = mask * (1 - truth_map) + (1 - mask) * truth_map
@@ -204,10 +214,15 @@ class RewardNetwork(nn.Module):
         return (numbers.logit(eps=1e-6) * slope + offset).sigmoid()
 
     def alone(self, index: int) -> "RewardNetwork":
-        """One member as a network of its own (weights shared), without caution."""
+        """One member as a network of its own (weights shared), without caution; calibrated as the ensemble is."""
         single = RewardNetwork(replace(self.config, members=1, caution=0.0), self.training_info)
         single.members[0] = self.members[index]
         return single.train(self.training)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change when a score may: weights and config."""
+        return hashlib.sha256(f"{weights_fingerprint(self)}{self.config}".encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; the folder appears, or is replaced, whole.
@@ -276,6 +291,9 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     if missing:
         raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
     training_info = values.pop("training")
-    values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
-    values["calibration"] = tuple((slope, offset) for slope, offset in values["calibration"])
-    return RewardNetworkConfig(**values), training_info
+    try:
+        values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
+        values["calibration"] = tuple((slope, offset) for slope, offset in values["calibration"])
+        return RewardNetworkConfig(**values), training_info
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}; {TRAIN_ONE}") from None

@@ -40,14 +40,10 @@ def judge_masks(network: Judge, image: np.ndarray, masks: np.ndarray) -> dict[st
     with torch.no_grad():
         maps = network.truth_maps(_picture(network, image))
         parts = [
-            network.judge(
-                torch.tensor(masks[start : start + at_once], dtype=maps.dtype, device=maps.device)[:, None], maps
-            )
+            _numbers(network.judge(_to(maps, masks[start : start + at_once]), maps))
             for start in range(0, max(1, len(masks)), at_once)
         ]
-    columns = {"score": [p.score.clamp(0, 1) for p in parts], "dice": [p.dice for p in parts]}
-    columns |= {"spread": [p.spread for p in parts], "members": [p.members.permute(2, 1, 0) for p in parts]}
-    result = {name: torch.cat(column).float().cpu().numpy() for name, column in columns.items()}
+    result = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if not all(np.isfinite(column).all() for column in result.values()):
         raise ValueError("the reward network returned a score that is not finite; its weights are damaged")
     return result
@@ -84,13 +80,25 @@ def ascend(network: Judge, image: np.ndarray, masks: np.ndarray, step_size: floa
     _check(image, masks)
     with torch.no_grad():
         maps = network.truth_maps(_picture(network, image))
-    mask = torch.tensor(masks, dtype=maps.dtype, device=maps.device)[:, None]
+    mask = _to(maps, masks)
     for _ in range(steps):
         mask.requires_grad_()
         (gradient,) = torch.autograd.grad(network.judge(mask, maps).score.sum(), mask)
         largest = gradient.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(mask.dtype).tiny)
         mask = (mask.detach() + step_size * gradient / largest).clamp(0, 1)
         yield mask[:, 0].cpu().numpy()
+
+
+def _numbers(output: Any) -> dict[str, np.ndarray]:
+    """What is kept of a RewardOutput: numbers, not maps, so that many masks of a large image need little memory."""
+    kept = {"score": output.score.clamp(0, 1), "dice": output.dice, "spread": output.spread}
+    kept["members"] = output.members.permute(2, 1, 0)
+    return {name: values.float().cpu().numpy() for name, values in kept.items()}
+
+
+def _to(maps: Tensor, masks: np.ndarray) -> Tensor:
+    """Masks (P, H, W) as (P, 1, H, W) of the dtype and device of the truth maps."""
+    return torch.tensor(masks, dtype=maps.dtype, device=maps.device)[:, None]
 
 
 def _picture(network: Judge, image: np.ndarray) -> Tensor:

@@ -8,7 +8,6 @@ import numpy as np
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.evaluation.metrics import SampleTable
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training.prompt_ppo import PromptPPOConfig, train_prompt_policy
 from rl_reward_network.training.reward_stage import check_no_leak
@@ -53,7 +52,7 @@ def run_policy_stage(world: World, mode: str, reward_net: Path, ppo: PromptPPOCo
         "stage": "prompt policy",
         "mode": mode,
         "reward_net": str(reward_net.resolve()),
-        "reward_net_fingerprint": weights_fingerprint(network),
+        "reward_net_fingerprint": network.fingerprint,
         "reward_net_info": {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
     }
     config = describe_run(run, world, stage)

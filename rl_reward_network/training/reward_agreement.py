@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.evaluation.agreement import agreement, coverage
+from rl_reward_network.evaluation.agreement import Row, agreement, coverage
 from rl_reward_network.evaluation.reward_sheet import SheetRow
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import judge_masks, truth_map
 from rl_reward_network.training.reward_baseline import Predictor
-from rl_reward_network.training.reward_calibration import CLIMBERS, dice_after_ascent, half_width
+from rl_reward_network.training.reward_calibration import CLIMBERS, dice_after_ascent, half_width, true_numbers_of
 from rl_reward_network.training.reward_masks import SOURCES, UNSEEN, RewardExample, source_masks, true_dice
 
 NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
@@ -40,32 +40,21 @@ def judge_agreement(
         90 % interval; `ascent`: share of masks of the unseen damage that ten steps up the score raise, and their mean
         Dice before and after; `own_dice`: mean Dice of the truth map itself, cut at 0.5; `masks`: source -> number.
     """
-    columns: dict[str, list[dict[str, np.ndarray]]] = {source: [] for source in SOURCES}
-    climbs, own = [], []
+    judged, climbs, own = [], [], []
     for index, example in enumerate(examples):
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
-        for source, stack in stacks.items():
-            columns[source].append(
-                _judge(network, pooled, mean, example, stack) | {"image": np.full(len(stack), index)}
-            )
-        climbers = stacks[UNSEEN][:CLIMBERS]
-        after = dice_after_ascent(network, example, climbers, network.config.ascent_step)
-        climbs.append(np.stack([true_dice(climbers, example.truth), after]))
-        own.append(_own_dice(network, example))
-    joined = {
-        source: {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        for source, parts in columns.items()
-    }
-    before, after = np.concatenate(climbs, axis=1)
+        sizes = [len(stack) for stack in stacks.values()]
+        columns = _judge(network, pooled, mean, example, np.concatenate(list(stacks.values())))
+        judged.append(columns | {"image": np.full(sum(sizes), index), "source": np.repeat(list(stacks), sizes)})
+        climbs.append(_climb(network, example, stacks[UNSEEN][:CLIMBERS]))
+        own.append(true_dice(truth_map(network, example.image)[None] > 0.5, example.truth))
+    table = {name: np.concatenate([columns[name] for columns in judged]) for name in judged[0]}
+    parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
     return {
-        "tables": {source: _table(column) for source, column in joined.items()},
-        "coverage": {"all masks": _coverage(list(joined.values()))} | {s: _coverage([c]) for s, c in joined.items()},
-        "masks": {source: len(column["true"]) for source, column in joined.items()},
-        "ascent": {
-            "raised": float((after > before).mean()),
-            "dice_before": float(before.mean()),
-            "dice_after": float(after.mean()),
-        },
+        "tables": {source: _rows(part) for source, part in parts.items()},
+        "coverage": {name: _coverage(part) for name, part in {"all masks": table, **parts}.items()},
+        "masks": {source: len(part["true"]) for source, part in parts.items()},
+        "ascent": _ascent(*np.concatenate(climbs, axis=1)),
         "own_dice": float(np.mean(own)),
     }
 
@@ -97,33 +86,51 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
 def _judge(
     network: RewardNetwork, pooled: Predictor, mean: float, example: RewardExample, masks: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """True Dice and every row's prediction of it, float (n,) each, and the half width of the interval."""
-    dice = judge_masks(network, example.image, masks.astype(np.float32))["members"][..., 0]  # (n, K)
+    """True Dice and every row's prediction of it, the true and the conservative score, the half width of the interval:
+    float (n,) each.
+    """
+    found = judge_masks(network, example.image, masks.astype(np.float32))
+    dice, true = found["members"][..., 0], true_numbers_of(masks, example.truth)
     return {
-        "true": true_dice(masks, example.truth),
+        "true": true[:, 0],
+        "true score": true @ network.config.score_weights,
         NETWORK: dice.mean(axis=1),
         MEMBER: dice[:, 0],
-        CAUTIOUS: dice.mean(axis=1) - network.config.caution * dice.std(axis=1),
+        CAUTIOUS: found["score"],
         MEAN: np.full(len(masks), mean),
         POOLED: pooled(example.image, masks),
-        "half_width": half_width(dice, network.config.interval),
+        "half width": half_width(dice, network.config.interval),
     }
 
 
-def _coverage(columns: list[dict[str, np.ndarray]]) -> float:
-    """Share of true Dice inside the network's interval, over the masks of some sources."""
-    predicted, half, true = (np.concatenate([c[key] for c in columns]) for key in (NETWORK, "half_width", "true"))
-    return coverage(predicted, half, true)
-
-
-def _table(column: dict[str, np.ndarray]) -> dict[str, Any]:
-    """One row per predictor."""
+def _rows(part: dict[str, np.ndarray]) -> dict[str, Row]:
+    """One row per predictor: all predict the Dice, but the reward the score, which is the Dice by default."""
+    true = {CAUTIOUS: part["true score"]}
     return {
-        row: agreement(column[row], column["true"], column["image"])
+        row: agreement(part[row], true.get(row, part["true"]), part["image"])
         for row in (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
     }
 
 
-def _own_dice(network: RewardNetwork, example: RewardExample) -> float:
-    """Dice of the network's own idea of the object."""
-    return float(true_dice(truth_map(network, example.image)[None] > 0.5, example.truth)[0])
+def _coverage(part: dict[str, np.ndarray]) -> float:
+    """Share of true Dice inside the network's interval."""
+    return coverage(part[NETWORK], part["half width"], part["true"])
+
+
+def _climb(network: RewardNetwork, example: RewardExample, masks: np.ndarray) -> np.ndarray:
+    """True Dice of n masks before and after the ascent, float (2, n)."""
+    after = dice_after_ascent(network, example, masks, network.config.ascent_step)
+    return np.stack([true_dice(masks, example.truth), after])
+
+
+def _ascent(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
+    """What the ascent gained; masks that were right before cannot rise and do not count."""
+    wrong = before < 1
+    if not wrong.any():
+        return {"raised": None, "dice_before": None, "dice_after": None}
+    before, after = before[wrong], after[wrong]
+    return {
+        "raised": float((after > before).mean()),
+        "dice_before": float(before.mean()),
+        "dice_after": float(after.mean()),
+    }

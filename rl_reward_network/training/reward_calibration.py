@@ -8,13 +8,13 @@ import numpy as np
 from scipy import optimize, special
 
 from rl_reward_network.evaluation.agreement import agreement
-from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import NUMBERS, SPREAD_FLOOR, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.rewards import masks as true_numbers
 from rl_reward_network.rewards.learned import ascend, judge_masks
 from rl_reward_network.training.reward_masks import SEEN, SEGMENTER, RewardExample, source_masks, true_dice
 
-CAUTIONS = (0.0, 0.5, 1.0, 2.0)
-EQUAL = 0.0005  # Dice; differences of regret below it are noise
+CAUTIONS = (0.5, 1.0, 2.0)  # the reward is conservative in any case
+EQUAL = 0.001  # score; differences of regret below it are noise
 ASCENT_STEPS = 10
 CLIMBERS = 3  # masks of an image that climb the score
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
@@ -49,8 +49,9 @@ def calibrated(
     config = replace(network.config, calibration=RewardNetworkConfig.calibration, caution=0.0)
     judged = judge_examples(reconfigured(network, config), examples, masks, seed)
     config = replace(config, calibration=fit_calibration(judged))
-    dice, true = apply_calibration(judged.predicted, config.calibration)[..., 0], judged.true[:, 0]
-    caution, interval = choose_caution(dice, true, judged.image_ids), fit_interval(dice, true)
+    predicted, weights = apply_calibration(judged.predicted, config.calibration), config.score_weights
+    caution = choose_caution(predicted @ weights, judged.true @ weights, judged.image_ids)
+    interval = fit_interval(predicted[..., 0], judged.true[:, 0])
     network = reconfigured(network, replace(config, caution=caution, interval=interval))
     return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbers, seed)))
 
@@ -64,7 +65,7 @@ def judge_examples(
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, (SEGMENTER, SEEN))
         stack = np.concatenate(list(stacks.values()))
         predicted = judge_masks(network, example.image, stack.astype(np.float32))["members"]
-        parts.append(Judged(predicted, _true(stack, example.truth), np.full(len(stack), index)))
+        parts.append(Judged(predicted, true_numbers_of(stack, example.truth), np.full(len(stack), index)))
     return Judged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -79,26 +80,26 @@ def apply_calibration(numbers: np.ndarray, calibration: Sequence[tuple[float, fl
     return special.expit(special.logit(numbers.clip(EPS, 1 - EPS)) * slope + offset)
 
 
-def choose_caution(dice: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
+def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
     """The k whose conservative score loses least by taking its favourite mask of each image; of equals the largest.
 
     Args:
-        dice: float (N, K), predicted Dice of each member.
-        true: float (N,), true Dice.
+        scores: float (N, K), what each member predicts of the score, by default the Dice.
+        true: float (N,), the true one.
         image_ids: (N,), which image each mask belongs to.
     """
-    regrets = [agreement(dice.mean(1) - k * dice.std(1), true, image_ids)["top1_regret"] or 0.0 for k in CAUTIONS]
+    regrets = [agreement(scores.mean(1) - k * scores.std(1), true, image_ids)["top1_regret"] or 0.0 for k in CAUTIONS]
     return max(k for k, regret in zip(CAUTIONS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
 
 
 def fit_interval(dice: np.ndarray, true: np.ndarray) -> float:
-    """Standard deviations between members that hold 90 % of the true Dice; arguments as `choose_caution`."""
+    """Standard deviations between members' Dice (N, K) that hold 90 % of the true Dice (N,)."""
     return float(np.quantile(np.abs(dice.mean(1) - true) / half_width(dice, 1.0), COVERED))
 
 
 def half_width(dice: np.ndarray, interval: float) -> np.ndarray:
     """Half width (N,) of the interval around the mean of members' Dice (N, K); a spread below 0.002 counts as that."""
-    return interval * np.maximum(dice.std(1), 0.002)
+    return interval * np.maximum(dice.std(1), SPREAD_FLOOR)
 
 
 def _fit_line(predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
@@ -133,7 +134,7 @@ def choose_ascent_step(network: RewardNetwork, examples: Iterable[RewardExample]
     return max(ranks)[-1]
 
 
-def _true(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def true_numbers_of(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """The four true numbers of masks bool (n, H, W), float (n, 4)."""
     target = np.broadcast_to(truth, masks.shape)
     return np.stack([getattr(true_numbers, name)(masks, target) for name in NUMBERS], axis=1)

@@ -35,7 +35,7 @@ class RewardTrainingConfig:
     images: int = 50
     """Training images, one frame per series before a second."""
     val_images: int = 12
-    """Validation images: they choose the weights, the caution k and the interval."""
+    """Validation images: they choose weights, calibration, caution k, interval and the ascent's step size."""
     test_images: int = 20
     """Test images: they only measure."""
     windows: int = 150
@@ -99,15 +99,17 @@ def train_reward_network(
         network_config: sizes of the network.
 
     Raises:
-        FloatingPointError: the loss is no longer finite; the message names the step and the remedy.
+        ValueError: the loss is no longer finite; the message names the step and the remedy.
     """
     torch.manual_seed(config.seed)
     network = RewardNetwork(network_config)
     run.mkdir(parents=True, exist_ok=True)
     state = _load(run / CHECKPOINT, network)
-    for member in range(state["member"], len(network.members)):
-        state = {**_fresh(member), "rows": state["rows"]} if member > state["member"] else state
-        _train_member(network, train, val, config, run, state)
+    first = state["member"] * config.steps + state["step"] + 1
+    with SummaryWriter(str(run / "logs"), purge_step=first) as writer:
+        for member in range(state["member"], len(network.members)):
+            state = {**_fresh(member), "rows": state["rows"]} if member > state["member"] else state
+            _train_member(network, train, val, config, run, state, writer)
     return network.to("cpu").eval().requires_grad_(False)
 
 
@@ -118,6 +120,7 @@ def _train_member(
     config: RewardTrainingConfig,
     run: Path,
     state: dict[str, Any],
+    writer: SummaryWriter,
 ) -> None:
     """Train one member from where `state` is and leave it with its best weights; moves `state` on and saves it."""
     index = state["member"]
@@ -127,23 +130,22 @@ def _train_member(
         optimizer.load_state_dict(state["optimizer"])
     done, chance = index * config.steps, balance(train.dice)
     progress = range(state["step"] + 1, config.steps + 1)
-    with SummaryWriter(str(run / "logs"), purge_step=done + state["step"] + 1) as writer:
-        for step in tqdm(progress, desc=f"member {index + 1} of {len(network.members)}", unit="step"):
-            _set_learning_rate(optimizer, config, step)
-            batch = _draw_batch(train, chance, config, np.random.default_rng([config.seed, index, step]))
-            losses = _step(member, optimizer, batch, config, step)
-            _log(writer, "train", losses, done + step)
-            if step % config.eval_every and step != config.steps:
-                continue
-            errors = _validate(member, val, config.window)
-            _require_finite(errors["dice_mae"], step)
-            _log(writer, "val", errors, done + step)
-            if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
-                weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
-                state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
-            state["rows"].append({"member": index, "step": step, "train": losses, "val": errors})
-            state |= {"step": step, "optimizer": optimizer.state_dict()}
-            _save(run, network, state)
+    for step in tqdm(progress, desc=f"member {index + 1} of {len(network.members)}", unit="step"):
+        _set_learning_rate(optimizer, config, step)
+        batch = _draw_batch(train, chance, config, np.random.default_rng([config.seed, index, step]))
+        losses = _step(member, optimizer, batch, config, step)
+        _log(writer, "train", losses, done + step)
+        if step % config.eval_every and step != config.steps:
+            continue
+        errors = _validate(member, val, config.window)
+        _require_finite(errors["dice_mae"], step)
+        _log(writer, "val", errors, done + step)
+        if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
+            state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
+        state["rows"].append({"member": index, "step": step, "train": losses, "val": errors})
+        state |= {"step": step, "optimizer": optimizer.state_dict()}
+        _save(run, network, state)
     member.load_state_dict(state["best"]["weights"])
 
 
@@ -254,7 +256,7 @@ def _validate(member: UNet, windows: Windows, side: int) -> dict[str, float]:
 def _require_finite(value: float, step: int) -> None:
     """Stop at the first number that training cannot come back from."""
     if not np.isfinite(value):
-        raise FloatingPointError(f"step {step}: loss or validation error is {value}; lower learning_rate")
+        raise ValueError(f"step {step}: loss or validation error is {value}: training diverged; try another seed")
 
 
 def _fresh(member: int) -> dict[str, Any]:

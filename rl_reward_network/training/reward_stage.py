@@ -16,15 +16,15 @@ from rl_reward_network.training.reward_agreement import judge_agreement, sheet_r
 from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
-from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
+from rl_reward_network.training.reward_network import CHECKPOINT, PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.training.run_folder import describe_run
-from rl_reward_network.training.world import RewardExamples, World
+from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
 FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
-TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # streams of random numbers: none moves when another draws more
+TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each part: none moves another's
 
 
 class RewardPlan(NamedTuple):
@@ -36,16 +36,16 @@ class RewardPlan(NamedTuple):
 
 
 def reward_plan(
-    world: World,
+    world: WorldConfig,
     mode: str,
     steps: int | None = None,
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
 ) -> RewardPlan:
     """The mode's settings on this world; `steps` replaces the preset's, and no more windows are cut than it can see."""
-    config = replace(PRESETS[mode], seed=world.config.seed, device=world.config.device)
+    config = replace(PRESETS[mode], seed=world.seed, device=world.device)
     if steps is not None:
-        config = replace(config, steps=steps, windows=min(config.windows, steps * config.batch_size))
+        config = replace(config, steps=steps, windows=min(config.windows, max(1, steps * config.batch_size)))
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
@@ -69,7 +69,11 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
     if not (run / "config.json").exists():
         describe_run(run, world, {"stage": "reward network", "seed": config.seed, "origin": origin(world, plan)})
     seconds: dict[str, float] = {}
+    resumed = (run / CHECKPOINT).exists()
     with _clock(seconds, "making masks"):
+        world.bank.build(
+            (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
+        )
         train = _windows(world, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
         val = _windows(world, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
     with _clock(seconds, "training"):
@@ -88,7 +92,8 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
         shown = RewardExamples(world, picked["test"][:SHEET_ROWS], "pictures")
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}
-    write_json(run / FINISHED, {"used": used, "seconds": seconds, **result})
+    masks = {"computed": world.bank.computed, "reused": world.bank.reused}
+    write_json(run / FINISHED, {"used": used, "bank": masks, "seconds": seconds, "resumed": resumed, **result})
     return network.to("cpu")
 
 

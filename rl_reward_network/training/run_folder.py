@@ -50,8 +50,8 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
         "images": len(world.samples),
         **provenance(),
     }
-    write_json(run / "config.json", config)
     save_split(world.split, run / "split.json")
+    write_json(run / "config.json", config)  # last: a folder with a config.json is a whole one
     return config
 
 
