@@ -101,6 +101,9 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
     seconds = [found.pop("seconds") for found in agreements]
     assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
+    assert [found.pop("resumed") for found in agreements] == [False, True]
+    banks = [found.pop("bank") for found in agreements]
+    assert banks[0] == banks[1] == {"computed": 66, "reused": 0}, "of 6 images and 11 prompts, once for both runs"
     assert agreements[0] == agreements[1]
     with pytest.raises(ValueError, match="--resume: no run that was cut off"):
         find_unfinished(elsewhere, plan_of(world))
