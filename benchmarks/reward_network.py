@@ -61,7 +61,7 @@ def main(args: Args) -> None:
     print(f"{MANY} masks of one image: ensemble {MANY / many:.0f} masks/s")
     single, three_fold = (IMAGES / took for took in (of_member, of_ensemble))
     print(
-        f"batch of {IMAGES} images with a mask each: one member {single:.0f} images/s, ensemble {three_fold:.0f} images/s"
+        f"batch of {IMAGES} images, a mask each: one member {single:.0f} images/s, ensemble {three_fold:.0f} images/s"
     )
     for height, width in SIZES:
         image, masks = _pair(height, width, 1)

@@ -3,21 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import special
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.rewards.learned import judge_masks
 from rl_reward_network.training.damage import damage
 from rl_reward_network.training.reward_calibration import (
     CAUTIONS,
     STEP_SIZES,
-    Judged,
-    apply_calibration,
     calibrated,
     choose_ascent_step,
     choose_caution,
     dice_after_ascent,
-    fit_calibration,
     fit_interval,
     half_width,
     judge_examples,
@@ -25,7 +20,7 @@ from rl_reward_network.training.reward_calibration import (
 )
 from rl_reward_network.training.reward_masks import RewardExample, true_dice
 
-SMALL = RewardNetworkConfig(channels=(8,), members=2, caution=3.0, calibration=((2.0, 1.0),) * 4)
+SMALL = RewardNetworkConfig(channels=(8,), members=2, caution=3.0)
 
 
 class SeesBrightness(RewardNetwork):
@@ -51,32 +46,6 @@ def examples():
         image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
         found.append(RewardExample(image, truth, np.stack([damage(truth, rng) for _ in range(3)]), f"p{n}"))
     return found
-
-
-def judged(predicted, true, images=None):
-    stacked = np.repeat(np.stack([predicted, predicted], axis=1)[..., None], 4, axis=2)
-    return Judged(stacked, np.repeat(true[:, None], 4, axis=1), np.zeros(len(true)) if images is None else images)
-
-
-def test_a_known_distortion_is_undone():
-    true = np.random.default_rng(0).uniform(0.05, 0.95, 300)
-    distorted = special.expit((special.logit(true) - 0.4) / 1.6)
-    for slope, offset in fit_calibration(judged(distorted, true)):
-        assert slope == pytest.approx(1.6, rel=0.01)
-        assert offset == pytest.approx(0.4, abs=0.01)
-    lines = fit_calibration(judged(distorted, true))
-    found = apply_calibration(judged(distorted, true).predicted, lines)
-    np.testing.assert_allclose(found[:, 0, 0], true, atol=5e-3)
-
-
-def test_what_is_fitted_is_what_the_network_does(network, examples):
-    lines = ((1.5, 0.2), (0.7, -0.3), (1.0, 0.0), (2.0, 0.1))
-    plain = reconfigured(network, replace(SMALL, calibration=RewardNetworkConfig.calibration))
-    moved = reconfigured(network, replace(SMALL, calibration=lines))
-    masks = examples[0].masks.astype(np.float32)
-    raw = judge_masks(plain, examples[0].image, masks)["members"]
-    expected = judge_masks(moved, examples[0].image, masks)["members"]
-    np.testing.assert_allclose(apply_calibration(raw, lines), expected, atol=1e-5)
 
 
 def test_other_weights_of_the_score_choose_its_caution(network, examples, monkeypatch):
@@ -145,14 +114,6 @@ def test_calibrated_replaces_what_stood_there_and_touches_no_weight(network, exa
     first = calibrated(network, examples, examples[:1], 4, [0])
     again = calibrated(reconfigured(network, replace(SMALL, caution=0.0)), examples, examples[:1], 4, [0])
     assert first.config == again.config
-    assert first.config.calibration != SMALL.calibration
+    assert first.config.interval != SMALL.interval
     assert first.config.caution == max(CAUTIONS), "members that agree on the order leave nothing to lose"
     assert all(torch.equal(before[name], tensor) for name, tensor in first.state_dict().items())
-    error, raw = (
-        np.abs(
-            judge_examples(n, examples, 4, [7]).predicted[..., 0].mean(1)
-            - judge_examples(n, examples, 4, [7]).true[:, 0]
-        ).mean()
-        for n in (first, reconfigured(network, replace(SMALL, calibration=RewardNetworkConfig.calibration)))
-    )
-    assert error < raw

@@ -24,7 +24,7 @@ def pair(height, width, batch=2, seed=0):
 def saved(tmp_path):
     torch.manual_seed(3)
     network = RewardNetwork(
-        replace(SMALL, caution=0.5, interval=3.0, calibration=((1.1, 0.1),) * 4),
+        replace(SMALL, caution=0.5, interval=3.0),
         {"mode": "quick", "splits": ["reward"]},
     )
     network.save_pretrained(tmp_path / "best_reward_net")
@@ -94,17 +94,6 @@ def test_score_is_the_weighted_numbers_less_k_times_their_spread():
     torch.testing.assert_close(output.spread, weighted.std(dim=0, correction=0))
     torch.testing.assert_close(output.score, weighted.mean(dim=0) - 1.5 * output.spread)
     assert (output.spread > 1e-4).all(), "members of one network differ"
-
-
-def test_calibration_moves_numbers_along_their_logit_and_keeps_their_order():
-    image, mask = pair(32, 48, batch=6)
-    plain = network_of()(image, mask).members
-    lines = ((2.0, 0.5), (1.0, 0.0), (1.0, 0.0), (1.0, -1.0))
-    moved = network_of(replace(SMALL, calibration=lines))(image, mask).members
-    torch.testing.assert_close(moved[0], (2 * plain[0].logit() + 0.5).sigmoid())
-    torch.testing.assert_close(moved[1:3], plain[1:3])
-    torch.testing.assert_close(moved[3], (plain[3].logit() - 1).sigmoid())
-    assert torch.equal(moved[0].argsort(dim=1), plain[0].argsort(dim=1))
 
 
 @pytest.mark.parametrize("doubt", [0.0, 1e-4, 0.015])
@@ -229,7 +218,7 @@ def test_bad_input(image, mask, message):
         ({"members": 0}, "members=0"),
         ({"score_weights": (1.0, 1.0, 0.0, 0.0)}, r"four weights >= 0 of \('dice', 'iou', 'precision', 'recall'\)"),
         ({"score_weights": (2.0, -1.0, 0.0, 0.0)}, "four weights >= 0"),
-        ({"calibration": ((0.0, 1.0),) * 4}, "four pairs of a slope > 0 and an offset"),
+        ({"caution": -1.0}, "must be >= 0, > 0"),
     ],
 )
 def test_what_cannot_be_built_is_refused(change, message):
@@ -279,7 +268,7 @@ def test_other_version_is_refused(saved):
         RewardNetwork.from_pretrained(saved[1])
 
 
-@pytest.mark.parametrize("change", [{"channels": None}, {"calibration": [1, 2]}, {"caution": -1.0}, {"members": "3"}])
+@pytest.mark.parametrize("change", [{"channels": None}, {"caution": -1.0}, {"members": "3"}])
 def test_a_config_that_was_edited_wrongly_is_refused_by_name(saved, change):
     edit_config(saved[1], **change)
     with pytest.raises(ValueError, match=r"config.json: .*; train one"):

@@ -45,9 +45,6 @@ class RewardNetworkConfig:
     """U-Nets in the ensemble."""
     score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """What the score is made of: weights of predicted Dice, IoU, precision and recall; their sum is 1."""
-    calibration: tuple[tuple[float, float], ...] = ((1.0, 0.0),) * 4
-    """Slope and offset, in logits, that set each of the four numbers right on validation masks; slopes are positive, so
-    no order of masks changes."""
     caution: float = 1.0
     """k of the conservative score, mean - k * (standard deviation between members); chosen on validation."""
     interval: float = 2.0
@@ -62,8 +59,6 @@ class RewardNetworkConfig:
             raise ValueError(f"channels={self.channels}, members={self.members}: every one must be at least 1")
         if len(self.score_weights) != 4 or min(self.score_weights) < 0 or abs(sum(self.score_weights) - 1) > 1e-6:
             raise ValueError(f"score_weights={self.score_weights}: four weights >= 0 of {NUMBERS} that sum to 1")
-        if len(self.calibration) != 4 or min(slope for slope, _ in self.calibration) <= 0:
-            raise ValueError(f"calibration={self.calibration}: four pairs of a slope > 0 and an offset")
         if not (self.caution >= 0 and self.interval > 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
             raise ValueError(f"{self.caution=}, {self.interval=}, {self.ascent_step=}: must be >= 0, > 0 and in (0, 1]")
 
@@ -193,7 +188,7 @@ class RewardNetwork(nn.Module):
 
     def judge(self, mask: Tensor, truth_maps: Tensor) -> RewardOutput:
         """The quality of masks (B, 1, H, W), given truth maps (K, B or 1, 1, H, W) of their images."""
-        members = self._calibrated(judge(mask, truth_maps))  # (4, K, B)
+        members = judge(mask, truth_maps)  # (4, K, B)
         weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
         weighted = torch.einsum("n,nkb->kb", weights, members)
         spread = (
@@ -205,16 +200,8 @@ class RewardNetwork(nn.Module):
         dice, iou, precision, recall = members.mean(dim=1)
         return RewardOutput(dice, iou, precision, recall, score, members, spread, truth_map, error_map)
 
-    def _calibrated(self, numbers: Tensor) -> Tensor:
-        """Numbers (4, ...), each moved along its logit."""
-        shape = (4, *(1,) * (numbers.ndim - 1))
-        slope, offset = (
-            numbers.new_tensor(column).view(shape) for column in zip(*self.config.calibration, strict=True)
-        )
-        return (numbers.logit(eps=1e-6) * slope + offset).sigmoid()
-
     def alone(self, index: int) -> "RewardNetwork":
-        """One member as a network of its own (weights shared), without caution; calibrated as the ensemble is."""
+        """One member as a network of its own (weights shared), without caution."""
         single = RewardNetwork(replace(self.config, members=1, caution=0.0), self.training_info)
         single.members[0] = self.members[index]
         return single.train(self.training)
@@ -293,7 +280,6 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     training_info = values.pop("training")
     try:
         values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
-        values["calibration"] = tuple((slope, offset) for slope, offset in values["calibration"])
         return RewardNetworkConfig(**values), training_info
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; {TRAIN_ONE}") from None

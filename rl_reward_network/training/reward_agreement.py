@@ -28,7 +28,7 @@ def judge_agreement(
     """Tables by source of masks, the interval's coverage, the ascent, and how well the network itself segments.
 
     Args:
-        network: the calibrated ensemble.
+        network: the ensemble, with what validation chose.
         examples: test images.
         pooled: the predecessor's design.
         mean: what "predict the mean" predicts.

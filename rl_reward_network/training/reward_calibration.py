@@ -1,11 +1,10 @@
-"""What validation chooses once the weights stand: calibration, caution, interval and the ascent's step size."""
+"""What validation chooses once the weights stand: the caution, the interval and the ascent's step size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special
 
 from rl_reward_network.evaluation.agreement import agreement
 from rl_reward_network.models.reward_network import NUMBERS, SPREAD_FLOOR, RewardNetwork, RewardNetworkConfig
@@ -19,7 +18,6 @@ ASCENT_STEPS = 10
 CLIMBERS = 3  # masks of an image that climb the score
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
 COVERED = 0.9
-EPS = 1e-6  # as in the network's own calibration
 
 
 class Judged(NamedTuple):
@@ -40,19 +38,16 @@ def calibrated(
     """The same network with everything that validation chooses.
 
     Args:
-        network: an ensemble; what it was calibrated to before does not matter.
+        network: an ensemble; what was chosen for it before does not matter.
         examples: validation images, at least one.
         climbers: those that choose the ascent's step size, at least one.
         masks: damaged masks per image, of the seen families; the segmenter's are used besides.
         seed: of the damage.
     """
-    config = replace(network.config, calibration=RewardNetworkConfig.calibration, caution=0.0)
-    judged = judge_examples(reconfigured(network, config), examples, masks, seed)
-    config = replace(config, calibration=fit_calibration(judged))
-    predicted, weights = apply_calibration(judged.predicted, config.calibration), config.score_weights
-    caution = choose_caution(predicted @ weights, judged.true @ weights, judged.image_ids)
-    interval = fit_interval(predicted[..., 0], judged.true[:, 0])
-    network = reconfigured(network, replace(config, caution=caution, interval=interval))
+    judged, weights = judge_examples(network, examples, masks, seed), network.config.score_weights
+    caution = choose_caution(judged.predicted @ weights, judged.true @ weights, judged.image_ids)
+    interval = fit_interval(judged.predicted[..., 0], judged.true[:, 0])
+    network = reconfigured(network, replace(network.config, caution=caution, interval=interval))
     return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbers, seed)))
 
 
@@ -67,17 +62,6 @@ def judge_examples(
         predicted = judge_masks(network, example.image, stack.astype(np.float32))["members"]
         parts.append(Judged(predicted, true_numbers_of(stack, example.truth), np.full(len(stack), index)))
     return Judged(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def fit_calibration(judged: Judged) -> tuple[tuple[float, float], ...]:
-    """Slope and offset of each number with the least mean absolute error of the ensemble's mean."""
-    return tuple(_fit_line(judged.predicted[..., n], judged.true[:, n]) for n in range(len(NUMBERS)))
-
-
-def apply_calibration(numbers: np.ndarray, calibration: Sequence[tuple[float, float]]) -> np.ndarray:
-    """What the network does to its raw numbers (..., 4)."""
-    slope, offset = np.array(calibration).T
-    return special.expit(special.logit(numbers.clip(EPS, 1 - EPS)) * slope + offset)
 
 
 def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
@@ -100,18 +84,6 @@ def fit_interval(dice: np.ndarray, true: np.ndarray) -> float:
 def half_width(dice: np.ndarray, interval: float) -> np.ndarray:
     """Half width (N,) of the interval around the mean of members' Dice (N, K); a spread below 0.002 counts as that."""
     return interval * np.maximum(dice.std(1), SPREAD_FLOOR)
-
-
-def _fit_line(predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
-    """Slope and offset for (N, K) predictions of one number (N,)."""
-    logits = special.logit(predicted.clip(EPS, 1 - EPS))
-
-    def error(parameters: np.ndarray) -> float:
-        moved = special.expit(logits * np.exp(parameters[0]) + parameters[1])
-        return float(np.abs(moved.mean(axis=1) - true).mean())
-
-    found = optimize.minimize(error, np.zeros(2), method="Nelder-Mead").x
-    return float(np.exp(found[0])), float(found[1])
 
 
 def dice_after_ascent(

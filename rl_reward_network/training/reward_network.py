@@ -35,7 +35,7 @@ class RewardTrainingConfig:
     images: int = 50
     """Training images, one frame per series before a second."""
     val_images: int = 12
-    """Validation images: they choose weights, calibration, caution k, interval and the ascent's step size."""
+    """Validation images: they choose the weights, the caution k, the interval and the ascent's step size."""
     test_images: int = 20
     """Test images: they only measure."""
     windows: int = 150
