@@ -191,10 +191,9 @@ class RewardNetwork(nn.Module):
         members = judge(mask, truth_maps)  # (4, K, B)
         weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
         weighted = torch.einsum("n,nkb->kb", weights, members)
-        spread = (
-            (weighted - weighted.mean(dim=0)).square().mean(dim=0) + 1e-12
-        ).sqrt()  # the bare root has no slope at 0
-        score = weighted.mean(dim=0) - self.config.caution * spread
+        mean = weighted.mean(dim=0)
+        spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # the bare root has no slope at 0
+        score = mean - self.config.caution * spread
         truth_map = truth_maps.mean(dim=0).expand_as(mask)
         error_map = mask * (1 - truth_map) + (1 - mask) * truth_map
         dice, iou, precision, recall = members.mean(dim=1)
