@@ -16,7 +16,12 @@ fi
 ensure_environment ""
 world_flags "$@"
 time="$(date +%Y%m%d_%H%M%S)"
-run="${OUTPUT_DIR:-$root/outputs}/sa2va_rl_finetune_$time"
+runs="${OUTPUT_DIR:-$root/outputs}/sa2va_rl_finetune"
+if [[ " $* " == *" --resume "* ]]; then
+  this=() trained="${runs}_*/final_model"  # the run that goes on is the newest to get one
+else
+  this=(--run_folder "${runs}_$time") trained="${runs}_$time/final_model"
+fi
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$time.log"
 {
@@ -24,10 +29,10 @@ log="$root/logs/step2_finetune_$time.log"
   embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" --run_folder "$run" \
+  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" "${this[@]}" \
     ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
   # 4. the policy and its baselines on patients nobody has seen
-  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$run/final_model" --split test
+  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$trained" --split test
 } 2>&1 | tee "$log"
 echo "log: $log"

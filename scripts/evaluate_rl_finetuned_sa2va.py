@@ -7,6 +7,8 @@ eval.json, eval.csv and report.html (one file; open it in a browser).
 """
 
 import glob
+import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +18,26 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.evaluation.baselines import Comparison, compare, overlay_picks
-from rl_reward_network.evaluation.report import EvaluationResult, Overlay, write_report
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
+from rl_reward_network.evaluation.baselines import (
+    POLICY,
+    RIDGE,
+    Comparison,
+    compare,
+    overlay_picks,
+    ridge_per_prompt,
+)
+from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.evaluation.deployment import Deployment
+from rl_reward_network.evaluation.overlays import Overlay, expected_errors
+from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence, write_report
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.training.policy_stage import load_tables
-from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
+from rl_reward_network.rewards.learned import truth_map
+from rl_reward_network.training.policy_stage import TABLES
+from rl_reward_network.training.prompt_policy import choose_prompts, load_policy, read_policy_config
+from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables
 from rl_reward_network.training.reward_stage import check_no_leak
-from rl_reward_network.training.run_folder import read_run_config
-from rl_reward_network.training.world import World, WorldConfig, open_world, prompt_tables
+from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
 
 
@@ -45,21 +59,31 @@ class Args:
 
 def main(args: Args) -> None:
     """Score every prompt on the split, compare the rows, write the report."""
+    start = time.perf_counter()
     final_model = newest(args.model_path)
     folder = final_model.parent
-    config = read_run_config(folder)
+    config = read_policy_config(final_model)
+    plan, deployment = config["plan"], _deployment(config["deployment"])
+    policy, seen = load_policy(final_model), load_tables(folder / TABLES)
     world = _open_as_trained(config, args, folder)
-    network = _reward_network(config, world, folder)
+    network = _reward_network(config, world, folder).to(world.config.device)
     samples = world.pick(args.split, args.images or len(world.samples))
-    tables = prompt_tables(world, samples, network.to(world.config.device), f"{args.split} patients")
-    chosen = choose_prompts(load_policy(final_model), [entry.context for entry in tables])
-    seen = load_tables(folder / "tables.json")
-    comparison = compare(seen["policy"], seen["val"], [e.table for e in tables], chosen, world.config.seed)
-    overlays = _overlays(world, comparison, samples, chosen, [entry.table.sample_id for entry in tables])
-    result = EvaluationResult(comparison, world.prompts, _about(config, args.split, world), overlays=overlays)
+    entries = prompt_tables(world, samples, network, f"{args.split} patients", plan["vision_features"])
+    contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
+    chosen = {
+        POLICY: choose_prompts(policy, contexts, plan["ppo"]["max_steps"], plan["reward"] == "net"),
+        RIDGE: _ridge(seen["policy"], contexts, plan["reward"]),
+    }
+    val = [entry.table for entry in seen["val"]]
+    comparison = compare(val, tables, chosen, deployment, world.config.seed, plan["ppo"]["max_steps"])
+    overlays = _overlays(world, comparison, network, samples, chosen[POLICY])
+    about = _about(config, args.split, world, (time.perf_counter() - start) / 60)
+    rollouts = tuple(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    result = EvaluationResult(comparison, world.prompts, about, _notes(seen["policy"]), overlays, rollouts)
     whole_test = args.split == "test" and args.images is None
     report = write_report(folder / ("evaluation" if whole_test else f"evaluation_{args.split}_{len(samples)}"), result)
     _show(comparison)
+    print(world.bank.counts())
     print(f"\nreport: {report}")
 
 
@@ -104,48 +128,77 @@ def _reward_network(config: dict[str, Any], world: World, folder: Path) -> Rewar
     return network
 
 
+def _deployment(saved: dict[str, Any]) -> Deployment:
+    """What validation decided, from the policy's config.json."""
+    difference = saved["difference"] and Estimate(**saved["difference"])
+    return Deployment(**{**saved, "difference": difference})
+
+
+def _ridge(train: list[PromptTable], contexts: list[PromptContext], reward: Reward) -> np.ndarray:
+    """The prompts of ridge regressions that learned from the very images, observations and rewards of PPO."""
+    seen = [entry.context for entry in train]
+    features, rewards = (np.stack([c.features for c in part]) for part in (seen, contexts))
+    return ridge_per_prompt(features, np.stack([prompt_rewards(c, reward) for c in seen]), rewards)
+
+
+def _notes(train: list[PromptTable]) -> tuple[str, ...]:
+    """What the comparison cannot know."""
+    if any(entry.table.metrics is not None for entry in train):
+        return ()
+    return ("The best fixed prompt is chosen by the reward net's score: the training images are unlabelled.",)
+
+
 def _overlays(
-    world: World, comparison: Comparison, samples: list[Sample], chosen: np.ndarray, ids: list[str]
+    world: World, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
-    overlays = []
+    ids, overlays = [sample.sample_id for sample in samples], []
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
         masks = world.probabilities(image) > 0.5
-        truth = samples[index].load_mask()
-        overlays.append(Overlay(title, ids[index], image, truth, masks[0], masks[chosen[index]]))
+        mine = masks[chosen[index]]
+        errors = expected_errors(mine, truth_map(network, image))
+        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mine, errors))
     return tuple(overlays)
 
 
-def _about(config: dict[str, Any], split: str, world: World) -> dict[str, Any]:
+def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> dict[str, Any]:
     """What the reader of the report must know about where the numbers come from."""
+    plan, bank, spent = config["plan"], config["bank"], config["seconds"]
     return {
-        "mode": config["mode"],
+        "mode": f"{plan['mode']}, preset {plan['preset']}",
+        "reward": plan["reward"],
         "split": split,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
         "data fingerprint": config["data_fingerprint"][:16],
         "reward network": f"{config['reward_net_info']['mode']}, seed {config['reward_net_info']['seed']}",
+        "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
         "seed": world.config.seed,
         "commit": config["commit"],
-        "masks computed / read from the bank": f"{world.bank.computed} / {world.bank.reused}",
+        "training: masks computed / read": f"{bank['computed']} / {bank['reused']}",
+        "training: minutes": ", ".join(f"{name} {value / 60:.1f}" for name, value in spent.items())
+        + (" (since it was resumed)" if config["resumed"] else ""),
+        "evaluation: masks computed / read": f"{world.bank.computed} / {world.bank.reused}",
+        "evaluation: minutes": f"{minutes:.1f}",
     }
 
 
 def _show(comparison: Comparison) -> None:
     """The rows on the terminal, and the verdict in words."""
     table = Table(title=f"mean over patients ({comparison.criterion})")
-    for name in ("", "mean", "95 % interval", "to default", "to best fixed"):
+    for name in ("", "mean", "95 % interval", "to default", "to best fixed", "gap closed"):
         table.add_column(name)
     for row in comparison.rows:
         mean = row.means[comparison.criterion]
         interval = "-" if mean.low is None else f"{mean.low:.3f} to {mean.high:.3f}"
-        table.add_row(
-            row.name, f"{mean.mean:.3f}", interval, f"{row.to_default.mean:+.3f}", f"{row.to_fixed.mean:+.3f}"
-        )
+        closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
+        differences = (f"{row.to_default.mean:+.3f}", f"{row.to_fixed.mean:+.3f}")
+        table.add_row(row.name, f"{mean.mean:.3f}", interval, *differences, closed)
     Console().print(table)
-    for line in (comparison.verdict.sentence, *comparison.notes):
+    for line in (comparison.verdict.sentence, deployed_sentence(comparison), *comparison.notes):
         print(line)
 
 

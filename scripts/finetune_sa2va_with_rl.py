@@ -3,19 +3,32 @@
     python -m scripts.finetune_sa2va_with_rl quick --model_path MODEL --data_root DATA
 
 Sa2VA stays frozen: each (image, prompt) is segmented once and kept in the mask bank. A reward network of the same mode,
-data and model under <output_dir> is used; if there is none, step 1 runs first.
+data and model under <output_dir> is used; if there is none, step 1 runs first. With --resume the newest run of the very
+same settings goes on where it was cut off, to the numbers it would have had.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from rl_reward_network.training.policy_stage import PRESETS, run_policy_stage
-from rl_reward_network.training.prompt_ppo import PromptPPOConfig
-from rl_reward_network.training.reward_stage import RewardPlan, find_reward_network, reward_plan, run_reward_stage
-from rl_reward_network.training.run_folder import new_run_folder
+from rl_reward_network.env.sa2va_finetune_env import Reward
+from rl_reward_network.training.policy_stage import (
+    FINAL,
+    KIND,
+    find_policy_run,
+    policy_plan,
+    run_policy_stage,
+)
+from rl_reward_network.training.reward_stage import (
+    RewardPlan,
+    find_reward_network,
+    find_unfinished,
+    reward_plan,
+    run_reward_stage,
+)
+from rl_reward_network.training.run_folder import new_run_folder, read_run_config
 from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
 from scripts.train_reward_network import show_agreement
@@ -23,7 +36,7 @@ from scripts.train_reward_network import show_agreement
 
 @dataclass(frozen=True)
 class PPOArgs:
-    """Settings of PPO that differ from the mode's; names are Stable-Baselines3's."""
+    """Settings of PPO that differ from the preset's; names are Stable-Baselines3's."""
 
     total_timesteps: int | None = None
     """Prompts tried in training: quick 2000, full 10000."""
@@ -34,9 +47,11 @@ class PPOArgs:
     batch_size: int | None = None
     """Mini-batch: 64."""
     learning_rate: float | None = None
-    """Step size of Adam: 3e-4."""
+    """Step size of Adam: 1e-3, published 3e-4."""
     ent_coef: float | None = None
     """Weight of the entropy bonus: 0.01."""
+    max_steps: int | None = None
+    """Prompts tried per image: 1. With more, the mask that the reward network likes best is kept."""
 
 
 @dataclass(frozen=True)
@@ -47,42 +62,49 @@ class Args:
     """quick: 20 images, 2000 steps, 2 environments. full: 100 images, 10000 steps, 4 environments."""
     world: Annotated[WorldConfig, tyro.conf.arg(name="")]
     ppo: Annotated[PPOArgs, tyro.conf.arg(name="")]
+    preset: Literal["default", "published"] = "default"
+    """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
+    reward: Reward = "net"
+    """What a mask is paid: net, the reward network's score; dice or iou with the truth; mix, half score half Dice."""
+    vision_features: bool | None = None
+    """Let the policy see Sa2VA's pooled image features, too: yes by default, no with --preset published."""
     reward_net: Path | None = None
     """Folder of a trained reward network (REWARD_NET); without it the newest fitting one, or a new one."""
     reward_steps: int | None = None
     """Optimiser steps of step 1, should it have to run."""
     run_folder: Path | None = None
     """Folder of this run; without it <output_dir>/sa2va_rl_finetune_<time>."""
+    resume: bool = False
+    """Go on with the newest run of these settings; where it was cut off in step 1, with that."""
 
 
 def main(args: Args) -> None:
     """Open the world, make sure of a reward network, train the policy."""
-    ppo = ppo_config(args)
-    plan = reward_plan(args.world, args.mode, args.reward_steps)
-    world = open_world(args.world)
-    reward_net = args.reward_net or find_reward_network(world, plan) or _train_reward_network(world, plan)
-    folder = args.run_folder or new_run_folder(args.world.output_dir, "sa2va_rl_finetune")
-    run_policy_stage(world, args.mode, reward_net, ppo, folder)
-    print(f"masks computed by Sa2VA: {world.bank.computed}, read from the bank: {world.bank.reused}")
-    print(f"\nprompt policy: {folder / 'final_model'}")
-
-
-def ppo_config(args: Args) -> PromptPPOConfig:
-    """The mode's settings with what the user changed; refused before anything is loaded."""
     changed = {f.name: value for f in fields(args.ppo) if (value := getattr(args.ppo, f.name)) is not None}
-    preset = PRESETS[args.mode].ppo
-    if {"n_envs", "n_steps"} & set(changed) and "batch_size" not in changed:
-        rollout = changed.get("n_envs", preset.n_envs) * changed.get("n_steps", preset.n_steps)
-        changed["batch_size"] = max(2, min(preset.batch_size, rollout))
-    return replace(preset, **changed)
+    plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
+    rewards = reward_plan(args.world, args.mode, args.reward_steps)
+    world = open_world(args.world)
+    found = find_policy_run(world, plan) if args.resume else None
+    folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
+    if (folder / FINAL).exists():
+        print("nothing to resume: this run is finished")
+    else:
+        own = Path(read_run_config(folder)["reward_net"]) if found else None
+        reward_net = (
+            args.reward_net or own or find_reward_network(world, rewards) or _step_1(world, rewards, args.resume)
+        )
+        run_policy_stage(world, plan, reward_net, folder)
+        print(world.bank.counts())
+    print(f"\nprompt policy: {folder / FINAL}")
 
 
-def _train_reward_network(world: World, plan: RewardPlan) -> Path:
+def _step_1(world: World, plan: RewardPlan, resume: bool) -> Path:
+    """A reward network of this run's own, a cut-off one finished where that was asked for."""
     print(
         f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
         "one first (--reward_net names any other)"
     )
-    folder = new_run_folder(world.config.output_dir, "reward_net")
+    folder = (find_unfinished(world, plan) if resume else None) or new_run_folder(world.config.output_dir, "reward_net")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
     return folder / "best_reward_net"

@@ -6,6 +6,7 @@ Written beside the image, or to --output_dir: <name>_mask.png (0 / 255) and <nam
 chooses the prompt with --policy <run>/final_model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,18 @@ import tyro
 from PIL import Image
 from skimage.segmentation import mark_boundaries
 
-from rl_reward_network.artefacts import read_json, whole_file
+from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import load_image
-from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.observation import EPISODE_FEATURES, observe_image
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
-from rl_reward_network.training.prompt_ppo import choose_prompts, load_policy
+from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
+from rl_reward_network.rewards.learned import score_masks
+from rl_reward_network.training.prompt_policy import load_policy, read_policy_config, try_prompts
 from scripts.cli import run
 
 
@@ -50,13 +55,19 @@ class Args:
 def main(args: Args) -> None:
     """Load, choose the prompt, segment, write."""
     image = load_image(args.image)
-    trained = {} if args.policy is None else policy_config(args.policy / "config.json")
-    prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained["prompts"], image)
+    trained = {} if args.policy is None else read_policy_config(args.policy)
     model_path = args.model_path or (DEFAULT_MODEL if args.policy is None else trained["world"]["model_path"])
     model, processor = load_sa2va_model(model_path, args.device)
     tiles = trained.get("world", {}).get("max_tiles", processor.max_tiles)
     processor.max_tiles = tiles if args.max_tiles is None else max(1, args.max_tiles)
-    (answer,) = model.segment([image], [prompt], processor)[0]
+    features = image_features(model, processor, image)  # both the policy and the masks are made of them
+
+    def ask(prompt: str) -> Segmentation:
+        segmentation: Segmentation = model.segment([image], [prompt], processor, sam_features=[features])[0][0]
+        return segmentation
+
+    prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained, image, features, ask)
+    answer = ask(prompt)
     mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
     folder = args.output_dir or args.image.parent
     mask_file, overlay_file = (folder / f"{args.image.stem}_{kind}.png" for kind in ("mask", "overlay"))
@@ -68,23 +79,35 @@ def main(args: Args) -> None:
     print(f"\nwritten: {mask_file} {overlay_file}")
 
 
-def policy_config(file: Path) -> dict[str, Any]:
-    """What a policy was trained on; a ValueError where it does not say."""
-    config = read_json(file)
-    for field in ("prompts", "world"):
-        if field not in config:
-            raise ValueError(f"{file}: field {field} is missing; this is not a final_model folder")
-    return dict(config)
-
-
-def chosen_prompt(policy: Path, prompts: list[str], image: np.ndarray) -> str:
-    """The prompt a trained policy picks for a uint8 (H, W, 3) image.
+def chosen_prompt(
+    folder: Path,
+    trained: dict[str, Any],
+    image: np.ndarray,
+    features: Sam2Features,
+    ask: Callable[[str], Segmentation],
+) -> str:
+    """The prompt that a run deploys on a uint8 (H, W, 3) image: its policy's, or the best fixed one.
 
     Raises:
-        ValueError: the folder is not a policy's.
+        ValueError: the folder is not a policy's, or the policy was made for another model's features.
     """
-    context = PromptContext("", observe_image(image), np.zeros(len(prompts), dtype=np.float32))
-    return prompts[int(choose_prompts(load_policy(policy), [context])[0])]
+    prompts, plan, deployment = trained["prompts"], trained["plan"], trained["deployment"]
+    if not deployment["policy"]:
+        print(f"the run deploys its best fixed prompt, because {deployment['reason']}")
+        return str(prompts[deployment["best_fixed"]])
+    pooled = features.pooled()[0].cpu().float().numpy() if plan["vision_features"] else None
+    seen = observe_image(image, pooled)
+    if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
+        raise ValueError(f"{folder}: the policy was trained on another Sa2VA's features; leave --model_path out")
+
+    def score(tried: np.ndarray) -> np.ndarray:  # asked only where the policy tries several prompts
+        network = RewardNetwork.from_pretrained(trained["reward_net"])
+        mask = np.asarray(ask(prompts[int(tried[0])]).masks().any(axis=0), dtype=np.float32)
+        return score_masks(network, image, mask[None])
+
+    context = PromptContext("new image", seen, np.zeros(len(prompts), dtype=np.float32))
+    steps, sees = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    return str(prompts[int(try_prompts(load_policy(folder), [context], score, steps, sees)[0])])
 
 
 def save_png(pixels: np.ndarray, path: Path) -> None:

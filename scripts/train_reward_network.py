@@ -65,6 +65,11 @@ def main(args: Args) -> None:
     plan = reward_plan(args.world, args.mode, args.steps, args.members, args.score_weights)
     world = open_world(args.world)
     folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, "reward_net")
+    if folder is None:
+        raise ValueError(
+            f"--resume: no run that was cut off with these settings, data, model and seed in {args.world.output_dir}; "
+            "leave --resume out to start one"
+        )
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
     print(f"\nwhere it sees masks go wrong: {folder / 'sheet.png'}")

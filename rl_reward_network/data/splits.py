@@ -41,21 +41,23 @@ def make_split(samples: Sequence[Sample], seed: int) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
-    split that can use them, and do not count for the shares.
+    split that can use them, and do not count for the shares; where no group has a mask, all are cut alike.
 
     Raises:
-        ValueError: fewer than 4 groups have a mask.
+        ValueError: fewer than 4 groups have a mask, or there are fewer than 4 at all.
     """
-    labelled = sorted({sample.group_id for sample in samples if sample.labelled})
-    bare = {sample.group_id for sample in samples} - set(labelled)
-    if len(labelled) < len(SPLITS):
+    everyone = {sample.group_id for sample in samples}
+    labelled = {sample.group_id for sample in samples if sample.labelled}
+    cut = sorted(labelled or everyone)
+    bare = everyone - set(cut)
+    if len(cut) < len(SPLITS):
         raise ValueError(
-            f"{len(labelled)} group(s) with masks, but {', '.join(SPLITS)} need one each; annotate images of more"
-            " patients, or check that `group` / --group_regex tells the patients apart"
+            f"{len(cut)} group(s){' with masks' if labelled else ''}, but {', '.join(SPLITS)} need one each; annotate"
+            " images of more patients, or check that `group` / --group_regex tells the patients apart"
         )
-    random.Random(seed).shuffle(labelled)
-    taken = iter(labelled)
-    groups = {name: {next(taken) for _ in range(n)} for name, n in zip(SPLITS, _counts(len(labelled)), strict=True)}
+    random.Random(seed).shuffle(cut)
+    taken = iter(cut)
+    groups = {name: {next(taken) for _ in range(n)} for name, n in zip(SPLITS, _counts(len(cut)), strict=True)}
     groups["policy"] |= bare
     return Split({name: tuple(sorted(ids)) for name, ids in groups.items()}, seed, data_fingerprint(samples))
 

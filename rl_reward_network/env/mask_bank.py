@@ -1,9 +1,10 @@
-"""The frozen model's masks, each (image, prompt) computed once and kept on disk."""
+"""What the frozen model makes of images: masks and pooled features, each computed once and kept on disk."""
 
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -12,27 +13,43 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_file
 
-Segment = Callable[[np.ndarray, list[str]], np.ndarray]
+VISION = "vision_features"  # name of the pooled features in a file, beside the masks
+
+
+class FrozenAnswer(NamedTuple):
+    """What a frozen model makes of one image.
+
+    Args:
+        mask_logits: float32 (P, h, w), one mask per prompt on the decoder's grid.
+        vision_features: float32 (C,), its image encoder's features, pooled over the image.
+    """
+
+    mask_logits: np.ndarray
+    vision_features: np.ndarray
+
+
+Segment = Callable[[np.ndarray, list[str]], FrozenAnswer]
 
 
 class MaskBank:
-    """Mask logits of a frozen model for one list of prompts, read from disk where they exist, else computed.
+    """Answers of a frozen model to one list of prompts, read from disk where they exist, else computed.
 
     One safetensors file per image, named by the SHA-256 of the model's fingerprint and the image's pixels, holds one
-    fp16 array per prompt. So a new prompt costs one mask per image, another model or another preprocessing shares
-    nothing, and a run that was stopped goes on where it was. Files appear whole or not at all; one that cannot be
-    read is computed again, with a warning.
+    fp16 mask per prompt and the image's features. So a new prompt costs one mask per image, another model or another
+    preprocessing shares nothing, and a run that was stopped goes on where it was; several processes may fill one bank.
+    Files appear whole or not at all; one that cannot be read is computed again, with a warning.
 
     Args:
         folder: where the files are kept; made when the first one is written.
-        segment: (image uint8 (H, W, 3), prompts) -> float32 (P, h, w) mask logits, one per prompt. Called at most
-            once per image, with the missing prompts only.
-        fingerprint: names everything else the masks depend on (weights, preprocessing, generation limits).
+        segment: (image uint8 (H, W, 3), prompts) -> `FrozenAnswer`. Called at most once per image, with the missing
+            prompts only.
+        fingerprint: names everything else the answers depend on (weights, preprocessing, generation limits).
         prompts: at least one; the order of the masks.
 
     Attributes:
         computed: (image, prompt) pairs that `segment` was called for.
         reused: (image, prompt) pairs that were found on disk. A pair is counted once, however often it is read.
+        encoded: images that `segment` was called for, each of which runs the image encoders once.
     """
 
     def __init__(self, folder: Path, segment: Segment, fingerprint: str, prompts: Sequence[str]) -> None:
@@ -40,7 +57,7 @@ class MaskBank:
             raise ValueError(f"mask bank: got prompts={list(prompts)} and fingerprint={fingerprint!r}; give both")
         self.folder, self.segment, self.fingerprint = folder, segment, fingerprint
         self.prompts = tuple(prompts)
-        self.computed = self.reused = 0
+        self.computed = self.reused = self.encoded = 0
         self._keys = {prompt: hashlib.sha256(prompt.encode()).hexdigest() for prompt in self.prompts}
         self._counted: set[str] = set()
 
@@ -50,8 +67,8 @@ class MaskBank:
         digest.update(np.ascontiguousarray(image).data)
         return self.folder / f"{digest.hexdigest()}.safetensors"
 
-    def logits(self, image: np.ndarray) -> np.ndarray:
-        """float32 (P, h, w) mask logits of an image (uint8 (H, W, 3)) on the decoder's grid, rounded to fp16.
+    def answer(self, image: np.ndarray) -> FrozenAnswer:
+        """The model's answer for an image (uint8 (H, W, 3)); masks are rounded to fp16.
 
         Raises:
             ValueError: `segment` answered with another number of masks or with values that are not finite.
@@ -66,33 +83,45 @@ class MaskBank:
         if path.name not in self._counted:
             self._counted.add(path.name)
             self.reused += len(self.prompts) - len(missing)
-        return np.stack([stored[self._keys[prompt]] for prompt in self.prompts]).astype(np.float32)
+        masks = np.stack([stored[self._keys[prompt]] for prompt in self.prompts]).astype(np.float32)
+        return FrozenAnswer(masks, stored[VISION])
 
     def build(self, images: Iterable[np.ndarray], total: int | None = None) -> None:
         """Compute what is missing for `images` (uint8 (H, W, 3) each; a generator keeps one in memory at a time)."""
         for image in tqdm(images, desc="masks", unit="image", total=total):
-            self.logits(image)
+            self.answer(image)
+
+    def counts(self) -> str:
+        """How often the frozen model ran, in words."""
+        return (
+            f"masks computed by Sa2VA: {self.computed}, read from the bank: {self.reused}; "
+            f"images encoded: {self.encoded}"
+        )
 
     def _compute(self, image: np.ndarray, prompts: list[str]) -> dict[str, np.ndarray]:
-        """fp16 (h, w) logits by prompt key, from one call of the model."""
-        masks = np.asarray(self.segment(image, prompts))
-        if masks.ndim != 3 or len(masks) != len(prompts) or not np.isfinite(masks).all():
-            finite = bool(np.isfinite(masks).all())
+        """fp16 (h, w) logits by prompt key and the image's features, from one call of the model."""
+        masks, features = self.segment(image, prompts)
+        finite = bool(np.isfinite(masks).all() and np.isfinite(features).all())
+        if masks.ndim != 3 or len(masks) != len(prompts) or features.ndim != 1 or not finite:
             raise ValueError(
-                f"segment: got shape {masks.shape}, finite={finite}; expected ({len(prompts)}, h, w) finite"
+                f"segment: got shapes {masks.shape} and {features.shape}, finite={finite}; "
+                f"expected ({len(prompts)}, h, w) and (C,) finite"
             )
         self.computed += len(prompts)
+        self.encoded += 1
         limit = float(np.finfo(np.float16).max)
         half = np.clip(masks, -limit, limit).astype(np.float16)
-        return {self._keys[prompt]: mask for prompt, mask in zip(prompts, half, strict=True)}
+        by_prompt = {self._keys[prompt]: mask for prompt, mask in zip(prompts, half, strict=True)}
+        return {**by_prompt, VISION: features.astype(np.float32)}
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path`; none when there is no such file or it is damaged (said in a warning)."""
+    """The arrays in `path`; none when there is no such file, or it is damaged or of an older version (a warning)."""
     if not path.exists():
         return {}
     try:
-        return load_file(path)
+        stored = load_file(path)
     except SafetensorError as error:
         warnings.warn(f"{path}: damaged ({error}); its masks are computed again", stacklevel=3)
         return {}
+    return stored if VISION in stored else {}  # up to version 0.3 files had no features

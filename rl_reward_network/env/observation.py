@@ -1,7 +1,7 @@
-"""What the prompt policy sees of an image: statistics of grey levels, edges and ridges. Nothing of the ground truth.
+"""What the prompt policy sees of an image: statistics of grey levels, edges and ridges, and Sa2VA's own features.
 
-The image is box-averaged to at most `SIDE` pixels first, so that the cost does not grow with the photograph and the
-scales of the ridges are relative to the picture, not to the camera.
+Nothing of the ground truth. The image is box-averaged to at most `SIDE` pixels before the statistics are taken, so that
+the cost does not grow with the photograph and the scales of the ridges are relative to the picture, not to the camera.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,15 @@ STRONG_EDGE = 0.05  # grey levels per pixel
 
 @dataclass(frozen=True)
 class ObservationEntry:
-    """One number of the observation: where it stands, what it is, its unit and its bounds (values are clipped)."""
+    """One number of the observation: its name, unit and bounds (values are clipped)."""
 
-    index: int
     name: str
     unit: str
     low: float
     high: float
 
 
-_FIELDS = (
+_IMAGE = (
     # 16 image statistics; grey = mean of the three channels in [0, 1]
     ("grey_mean", "grey level", 0, 1),
     ("grey_std", "grey level", 0, 0.5),
@@ -56,29 +55,48 @@ _FIELDS = (
     *((f"dark_ridge_{scale:g}px", "grey level, 99th percentile", 0, 1) for scale in RIDGE_SCALES),
     *((f"bright_ridge_{scale:g}px", "grey level, 99th percentile", 0, 1) for scale in RIDGE_SCALES),
     ("ridge_polarity", "1 dark ridges only, -1 bright ridges only", -1, 1),
-    # what happened in this episode
+)
+# what happened in this episode, filled in by the environment
+_EPISODE = (
     ("progress", "share of the episode's prompts used", 0, 1),
     ("best_score", "best score so far, 0 at the start and when the reward uses labels", 0, 1),
 )
+VISION_LIMIT = 100.0  # pooled activations of a working encoder stay far below
 
-OBSERVATION: tuple[ObservationEntry, ...] = tuple(
-    ObservationEntry(index, name, unit, float(low), float(high))
-    for index, (name, unit, low, high) in enumerate(_FIELDS)
-)
-EPISODE_FEATURES = 2  # the last entries are filled in by the environment
-IMAGE_FEATURES = len(OBSERVATION) - EPISODE_FEATURES
-LOW = np.array([entry.low for entry in OBSERVATION], dtype=np.float32)
-HIGH = np.array([entry.high for entry in OBSERVATION], dtype=np.float32)
+IMAGE_FEATURES, EPISODE_FEATURES = len(_IMAGE), len(_EPISODE)
 
 
-def observe_image(image: np.ndarray) -> np.ndarray:
+def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
+    """What stands where in an observation; the index is the place in this table.
+
+    Args:
+        vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
+    """
+    vision = [
+        (f"vision_{channel:03d}", "activation, mean over the image", -VISION_LIMIT, VISION_LIMIT)
+        for channel in range(vision_features)
+    ]
+    fields = (*_IMAGE, *vision, *_EPISODE)
+    return tuple(ObservationEntry(name, unit, float(low), float(high)) for name, unit, low, high in fields)
+
+
+def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (D,) twice: the least and the greatest observation."""
+    table = observation_table(vision_features)
+    low, high = ([getattr(entry, side) for entry in table] for side in ("low", "high"))
+    return np.array(low, dtype=np.float32), np.array(high, dtype=np.float32)
+
+
+def observe_image(image: np.ndarray, vision_features: np.ndarray | None = None) -> np.ndarray:
     """The image's part of the observation.
 
     Args:
         image: uint8 (H, W, 3), RGB in [0, 255], both sides at least `SMALLEST` pixels.
+        vision_features: float (C,), pooled features of Sa2VA's image encoder; None leaves them out.
 
     Returns:
-        float32 (F,), F = `IMAGE_FEATURES`, in the order and within the bounds of `OBSERVATION`; finite for any image.
+        float32 (F,), F = `IMAGE_FEATURES` + C, in the order and within the bounds of `observation_table(C)`; finite for
+        any image.
 
     Raises:
         ValueError: another dtype or shape, or a side that is too short.
@@ -90,7 +108,11 @@ def observe_image(image: np.ndarray) -> np.ndarray:
     colours = _reduced(image)
     grey = colours.mean(axis=2)  # (h, w)
     values = [*_grey_statistics(grey), *_layout_statistics(grey, colours), *_edges(grey), *_ridges(grey)]
-    return np.clip(np.array(values, dtype=np.float32), LOW[:IMAGE_FEATURES], HIGH[:IMAGE_FEATURES])
+    vision = np.zeros(0) if vision_features is None else vision_features
+    low, high = bounds(len(vision))
+    return np.clip(
+        np.concatenate([values, vision]).astype(np.float32), low[:-EPISODE_FEATURES], high[:-EPISODE_FEATURES]
+    )
 
 
 def _reduced(image: np.ndarray) -> np.ndarray:

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from sklearn.linear_model import RidgeCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap, group_means, verdict_on
+from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap, verdict_on
+from rl_reward_network.evaluation.deployment import Deployment, labelled_or_all, stack
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
-NET, POLICY, ORACLE = "argmax of the reward net", "PPO", "oracle"
+NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
+DEPLOYED, ORACLE = "deployed", "oracle"
 SMALLEST_GAP = 1e-6  # Dice; below it a share of the gap is noise over noise
 
 
@@ -23,6 +28,8 @@ class Row:
         means: mean over patients of "score" and, when labelled, of each metric.
         to_default: paired difference to the default prompt, in the comparison's `criterion`.
         to_fixed: the same to the best fixed prompt.
+        gap_closed: share of the oracle's gain over the best fixed prompt; None when there is no gap or no ground truth.
+        asked: prompts that Sa2VA answers for each new image; None where it takes the ground truth.
     """
 
     name: str
@@ -30,6 +37,8 @@ class Row:
     means: dict[str, Estimate]
     to_default: Estimate
     to_fixed: Estimate
+    gap_closed: float | None
+    asked: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +49,7 @@ class Comparison:
         tables: the N test images that were compared.
         rows: in the order of the report; without ground truth there is no oracle.
         criterion: "dice", or "score" when unlabelled.
-        best_fixed: index of the prompt that is best on the training images.
-        gap_closed: (PPO - best fixed) / (oracle - best fixed); None when there is no gap or no ground truth.
+        deployment: what was chosen on validation, and the best fixed prompt.
         verdict: on PPO against the best fixed prompt.
         notes: what a reader must know to read the numbers rightly.
     """
@@ -49,8 +57,7 @@ class Comparison:
     tables: tuple[SampleTable, ...]
     rows: tuple[Row, ...]
     criterion: str
-    best_fixed: int
-    gap_closed: float | None
+    deployment: Deployment
     verdict: Verdict
     notes: tuple[str, ...]
 
@@ -70,45 +77,61 @@ class Comparison:
 
 def expected(weights: np.ndarray, tables: Sequence[SampleTable], column: str) -> np.ndarray:
     """float64 (N,): the exact expectation of a column under the probabilities `weights` (N, P); nothing is sampled."""
-    return np.einsum("np,np->n", weights, _stack(tables, column))
+    return np.einsum("np,np->n", weights, stack(tables, column))
 
 
-def best_fixed_prompt(tables: Sequence[SampleTable]) -> int:
-    """The prompt with the highest mean over patients: of Dice on labelled images, of the score if there are none."""
-    labelled = [table for table in tables if table.metrics is not None]
-    tables, column = (labelled, "dice") if labelled else (tables, "score")
-    groups = [table.group_id for table in tables]
-    return int(np.argmax([group_means(values, groups).mean() for values in _stack(tables, column).T]))
+def ridge_per_prompt(features: np.ndarray, rewards: np.ndarray, new_features: np.ndarray) -> np.ndarray:
+    """int64 (M,): for each new image the prompt whose reward a ridge regression predicts to be the highest.
+
+    One regression for each prompt, from the standardised observation to its reward less the image's mean; the penalty
+    of each is chosen by leave-one-out. With the whole table at hand this is the plain alternative to PPO.
+
+    Args:
+        features: float (N, F) of the training images.
+        rewards: float (N, P), what PPO was paid there.
+        new_features: float (M, F).
+    """
+    ridge = RidgeCV(alphas=np.logspace(-2, 4, 13), alpha_per_target=True)
+    model = make_pipeline(StandardScaler(), ridge).fit(features, rewards - rewards.mean(axis=1, keepdims=True))
+    return model.predict(new_features).argmax(axis=1).astype(np.int64)
 
 
 def compare(
-    train: Sequence[SampleTable], val: Sequence[SampleTable], test: Sequence[SampleTable], chosen: np.ndarray, seed: int
+    val: Sequence[SampleTable],
+    test: Sequence[SampleTable],
+    chosen: dict[str, np.ndarray],
+    deployment: Deployment,
+    seed: int,
+    max_steps: int = 1,
 ) -> Comparison:
     """Measure the policy and its baselines on the test images.
 
     Args:
-        train: images that the best fixed prompt is chosen on.
         val: images that tell whether there is a gap to close; may be empty.
         test: images that every row is measured on. Unlabelled ones are left out (and counted) if others are labelled.
-        chosen: int (N,), the prompt the policy picks on each test image.
+        chosen: int (N,), the prompts that `PPO` and `ridge per prompt` pick on each test image.
+        deployment: what validation decided.
         seed: of the bootstrap.
+        max_steps: prompts that PPO tries for each image.
 
     Raises:
-        ValueError: no training or no test images, or `chosen` does not fit to `test`.
+        ValueError: no test images, or `chosen` does not fit to `test`.
     """
-    if not train or not test:
-        raise ValueError(f"tables: got {len(train)} training and {len(test)} test images; both need at least one")
-    if chosen.shape != (len(test),) or not ((chosen >= 0) & (chosen < len(test[0].scores))).all():
-        raise ValueError(f"chosen: got {chosen}; expected one prompt index for each of {len(test)} test images")
-    keep = [place for place, table in enumerate(test) if table.metrics is not None] or list(range(len(test)))
-    tables, best = tuple(test[place] for place in keep), best_fixed_prompt(train)
-    criterion = "score" if tables[0].metrics is None else "dice"
-    weights = _weights(tables, criterion, best, chosen[keep])
-    rows = tuple(_row(name, weights, tables, criterion, seed) for name in weights)
+    if not test:
+        raise ValueError("tables: got no test images; at least one is needed")
+    for name, picks in chosen.items():
+        if picks.shape != (len(test),) or not ((picks >= 0) & (picks < len(test[0].scores))).all():
+            raise ValueError(f"chosen: {name} is {picks}; expected a prompt's index for each of {len(test)} images")
+    tables, criterion = labelled_or_all(test)
+    keep = [place for place, table in enumerate(test) if criterion == "score" or table.metrics is not None]
+    weights = _weights(tables, criterion, deployment, {name: picks[keep] for name, picks in chosen.items()})
+    prompts = len(test[0].scores)
+    asked = {NET: prompts, POLICY: max_steps, DEPLOYED: max_steps if deployment.policy else 1, ORACLE: None}
+    rows = tuple(_row(name, weights, tables, criterion, seed, asked.get(name, 1)) for name in weights)
     difference = next(row.to_fixed for row in rows if row.name == POLICY) if criterion == "dice" else None
-    verdict = verdict_on(difference, _oracle_gap(val, best, seed), len(set(chosen[keep].tolist())))
-    closed = _gap_closed({row.name: row.means[criterion].mean for row in rows})
-    return Comparison(tables, rows, criterion, best, closed, verdict, _notes(train, test, tables))
+    gap = oracle_gap(val, deployment.best_fixed, seed)
+    verdict = verdict_on(difference, gap, len(set(chosen[POLICY][keep].tolist())))
+    return Comparison(tuple(tables), rows, criterion, deployment, verdict, _notes(test, tables))
 
 
 def overlay_picks(comparison: Comparison) -> dict[str, int]:
@@ -117,55 +140,57 @@ def overlay_picks(comparison: Comparison) -> dict[str, int]:
     return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
 
 
-def _stack(tables: Sequence[SampleTable], column: str) -> np.ndarray:
-    """float64 (N, P)."""
-    return np.stack([table.column(column) for table in tables])
+def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
+    """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
+    labelled, column = labelled_or_all(tables)
+    if not labelled or column == "score":
+        return None
+    dice = stack(labelled, "dice")
+    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [table.group_id for table in labelled], seed)
 
 
 def _weights(
-    tables: Sequence[SampleTable], criterion: str, best_fixed: int, chosen: np.ndarray
+    tables: Sequence[SampleTable], criterion: str, deployment: Deployment, chosen: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """float64 (N, P) for each row: how probable each prompt is on each image."""
-    scores = _stack(tables, "score")
+    scores = stack(tables, "score")
     one_hot = np.eye(scores.shape[1])
+    fixed = one_hot[np.full(len(tables), deployment.best_fixed)]
     weights = {
         RANDOM: np.full(scores.shape, 1 / scores.shape[1]),
         DEFAULT: one_hot[np.zeros(len(tables), dtype=int)],
-        FIXED: one_hot[np.full(len(tables), best_fixed)],
+        FIXED: fixed,
         NET: one_hot[scores.argmax(axis=1)],
-        POLICY: one_hot[chosen],
+        RIDGE: one_hot[chosen[RIDGE]],
+        POLICY: one_hot[chosen[POLICY]],
+        DEPLOYED: one_hot[chosen[POLICY]] if deployment.policy else fixed,
     }
-    return weights if criterion == "score" else weights | {ORACLE: one_hot[_stack(tables, "dice").argmax(axis=1)]}
+    return weights if criterion == "score" else weights | {ORACLE: one_hot[stack(tables, "dice").argmax(axis=1)]}
 
 
-def _row(name: str, weights: dict[str, np.ndarray], tables: Sequence[SampleTable], criterion: str, seed: int) -> Row:
+def _row(
+    name: str,
+    weights: dict[str, np.ndarray],
+    tables: Sequence[SampleTable],
+    criterion: str,
+    seed: int,
+    asked: int | None,
+) -> Row:
     """One row with its intervals; all rows draw the same patients."""
     groups = [table.group_id for table in tables]
     columns = ["score"] if criterion == "score" else ["score", *METRICS]
     means = {column: group_bootstrap(expected(weights[name], tables, column), groups, seed) for column in columns}
 
-    def difference(other: str) -> Estimate:
-        return group_bootstrap(expected(weights[name] - weights[other], tables, criterion), groups, seed)
+    def difference(row: str, other: str) -> Estimate:
+        return group_bootstrap(expected(weights[row] - weights[other], tables, criterion), groups, seed)
 
-    return Row(name, weights[name], means, difference(DEFAULT), difference(FIXED))
-
-
-def _oracle_gap(val: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
-    """Dice of the oracle less Dice of the best fixed prompt on the labelled validation images."""
-    labelled = [table for table in val if table.metrics is not None]
-    if not labelled:
-        return None
-    dice = _stack(labelled, "dice")
-    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [table.group_id for table in labelled], seed)
+    to_fixed = difference(name, FIXED)
+    gap = difference(ORACLE, FIXED).mean if ORACLE in weights else 0.0
+    closed = to_fixed.mean / gap if gap > SMALLEST_GAP else None
+    return Row(name, weights[name], means, difference(name, DEFAULT), to_fixed, closed, asked)
 
 
-def _gap_closed(means: dict[str, float]) -> float | None:
-    """Share of the oracle's gain over the best fixed prompt that the policy reaches; negative when it loses."""
-    gap = means.get(ORACLE, means[FIXED]) - means[FIXED]
-    return (means[POLICY] - means[FIXED]) / gap if gap > SMALLEST_GAP else None
-
-
-def _notes(train: Sequence[SampleTable], test: Sequence[SampleTable], kept: Sequence[SampleTable]) -> tuple[str, ...]:
+def _notes(test: Sequence[SampleTable], kept: Sequence[SampleTable]) -> tuple[str, ...]:
     """What a reader must know."""
     notes = []
     if kept[0].metrics is None:
@@ -174,6 +199,4 @@ def _notes(train: Sequence[SampleTable], test: Sequence[SampleTable], kept: Sequ
         notes.append(f"{len(test) - len(kept)} of {len(test)} test images are unlabelled and left out.")
     if len({table.group_id for table in kept}) < 2:
         notes.append("Fewer than 2 test patients: no interval can be given.")
-    if all(table.metrics is None for table in train):
-        notes.append("The best fixed prompt is chosen by the reward net's score: the training images are unlabelled.")
     return tuple(notes)

@@ -74,6 +74,15 @@ def tail_probability(count: int) -> float:
     return float(stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1))))
 
 
+def is_no_gap(gap: Estimate | None) -> bool:
+    """Whether the oracle's gain over the best fixed prompt is surely too small to be worth a policy.
+
+    Args:
+        gap: Dice of the oracle less Dice of the best fixed prompt on validation patients; None when unlabelled.
+    """
+    return gap is not None and gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP
+
+
 def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_choices: int = 2) -> Verdict:
     """The verdict on a policy. Fewer than `MIN_PATIENTS` patients decide nothing: no resampling of them can.
 
@@ -84,18 +93,16 @@ def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_
     """
     if difference is None:
         return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth only the reward is known.")
-    measured = f"Policy minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
-    enough = val_gap is not None and val_gap.groups >= MIN_PATIENTS
-    if enough and val_gap is not None and val_gap.high is not None and val_gap.high < NO_GAP:
+    measured = f"PPO minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
+    if is_no_gap(val_gap):
         gap = f"on validation the best prompt for each image gains {val_gap} Dice over one prompt for all"
         return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
     if difference.low is None or difference.high is None or difference.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
     if difference.low > 0:
         how = "choosing the prompt per image helps"
-        how = (
-            how if different_choices > 1 else "the one prompt this policy always chooses beats the one chosen on train"
-        )
+        if different_choices == 1:
+            how = "the one prompt this policy always chooses beats the one chosen on train"
         return Verdict("better", f"Better: {how}. {measured}")
     if difference.high < 0:
         return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")

@@ -10,48 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
-from PIL import Image
-from skimage.segmentation import find_boundaries
 
 from rl_reward_network.artefacts import whole_file, write_json
-from rl_reward_network.evaluation.baselines import DEFAULT, NET, ORACLE, POLICY, Comparison
+from rl_reward_network.evaluation import figures
+from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, Row
+from rl_reward_network.evaluation.bootstrap import group_means
+from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, Overlay, draw_errors, draw_mask
 
-PANEL = 400  # pixels of the longer side of an overlay
-TINT = 0.3  # opacity of a mask's inside
-TRUTH, FIRST, CHOSEN = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # contours: green, orange, blue
-_TITLES = {"score": "reward", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
+_TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
 .verdict { border-left: .4rem solid #357; background: #eef3f8; padding: .6rem 1rem; font-size: 1.1rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; white-space: nowrap; }
+.wrap td { white-space: normal; overflow-wrap: anywhere; }
 .panels { display: flex; flex-wrap: wrap; gap: .5rem; }
 figure { margin: 0; flex: 1 1 9rem; max-width: 25rem; }
+figcaption { font-size: .9rem; }
 img { max-width: 100%; height: auto; }
 """
-
-
-@dataclass(frozen=True, eq=False)
-class Overlay:
-    """One test image with the masks to draw on it.
-
-    Args:
-        title: why it is shown, such as "best".
-        sample_id: hash that names the image.
-        image: uint8 (H, W, 3), RGB.
-        truth: bool (H, W), or None when unlabelled.
-        default: bool (H, W), mask of the default prompt.
-        policy: bool (H, W), mask of the prompt the policy chose.
-    """
-
-    title: str
-    sample_id: str
-    image: np.ndarray
-    truth: np.ndarray | None
-    default: np.ndarray
-    policy: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +42,7 @@ class EvaluationResult:
         config: what was evaluated (model, data fingerprint, reward network, ...); values that JSON can hold.
         notes: further remarks; the comparison's own are always shown.
         overlays: images to show, see `overlay_picks`.
+        rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
 
     Raises:
         ValueError: another number of prompts than in the tables, or an overlay of an image that was not compared.
@@ -74,6 +53,7 @@ class EvaluationResult:
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
     overlays: tuple[Overlay, ...] = ()
+    rollouts: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together, before anything is written."""
@@ -86,7 +66,7 @@ class EvaluationResult:
 
 def write_report(folder: Path, result: EvaluationResult) -> Path:
     """Write eval.json, eval.csv and report.html into `folder`, each whole or not at all; the path of the last."""
-    page, table, summary = _page(result), _per_image(result), _summary(result)
+    page, table, summary = _page(result), _csv(result), _summary(result)
     write_json(folder / "eval.json", summary)
     for name, text in (("eval.csv", table), ("report.html", page)):
         with whole_file(folder / name) as temporary:
@@ -103,17 +83,18 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
             "means": {column: asdict(mean) for column, mean in row.means.items()},
             f"{comparison.criterion}_minus_default": asdict(row.to_default),
             f"{comparison.criterion}_minus_best_fixed": asdict(row.to_fixed),
+            "gap_closed": row.gap_closed,
+            "prompts_asked_per_image": row.asked,
             "action_counts": row.weights.sum(axis=0).tolist(),
         }
         for row in comparison.rows
     ]
     return {
         "verdict": asdict(comparison.verdict),
+        "deployment": asdict(comparison.deployment),
         "labelled": comparison.labelled,
         "images": len(comparison.tables),
         "patients": comparison.rows[0].to_fixed.groups,
-        "gap_closed": comparison.gap_closed,
-        "best_fixed": comparison.best_fixed,
         "prompts": list(result.prompts),
         "rows": rows,
         "notes": [*comparison.notes, *result.notes],
@@ -121,55 +102,46 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
     }
 
 
-def _per_image(result: EvaluationResult) -> str:
-    """CSV text: one line per test image and row; the prompt is empty where a row is an expectation over all of them."""
+def _csv(result: EvaluationResult) -> str:
+    """CSV text: for each row one line per test image, then one per patient with the means of its images.
+
+    The prompt is empty for patients, and where a row is an expectation over all prompts.
+    """
     comparison, file = result.comparison, io.StringIO()
     writer, columns = csv.writer(file), list(comparison.rows[0].means)
-    writer.writerow(["sample_id", "group_id", "row", "prompt", *columns])
+    writer.writerow(["level", "sample_id", "group_id", "row", "prompt", *columns])
+    groups = [table.group_id for table in comparison.tables]
     for row in comparison.rows:
         values = np.stack([comparison.values(row, column) for column in columns], axis=1)  # (N, columns)
         for table, weights, numbers in zip(comparison.tables, row.weights, values, strict=True):
             prompt = int(weights.argmax()) if weights.max() == 1 else ""
-            writer.writerow(
-                [table.sample_id, table.group_id, row.name, prompt, *(f"{number:.6f}" for number in numbers)]
-            )
+            writer.writerow(["image", table.sample_id, table.group_id, row.name, prompt, *_digits(numbers)])
+        means = np.stack([group_means(column, groups) for column in values.T], axis=1)  # (patients, columns)
+        for group, numbers in zip(sorted(set(groups)), means, strict=True):
+            writer.writerow(["patient", "", group, row.name, "", *_digits(numbers)])
     return file.getvalue()
+
+
+def _digits(numbers: np.ndarray) -> list[str]:
+    return [f"{number:.6f}" for number in numbers]
 
 
 def _page(result: EvaluationResult) -> str:
     """The HTML file."""
     comparison, verdict = result.comparison, result.comparison.verdict
-    criterion, patients = _TITLES[comparison.criterion], comparison.rows[0].to_fixed.groups
-    columns = list(comparison.rows[0].means)
-    closed = "not defined" if comparison.gap_closed is None else f"{comparison.gap_closed:.0%}"
-    chosen = comparison.row(POLICY).weights.sum(axis=0)
     parts = [
         "<h1>Which prompt suits which image?</h1>",
         f'<p class="verdict">{_text(verdict.sentence)}</p>',
-        f"<p>{len(comparison.tables)} test images of {patients} patients. Share of the oracle's gap to the best fixed "
-        f"prompt that PPO closes: <strong>{closed}</strong>.</p>",
+        f"<p>{_text(deployed_sentence(comparison))}</p>",
+        f"<p>{len(comparison.tables)} test images of {comparison.rows[0].to_fixed.groups} patients.</p>",
         "".join(f"<p>Note: {_text(note)}</p>" for note in (*comparison.notes, *result.notes)),
-        "<h2>Results</h2><p>Means over patients, in [0, 1], with 95 % intervals from drawing patients again. "
-        "An empty mask scores 1 where the truth is empty too, else 0.</p>",
-        _table(
-            ["row", *(_TITLES.get(column, column) for column in columns)],
-            [[row.name, *(row.means[column] for column in columns)] for row in comparison.rows],
-        ),
-        f"<h2>Differences of {criterion}</h2><p>Paired, image by image; sure where the interval leaves 0 out.</p>",
-        _table(
-            ["row", "minus default", "minus best fixed"],
-            [[row.name, row.to_default, row.to_fixed] for row in comparison.rows],
-        ),
-        "<h2>Choices</h2>",
-        _figure(_histogram(comparison), "How often each prompt is chosen"),
-        _table(["index", "prompt", "chosen"], zip(range(len(chosen)), result.prompts, chosen.astype(int), strict=True)),
-        "<h2>Reward and truth</h2>" + _figure(_scatter(comparison), "Reward against Dice")
-        if comparison.labelled
-        else "",
+        *_results(comparison),
+        *_choices(result),
+        *_curves(result),
         "<h2>Images</h2>" if result.overlays else "",
         *(_overlay(overlay, comparison) for overlay in result.overlays),
         "<h2>What was evaluated</h2>",
-        _table(["setting", "value"], result.config.items()),
+        _table(["setting", "value"], result.config.items(), "wrap"),
     ]
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -179,23 +151,73 @@ def _page(result: EvaluationResult) -> str:
     return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
 
 
+def deployed_sentence(comparison: Comparison) -> str:
+    """What to use, and why, in a sentence."""
+    deployment = comparison.deployment
+    what = "the policy" if deployment.policy else f"the best fixed prompt (index {deployment.best_fixed})"
+    return f"Deployed: {what}, because {deployment.reason}."
+
+
+def _results(comparison: Comparison) -> list[str]:
+    """The short table, then everything."""
+    criterion, columns = _TITLES[comparison.criterion], list(comparison.rows[0].means)
+    return [
+        f"<h2>Results</h2><p>{criterion}, mean over patients, in [0, 1]; after it the difference to the best "
+        "fixed prompt and how much of the oracle's gain over that prompt is reached.</p>",
+        _table(["row", criterion, "to best fixed", "gap closed"], [_short(row, comparison) for row in comparison.rows]),
+        "<p>The same with 95 % intervals from drawing patients again. An empty mask scores 1 where the truth is empty "
+        "too, else 0. Prompts asked: how many of its answers Sa2VA must give for a new image.</p>",
+        _table(
+            ["row", *(_TITLES.get(column, column) for column in columns), "prompts asked"],
+            [
+                [row.name, *(row.means[column] for column in columns), row.asked or "needs the truth"]
+                for row in comparison.rows
+            ],
+        ),
+        f"<h2>Differences of {criterion}</h2><p>Paired, image by image; sure where the interval leaves 0 out.</p>",
+        _table(
+            ["row", "minus default", "minus best fixed"],
+            [[row.name, row.to_default, row.to_fixed] for row in comparison.rows],
+        ),
+    ]
+
+
+def _short(row: Row, comparison: Comparison) -> list[str]:
+    closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
+    return [row.name, f"{row.means[comparison.criterion].mean:.3f}", f"{row.to_fixed.mean:+.3f}", closed]
+
+
+def _choices(result: EvaluationResult) -> list[str]:
+    comparison = result.comparison
+    counts = [comparison.row(name).weights.sum(axis=0).astype(int) for name in (POLICY, DEPLOYED)]
+    return [
+        "<h2>Choices</h2>",
+        _image(figures.png(figures.histogram(comparison)), "png", "How often each prompt is chosen"),
+        _table(["index", "prompt", POLICY, DEPLOYED], zip(range(len(counts[0])), result.prompts, *counts, strict=True)),
+    ]
+
+
+def _curves(result: EvaluationResult) -> list[str]:
+    parts = []
+    if result.comparison.labelled:
+        figure = _image(figures.png(figures.scatter(result.comparison)), "png", "Reward against Dice")
+        parts.append("<h2>Reward and truth</h2><p>Every prompt's mask on every test image.</p>" + figure)
+    if any("custom/val_score" in row for row in result.rollouts):
+        figure = _image(figures.png(figures.proxy_and_gold(result.rollouts)), "png", "Reward and Dice in training")
+        parts.append("<h2>Training</h2>" + figure)
+    return parts
+
+
 def _text(value: object) -> str:
     """Text that cannot be read as markup."""
     return html.escape(str(value))
 
 
-def _table(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """An HTML table that scrolls sideways on a narrow screen."""
+def _table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = "scroll") -> str:
+    """An HTML table that scrolls sideways on a narrow screen, or breaks its words there (style "wrap")."""
     head = "".join(f"<th>{_text(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _figure(figure: Figure, description: str) -> str:
-    """A matplotlib figure inside the page."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
-    return _image(file.getvalue(), "png", description)
+    return f'<div class="{style}"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
 
 
 def _image(data: bytes, kind: str, description: str) -> str:
@@ -204,58 +226,17 @@ def _image(data: bytes, kind: str, description: str) -> str:
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{_text(description)}">'
 
 
-def _histogram(comparison: Comparison) -> Figure:
-    """How often PPO, and the best possible choice that is known, take each prompt."""
-    other = ORACLE if comparison.labelled else NET
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.subplots()
-    for shift, name in ((-0.2, POLICY), (0.2, other)):
-        counts = comparison.row(name).weights.sum(axis=0)
-        axes.bar(np.arange(len(counts)) + shift, counts, 0.4, label=name)
-    axes.set(xlabel="index of the prompt", ylabel="test images", xticks=np.arange(len(counts)))
-    axes.legend()
-    return figure
-
-
-def _scatter(comparison: Comparison) -> Figure:
-    """Each mask's Dice over its reward: what PPO is paid for and what is wanted."""
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    axes = figure.subplots()
-    scores, dices = ([table.column(name) for table in comparison.tables] for name in ("score", "dice"))
-    axes.scatter(np.concatenate(scores), np.concatenate(dices), s=8, alpha=0.3, label="all prompts")
-    policy = comparison.row(POLICY)
-    axes.scatter(comparison.values(policy, "score"), comparison.values(policy, "dice"), s=14, label=POLICY)
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-    axes.set(xlabel="reward (score)", ylabel="Dice", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
-    axes.legend()
-    return figure
-
-
 def _overlay(overlay: Overlay, comparison: Comparison) -> str:
-    """One image: plain, and with the contours of truth, default prompt and policy, side by side or below each other."""
+    """One image: plain, with the contours of truth, default prompt and policy, and the errors the reward expects."""
     place = next(place for place, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
-    panels: list[tuple[str, np.ndarray | None, tuple[int, int, int]]] = [("image", None, TRUTH)]
+    panels = [("image", draw_mask(overlay.image, None, TRUTH))]
     if overlay.truth is not None:
-        panels.append(("truth", overlay.truth, TRUTH))
+        panels.append(("truth", draw_mask(overlay.image, overlay.truth, TRUTH)))
     for name, mask, colour in ((DEFAULT, overlay.default, FIRST), (POLICY, overlay.policy, CHOSEN)):
         value = comparison.values(comparison.row(name), comparison.criterion)[place]
-        panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", mask, colour))
-    images = [(name, _image(_drawn(overlay.image, mask, colour), "jpeg", name)) for name, mask, colour in panels]
-    figures = "".join(f"<figure>{image}<figcaption>{_text(name)}</figcaption></figure>" for name, image in images)
-    return f'<h3>{_text(overlay.title)}: {_text(overlay.sample_id)}</h3><div class="panels">{figures}</div>'
-
-
-def _drawn(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:
-    """JPEG of the image (uint8 (H, W, 3)) at most `PANEL` pixels wide or high, with the mask tinted and outlined."""
-    picture = Image.fromarray(image)
-    picture.thumbnail((PANEL, PANEL))
-    pixels = np.array(picture)
-    if mask is not None:
-        grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
-        small = np.asarray(grey.resize(picture.size, Image.Resampling.BOX)) > 64  # nearest would lose thin vessels
-        pixels[small] = TINT * np.array(colour) + (1 - TINT) * pixels[small]  # shows a mask without an outline too
-        pixels[find_boundaries(small, mode="inner")] = colour
-    file = io.BytesIO()
-    # full colour resolution: a contour one pixel wide would be washed out otherwise
-    Image.fromarray(pixels).save(file, format="JPEG", quality=90, subsampling=0)
-    return file.getvalue()
+        panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
+    panels.append((f"{POLICY}: where the reward net expects errors", draw_errors(overlay.image, overlay.error_map)))
+    figures_html = "".join(
+        f"<figure>{_image(data, 'jpeg', name)}<figcaption>{_text(name)}</figcaption></figure>" for name, data in panels
+    )
+    return f'<h3>{_text(overlay.title)}: {_text(overlay.sample_id)}</h3><div class="panels">{figures_html}</div>'

@@ -11,7 +11,7 @@ from rl_reward_network.data.embedded import read_looks
 from rl_reward_network.data.regions import RegionObject, Scene, caption_correct
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
-from rl_reward_network.evaluation.baselines import best_fixed_prompt
+from rl_reward_network.evaluation.deployment import best_fixed_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

@@ -17,7 +17,7 @@ from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
 from rl_reward_network.training.reward_network import CHECKPOINT, PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.training.run_folder import describe_run
+from rl_reward_network.training.run_folder import describe_run, only_here
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
 FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
@@ -61,8 +61,14 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
         run: a run folder, empty or cut off.
 
     Raises:
-        ValueError: a split has no labelled image.
+        ValueError: a split has no labelled image, or another process works in `run`.
     """
+    with only_here(run):
+        return _run_reward_stage(world, plan, run)
+
+
+def _run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork:
+    """`run_reward_stage` in a folder that nobody else works in."""
     config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
@@ -130,21 +136,14 @@ def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None)
     return None
 
 
-def find_unfinished(world: World, plan: RewardPlan) -> Path:
-    """The newest run of these very settings that was cut off.
-
-    Raises:
-        ValueError: there is none.
-    """
+def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
+    """The newest run of these very settings that was cut off."""
     for path in sorted(world.config.output_dir.glob("reward_net_*/config.json"), reverse=True):
         config = read_json(path)
         same = (config.get("origin"), config.get("seed")) == (origin(world, plan), plan.config.seed)
         if same and not (path.parent / FINISHED).exists():
             return path.parent
-    raise ValueError(
-        f"--resume: no run that was cut off with these settings, data, model and seed in {world.config.output_dir}; "
-        "leave --resume out to start one"
-    )
+    return None
 
 
 def check_no_leak(world: World, network: RewardNetwork, where: Path) -> None:

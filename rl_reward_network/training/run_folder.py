@@ -1,7 +1,10 @@
 """Run folders: where a run writes, and what it says about itself."""
 
+import fcntl
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -53,6 +56,22 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
     save_split(world.split, run / "split.json")
     write_json(run / "config.json", config)  # last: a folder with a config.json is a whole one
     return config
+
+
+@contextmanager
+def only_here(run: Path) -> Iterator[None]:
+    """Hold the run folder (made when missing), so that no second process resumes a run that is still going.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
+        except OSError:
+            raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
+        yield
 
 
 def read_run_config(run: Path) -> dict[str, Any]:

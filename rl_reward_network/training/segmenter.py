@@ -1,27 +1,30 @@
-"""Sa2VA as two plain callables: masks of prompts on one image, and masks at image size."""
+"""Sa2VA as two plain callables: masks and features of one image, and masks at image size."""
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
 
 MASK_RULES = 1  # count up when the way from image and words to a mask changes: old masks are then computed again
 NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sa2VASegmenter:
     """A frozen Sa2VA that answers prompts with masks.
 
     Args:
         model, processor: of one checkpoint.
-        batch_size: prompts decoded at once.
+        batch_size: prompts decoded at once; halved once when the GPU's memory runs out.
         max_new_tokens: longest answer.
         fingerprint: changes when weights, preprocessing or limits do.
     """
@@ -31,19 +34,36 @@ class Sa2VASegmenter:
     batch_size: int
     max_new_tokens: int
     fingerprint: str
+    halved: bool = False
 
-    def segment(self, image: np.ndarray, prompts: list[str]) -> np.ndarray:
-        """float32 (P, h, w): mask logits on the decoder's grid for each prompt on a uint8 (H, W, 3) image.
+    def segment(self, image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
+        """Mask logits on the decoder's grid for each prompt on a uint8 (H, W, 3) image, and the image's features.
 
         Several `[SEG]` in one answer are joined by their maximum; none is an empty mask.
+
+        Raises:
+            ValueError: the GPU's memory runs out with half of the batch, too.
         """
-        (answers,) = self.model.segment(
-            [image], prompts, self.processor, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens
-        )
+        (answers,) = self._within_memory(image, prompts)
         grid = answers[0].mask_logits.shape[-2:]
         empty = torch.full((1, *grid), NO_MASK_LOGIT)
         logits = [torch.cat([answer.mask_logits.cpu().float(), empty]).amax(dim=0) for answer in answers]
-        return torch.stack(logits).numpy()
+        return FrozenAnswer(torch.stack(logits).numpy(), answers[0].vision_features.cpu().float().numpy())
+
+    def _within_memory(self, image: np.ndarray, prompts: list[str]) -> list[list[Segmentation]]:
+        """`model.segment`; out of memory for the first time means half of the batch from now on."""
+        try:
+            return self.model.segment(
+                [image], prompts, self.processor, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens
+            )
+        except torch.OutOfMemoryError:
+            what = f"out of memory with SEGMENT_BATCH={self.batch_size} (--segment_batch)"
+            if self.halved or self.batch_size == 1:
+                raise ValueError(f"{what}; set a lower one, or use a GPU with more memory") from None
+        self.halved, self.batch_size = True, self.batch_size // 2
+        warnings.warn(f"{what}; going on with {self.batch_size}, set SEGMENT_BATCH to that", stacklevel=4)
+        torch.cuda.empty_cache()
+        return self._within_memory(image, prompts)
 
     def upsample(self, mask_logits: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """float32 (P, H, W) probabilities at image size from (P, h, w) logits."""

@@ -13,12 +13,8 @@ from rl_reward_network.data.embedded import DEFAULT_DATA, DEFAULT_FOLDER, angiog
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
-from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.prompts import load_prompts
-from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.rewards.learned import Judge, score_masks
 from rl_reward_network.training.reward_masks import RewardExample
 from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
 
@@ -100,7 +96,7 @@ class World:
 
     def probabilities(self, image: np.ndarray) -> np.ndarray:
         """float32 (P, H, W): Sa2VA's mask of each prompt at the size of a uint8 (H, W, 3) image, from the bank."""
-        return self.segmenter.upsample(self.bank.logits(image), image.shape[:2])
+        return self.segmenter.upsample(self.bank.answer(image).mask_logits, image.shape[:2])
 
 
 def open_world(config: WorldConfig, split_file: Path | None = None) -> World:
@@ -145,36 +141,6 @@ def _check_one_phrase(samples: list[Sample], where: Path) -> None:
             f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
             "a prompt policy is for one kind of object: make one data folder for each, with --prompts of its own"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class PromptTable:
-    """One image as the policy sees it and as the evaluation measures it.
-
-    Args:
-        context: features and scores (P,), with Dice and IoU where labelled.
-        table: the same scores and all metrics.
-    """
-
-    context: PromptContext
-    table: SampleTable
-
-
-def prompt_tables(world: World, samples: list[Sample], network: Judge, desc: str) -> list[PromptTable]:
-    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
-
-    The score is of the binary mask, the one a user gets.
-    """
-    return [_prompt_table(world, sample, network) for sample in tqdm(samples, desc=desc, unit="image")]
-
-
-def _prompt_table(world: World, sample: Sample, network: Judge) -> PromptTable:
-    image = sample.load_image()
-    masks = world.probabilities(image) > 0.5
-    scores = score_masks(network, image, masks.astype(np.float32))
-    table = measure_sample(sample.sample_id, sample.group_id, scores, masks, sample.load_mask())
-    dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
-    return PromptTable(PromptContext(sample.sample_id, observe_image(image), scores, dice, iou), table)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Sam2Features:
         fine, middle, coarse = (level[index : index + 1] for level in self.maps)
         return Sam2Features((fine, middle, coarse))
 
+    def pooled(self) -> Tensor:
+        """(B, C): the coarsest map averaged over the image, a short description of what kind of image it is."""
+        return self.maps[2].mean(dim=(2, 3))
+
 
 @dataclass(frozen=True)
 class DecodedMasks:

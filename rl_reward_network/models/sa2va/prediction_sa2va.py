@@ -14,6 +14,7 @@ from transformers import Qwen2Tokenizer
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.processing_sa2va import (
     ImageLike,
     Sa2VAProcessor,
@@ -33,6 +34,7 @@ class Segmentation:
         answer: text, special tokens kept.
         mask_logits: float32 (K, h, w) on the decoder's grid, one per `[SEG]`; K may be 0.
         iou_scores: float32 (K,), SAM 2's own guess of each mask's IoU.
+        vision_features: float32 (C,), SAM 2's coarsest map of the image, averaged over it; the same for all prompts.
         image_size: (H, W) of the image.
         sam_image_size: side of the square between the decoder's grid and the image.
     """
@@ -40,6 +42,7 @@ class Segmentation:
     answer: str
     mask_logits: Tensor
     iou_scores: Tensor
+    vision_features: Tensor
     image_size: tuple[int, int]
     sam_image_size: int
 
@@ -130,6 +133,7 @@ def segment(
     processor: Sa2VAProcessor,
     batch_size: int = 16,
     max_new_tokens: int = 64,
+    sam_features: Sequence[Sam2Features] | None = None,
 ) -> list[list[Segmentation]]:
     """Every prompt on every image: `result[image][prompt]`.
 
@@ -143,6 +147,7 @@ def segment(
         processor: the checkpoint's.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
         max_new_tokens: longest answer.
+        sam_features: SAM 2's maps of each image where they are known already, from `get_sam_features`.
 
     Raises:
         ValueError: no prompt, or batch_size below 1.
@@ -153,13 +158,20 @@ def segment(
     guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
     results = []
     with evaluating(model):
-        for image in images:
-            features = model.get_sam_features(processor.sam_pixel_values(image).to(model.device))
+        for place, image in enumerate(images):
+            features = sam_features[place] if sam_features else image_features(model, processor, image)
             answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
             guess = answers[0].token_ids  # the next image is most likely answered in the same words
             size = to_rgb(image).size[::-1]
             results.append(_segmentations(model, processor, features, answers, size, batch_size))
     return results
+
+
+@torch.no_grad()
+def image_features(model: Any, processor: Sa2VAProcessor, image: ImageLike) -> Sam2Features:
+    """SAM 2's maps of one image."""
+    features: Sam2Features = model.get_sam_features(processor.sam_pixel_values(image).to(model.device))
+    return features
 
 
 def _segmentations(
@@ -175,10 +187,10 @@ def _segmentations(
         decoded = model.decode_masks(features, embeddings)
         logits.append(decoded.mask_logits)
         scores.append(decoded.iou_scores)
-    counts = [len(group) for group in states]
+    counts, pooled = [len(group) for group in states], features.pooled()[0]
     groups = zip(answers, torch.cat(logits).split(counts), torch.cat(scores).split(counts), strict=True)
     return [
-        Segmentation(answer_text(processor, answer), mask, score, size, processor.sam_image_size)
+        Segmentation(answer_text(processor, answer), mask, score, pooled, size, processor.sam_image_size)
         for answer, mask, score in groups
     ]
 

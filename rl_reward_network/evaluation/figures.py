@@ -1,0 +1,61 @@
+"""The plots of the report."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rl_reward_network.evaluation.baselines import NET, ORACLE, POLICY, Comparison
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as PNG; equal figures give equal bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def histogram(comparison: Comparison) -> Figure:
+    """How often PPO, and the best possible choice that is known, take each prompt."""
+    other = ORACLE if comparison.labelled else NET
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    for shift, name in ((-0.2, POLICY), (0.2, other)):
+        counts = comparison.row(name).weights.sum(axis=0)
+        axes.bar(np.arange(len(counts)) + shift, counts, 0.4, label=name)
+    axes.set(xlabel="index of the prompt", ylabel="test images", xticks=np.arange(len(counts)))
+    axes.legend()
+    return figure
+
+
+def scatter(comparison: Comparison) -> Figure:
+    """Each mask's Dice over its reward: what PPO is paid for and what is wanted."""
+    figure = Figure(figsize=(5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    scores, dices = ([table.column(name) for table in comparison.tables] for name in ("score", "dice"))
+    axes.scatter(np.concatenate(scores), np.concatenate(dices), s=8, alpha=0.3, label="all prompts")
+    policy = comparison.row(POLICY)
+    axes.scatter(comparison.values(policy, "score"), comparison.values(policy, "dice"), s=14, label=POLICY)
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+    axes.set(xlabel="reward net's score", ylabel="Dice", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
+    axes.legend()
+    return figure
+
+
+def proxy_and_gold(rollouts: Sequence[dict[str, Any]]) -> Figure:
+    """The reward and the truth over the training, on validation images: they should rise together.
+
+    Args:
+        rollouts: lines of metrics.jsonl, each with `step`.
+    """
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    for tag, label in (("custom/val_score", "reward net's score (proxy)"), ("custom/val_gt_dice", "Dice (gold)")):
+        points = [(row["step"], row[tag]) for row in rollouts if tag in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", label=f"val: {label}")
+    axes.set(xlabel="prompts tried in training", ylabel="mean of the greedy policy")
+    axes.legend()
+    return figure

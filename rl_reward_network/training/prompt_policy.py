@@ -1,0 +1,151 @@
+"""The prompt policy itself: its network, how it chooses, and the folder it is kept in."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
+
+NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
+STANDARDISED_LIMIT = 10.0  # standard deviations; an odd image must not push the network where it never was
+LEAST_STD = 1e-4  # of a feature's range: one that is constant in training must not blow up rounding noise
+
+
+class Standardise(BaseFeaturesExtractor):
+    """Observations less a fixed mean, over a fixed standard deviation, clipped: part of the policy, saved with it."""
+
+    def __init__(self, observation_space: gym.spaces.Box, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(observation_space, features_dim=len(mean))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        """float32 (B, D) in, the same shape out, within +-`STANDARDISED_LIMIT`."""
+        standard = (observations - self.get_buffer("mean")) / self.get_buffer("std")
+        return standard.clamp(-STANDARDISED_LIMIT, STANDARDISED_LIMIT)
+
+
+def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
+    """SB3's `policy_kwargs` for a policy that standardises by these images, but for progress and best score."""
+    features = np.stack([context.features for context in contexts]).astype(np.float64)
+    low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
+    std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
+    mean = [*features.mean(axis=0).tolist(), *([0.0] * EPISODE_FEATURES)]
+    return _architecture(mean, [*std.tolist(), *([1.0] * EPISODE_FEATURES)], NET_ARCH)
+
+
+def _architecture(mean: Sequence[float], std: Sequence[float], net_arch: Sequence[int]) -> dict[str, Any]:
+    """The one place that says how the network is built."""
+    return {
+        "net_arch": list(net_arch),
+        "features_extractor_class": Standardise,
+        "features_extractor_kwargs": {"mean": list(mean), "std": list(std)},
+    }
+
+
+def try_prompts(
+    policy: PPO | BasePolicy,
+    contexts: Sequence[PromptContext],
+    score: Callable[[np.ndarray], np.ndarray],
+    max_steps: int = 1,
+    sees_scores: bool = True,
+) -> np.ndarray:
+    """int64 (N,): the prompt whose mask is kept on each image.
+
+    With one step that is the most probable prompt; with more, of the prompts tried one after the other (always the most
+    probable one) the first with the best score.
+
+    Args:
+        policy: a trained one.
+        contexts: N images; of these only the features are used.
+        score: int (N,) prompts -> float (N,) the reward network's score of their masks; asked only when max_steps > 1.
+        max_steps: prompts tried per image.
+        sees_scores: whether the policy is told the best score so far, as it was in training.
+    """
+    tried, scores, best = [], [], np.zeros(len(contexts))
+    for step in range(max_steps):
+        seen = observations(contexts, step / max_steps, best if sees_scores else 0.0)
+        tried.append(policy.predict(seen, deterministic=True)[0].astype(np.int64))
+        if max_steps > 1:
+            scores.append(score(tried[-1]))
+            best = np.maximum(best, scores[-1])
+    kept = np.argmax(scores, axis=0) if max_steps > 1 else np.zeros(len(contexts), dtype=np.int64)
+    return np.stack(tried)[kept, np.arange(len(contexts))]
+
+
+def choose_prompts(
+    policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int = 1, sees_scores: bool = True
+) -> np.ndarray:
+    """`try_prompts` on images whose scores are known."""
+    table = np.stack([context.scores for context in contexts])
+    return try_prompts(policy, contexts, lambda tried: table[np.arange(len(table)), tried], max_steps, sees_scores)
+
+
+def save_policy(model: PPO, folder: Path, description: dict[str, Any]) -> None:
+    """The folder `load_policy` reads, whole or not at all; `description` goes into its config.json."""
+    vision = model.observation_space.shape[0] - IMAGE_FEATURES - EPISODE_FEATURES  # type: ignore[index]
+    own = {
+        "observation": [entry.name for entry in observation_table(vision)],
+        "vision_features": vision,
+        "net_arch": list(NET_ARCH),
+    }
+    with whole_folder(folder) as temporary:
+        model.save(temporary / "policy.zip")
+        write_json(temporary / "config.json", {**description, **own})
+
+
+def load_policy(folder: Path) -> ActorCriticPolicy:
+    """The policy of a `final_model` folder, rebuilt from its weights alone: nothing is unpickled.
+
+    Raises:
+        ValueError: config.json or policy.zip is missing or damaged, or was made for other observations.
+    """
+    config, archive = read_policy_config(folder), folder / "policy.zip"
+    names = [entry.name for entry in observation_table(config["vision_features"])]
+    if config["observation"] != names:
+        raise ValueError(f"{folder / 'config.json'}: observation: made for other observations; train the policy again")
+    zeros = [0.0] * len(names)
+    low, high = bounds(config["vision_features"])
+    policy = ActorCriticPolicy(
+        gym.spaces.Box(low, high, dtype=np.float32),
+        gym.spaces.Discrete(len(config["prompts"])),
+        lambda _: 0.0,
+        **_architecture(zeros, zeros, config["net_arch"]),
+    )
+    try:
+        with zipfile.ZipFile(archive) as file:
+            weights = torch.load(io.BytesIO(file.read("policy.pth")), map_location="cpu", weights_only=True)
+        policy.load_state_dict(weights)
+    except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None
+    policy.set_training_mode(False)
+    return policy
+
+
+def read_policy_config(folder: Path) -> dict[str, Any]:
+    """config.json of a `final_model` folder.
+
+    Raises:
+        ValueError: it is missing, or a field is; names the remedy.
+    """
+    path, remedy = folder / "config.json", "name the final_model folder of a run of this version, or train one"
+    try:
+        config = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}: bash run_step2_finetune.sh quick") from None
+    for field in ("prompts", "world", "observation", "vision_features", "net_arch", "plan", "deployment"):
+        if not isinstance(config, dict) or field not in config:
+            raise ValueError(f"{path}: field {field} is missing; {remedy}: bash run_step2_finetune.sh quick")
+    return dict(config)
