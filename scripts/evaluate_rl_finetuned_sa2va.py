@@ -189,14 +189,12 @@ def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> 
 def _show(comparison: Comparison) -> None:
     """The rows on the terminal, and the verdict in words."""
     table = Table(title=f"mean over patients ({comparison.criterion})")
-    for name in ("", "mean", "95 % interval", "to default", "to best fixed", "gap closed"):
-        table.add_column(name)
+    for name in ("", "mean [95 % interval]", "- default", "- best fixed", "gap closed"):
+        table.add_column(name, no_wrap=True)
     for row in comparison.rows:
-        mean = row.means[comparison.criterion]
-        interval = "-" if mean.low is None else f"{mean.low:.3f} to {mean.high:.3f}"
         closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
         differences = (f"{row.to_default.mean:+.3f}", f"{row.to_fixed.mean:+.3f}")
-        table.add_row(row.name, f"{mean.mean:.3f}", interval, *differences, closed)
+        table.add_row(row.name, f"{row.means[comparison.criterion]}".replace("[", r"\["), *differences, closed)
     Console().print(table)
     for line in (comparison.verdict.sentence, deployed_sentence(comparison), *comparison.notes):
         print(line)

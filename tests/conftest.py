@@ -20,7 +20,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.angiograms import LOOKS
 from rl_reward_network.data.embedded import write_angiograms
 from rl_reward_network.data.splits import make_split
-from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import to_original
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
@@ -217,12 +217,12 @@ def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
         for sample in samples
     }
 
-    def segment(image: np.ndarray, prompts: list[str]) -> np.ndarray:
+    def segment(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
         look, truth = known[image.tobytes()]
         assert truth is not None
         masks = np.full((len(prompts), *truth.shape), -9.0, np.float32)
         masks[look][truth] = 9.0
-        return masks
+        return FrozenAnswer(masks, np.zeros(4, np.float32))
 
     segmenter = SimpleNamespace(upsample=lambda logits, size: torch.from_numpy(logits).sigmoid().numpy())
     bank = MaskBank(folder / "bank", segment, "known", PROMPTS)

@@ -3,15 +3,18 @@ import pytest
 
 from rl_reward_network.evaluation.baselines import (
     DEFAULT,
+    DEPLOYED,
     FIXED,
     NET,
     ORACLE,
     POLICY,
     RANDOM,
-    best_fixed_prompt,
+    RIDGE,
     compare,
     overlay_picks,
+    ridge_per_prompt,
 )
+from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
 
@@ -27,8 +30,13 @@ def tables(dices, scores=None, groups=None, labelled=True):
     ]
 
 
-TRAIN = tables([[0.2, 0.6, 0.5], [0.2, 0.6, 0.5]])  # best fixed: prompt 1
 TEST = tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores=[[0.9, 0.1, 0.2], [0.1, 0.2, 0.9]])
+
+
+def compared(val, test, chosen, ridge=None, policy=True, best_fixed=0, **more):
+    """`compare` with a deployment made by hand."""
+    picks = {POLICY: np.asarray(chosen), RIDGE: np.asarray(chosen if ridge is None else ridge)}
+    return compare(val, test, picks, Deployment(policy, best_fixed, "dice", None, "why"), seed=0, **more)
 
 
 def means(comparison, column="dice"):
@@ -36,44 +44,56 @@ def means(comparison, column="dice"):
 
 
 def test_every_row_has_its_closed_form():
-    comparison = compare(TRAIN, TRAIN, TEST, np.array([2, 0]), seed=0)
-    assert comparison.best_fixed == 1
+    comparison = compared(TEST, TEST, [2, 0], ridge=[1, 2], best_fixed=1, max_steps=3)
     expected = {
         RANDOM: (1.7 / 3 + 0.9 / 3) / 2,
         DEFAULT: 0.3,
         FIXED: 0.5,
         NET: (0.3 + 0.1) / 2,
+        RIDGE: (0.5 + 0.1) / 2,
         POLICY: (0.9 + 0.3) / 2,
+        DEPLOYED: (0.9 + 0.3) / 2,
         ORACLE: (0.9 + 0.5) / 2,
     }
     assert means(comparison) == pytest.approx(expected)
     assert list(means(comparison)) == list(expected), "the order of the report"
     assert means(comparison, "score")[POLICY] == pytest.approx((0.2 + 0.1) / 2)
-    assert comparison.gap_closed == pytest.approx((0.6 - 0.5) / (0.7 - 0.5))
+    closed = {row.name: row.gap_closed for row in comparison.rows}
+    assert closed == pytest.approx({name: (mean - 0.5) / (0.7 - 0.5) for name, mean in expected.items()})
+    assert [row.asked for row in comparison.rows] == [1, 1, 1, 3, 1, 3, 3, None]
     row = comparison.row(POLICY)
     assert (row.to_default.mean, row.to_fixed.mean) == (pytest.approx(0.3), pytest.approx(0.1))
     fixed = comparison.row(FIXED).to_fixed
     assert (fixed.low, fixed.high) == (0, 0), "a row less itself is certainly 0"
 
 
-def test_the_fixed_prompt_is_chosen_on_training_patients_not_images():
-    # prompt 0 wins on most images, but they are all of one patient
-    train = tables([[0.9, 0.5], [0.9, 0.5], [0.9, 0.5], [0.1, 0.8]], groups=["a", "a", "a", "b"])
-    assert best_fixed_prompt(train) == 1
-    assert best_fixed_prompt(train[:3]) == 0
-    test = tables([[0.9, 0.5], [0.9, 0.5]])
-    assert compare(train, [], test, np.zeros(2, int), seed=0).best_fixed == 1, "test images have no say"
+def test_what_is_deployed_is_what_validation_decided():
+    comparison = compared(TEST, TEST, [2, 0], policy=False, best_fixed=1, max_steps=3)
+    assert means(comparison)[DEPLOYED] == means(comparison)[FIXED] == pytest.approx(0.5)
+    assert means(comparison)[POLICY] == pytest.approx(0.6), "the raw policy is always shown"
+    assert comparison.row(DEPLOYED).asked == 1
 
 
 def test_nobody_beats_the_oracle_and_random_is_the_mean():
     rng = np.random.default_rng(0)
-    train, test = tables(rng.random((20, 5))), tables(rng.random((20, 5)), rng.random((20, 5)))
-    comparison = compare(train, train, test, rng.integers(5, size=20), seed=0)
+    test = tables(rng.random((20, 5)), rng.random((20, 5)))
+    comparison = compared(test, test, rng.integers(5, size=20))
     oracle = comparison.values(comparison.row(ORACLE), "dice")
     for row in comparison.rows:
         assert (comparison.values(row, "dice") <= oracle + 1e-12).all()
     random = comparison.values(comparison.row(RANDOM), "dice")
     np.testing.assert_allclose(random, [table.metrics["dice"].mean() for table in test])
+
+
+def test_ridge_finds_a_linear_rule_and_nothing_in_noise():
+    rng = np.random.default_rng(0)
+    features, new = rng.normal(3, 2, (60, 4)), rng.normal(3, 2, (200, 4))
+    slopes, easy = rng.normal(size=(4, 3)), rng.random((60, 1))
+    picks = ridge_per_prompt(features, features @ slopes / 20 + easy, new)
+    best = ((new - features.mean(axis=0)) @ slopes + features.mean(axis=0) @ slopes).argmax(axis=1)
+    assert (picks == best).mean() > 0.98
+    one_better = rng.normal(0, 0.01, (60, 3)) + np.array([0, 0.2, 0])
+    assert (ridge_per_prompt(features, one_better, new) == 1).all()
 
 
 def test_verdicts_come_from_test_patients_and_the_gap_from_validation():
@@ -82,34 +102,33 @@ def test_verdicts_come_from_test_patients_and_the_gap_from_validation():
     dices = np.where(np.arange(30)[:, None] % 2 == np.arange(2), 0.8, 0.6) + noise
     test, right = tables(dices), np.arange(30) % 2
     flat = tables(np.repeat(rng.uniform(0.5, 0.9, (30, 1)), 2, axis=1))
-    assert compare(test, test, test, right, seed=0).verdict.label == "better"
-    assert compare(test, test, test, 1 - right, seed=0).verdict.label == "worse"
-    assert compare(test, test, test, np.zeros(30, int), seed=0).verdict.label == "cannot tell"
-    assert compare(test, flat, test, right, seed=0).verdict.label == "no gap"
-    comparison = compare(flat, flat, flat, right, seed=0)
-    assert comparison.gap_closed is None
+    assert compared(test, test, right).verdict.label == "better"
+    assert compared(test, test, 1 - right).verdict.label == "worse"
+    assert compared(test, test, np.zeros(30, int)).verdict.label == "cannot tell"
+    assert compared(flat, test, right).verdict.label == "no gap"
+    assert compared(flat, flat, right).row(POLICY).gap_closed is None
 
 
 def test_unlabelled_images_have_scores_no_oracle_and_no_verdict():
     test = tables([[0.2, 0.4], [0.6, 0.4]], labelled=False)
-    comparison = compare(test, test, test, np.array([1, 0]), seed=0)
+    comparison = compared(test, test, [1, 0])
     assert (comparison.labelled, comparison.criterion, comparison.verdict.label) == (False, "score", "unlabelled")
-    assert [row.name for row in comparison.rows] == [RANDOM, DEFAULT, FIXED, NET, POLICY]
+    assert [row.name for row in comparison.rows] == [RANDOM, DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED]
     assert all(list(row.means) == ["score"] for row in comparison.rows)
     assert comparison.row(POLICY).to_default.mean == pytest.approx(0.1)
-    assert comparison.gap_closed is None
+    assert comparison.row(POLICY).gap_closed is None
     assert any("unlabelled" in note for note in comparison.notes)
 
 
 def test_unlabelled_images_among_others_are_left_out_and_counted():
     test = [*tables([[0.1, 0.2]], labelled=False), *tables([[0.3, 0.5], [0.7, 0.5]])]
-    comparison = compare(tables([[0.1, 0.9]]), [], test, np.array([0, 1, 0]), seed=0)
+    comparison = compared([], test, [0, 1, 0])
     assert means(comparison)[POLICY] == pytest.approx((0.5 + 0.7) / 2)
     assert "1 of 3 test images are unlabelled and left out." in comparison.notes
 
 
 def test_one_test_patient_has_no_interval_and_a_note():
-    comparison = compare(TRAIN, [], TEST[:1], np.array([2]), seed=0)
+    comparison = compared([], TEST[:1], [2])
     assert comparison.row(POLICY).to_fixed.low is None
     assert comparison.verdict.label == "cannot tell"
     assert "Fewer than 2 test patients: no interval can be given." in comparison.notes
@@ -117,17 +136,13 @@ def test_one_test_patient_has_no_interval_and_a_note():
 
 def test_overlays_show_best_median_and_worst_of_the_policy():
     test = tables([[0.5], [0.9], [0.1], [0.7], [0.3]])
-    comparison = compare(test, [], test, np.zeros(5, int), seed=0)
+    comparison = compared([], test, np.zeros(5, int))
     assert overlay_picks(comparison) == {"best": 1, "median": 0, "worst": 2}
 
 
 def test_input_that_does_not_fit_is_refused():
-    for train, test, chosen in (
-        ([], TEST, [0, 0]),
-        (TRAIN, [], []),
-        (TRAIN, TEST, [0]),
-        (TRAIN, TEST, [0, 3]),
-        (TRAIN, TEST, [0, -1]),
-    ):
-        with pytest.raises(ValueError, match=r"(tables|chosen): got"):
-            compare(train, [], test, np.array(chosen), seed=0)
+    for test, chosen in (([], []), (TEST, [0]), (TEST, [0, 3]), (TEST, [0, -1])):
+        with pytest.raises(ValueError, match=r"(tables: got no|chosen: PPO is)"):
+            compared([], test, np.array(chosen))
+    with pytest.raises(ValueError, match="chosen: ridge per prompt is"):
+        compared([], TEST, [0, 0], ridge=[0])

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.env.observation import HIGH, IMAGE_FEATURES, LOW, OBSERVATION, observe_image
+from rl_reward_network.env.observation import IMAGE_FEATURES, VISION_LIMIT, bounds, observation_table, observe_image
 
-NAMES = [entry.name for entry in OBSERVATION]
+NAMES = [entry.name for entry in observation_table()]
+LOW, HIGH = bounds()
 
 
 def rgb(grey):
@@ -22,12 +23,22 @@ def line(width, side=64):
 
 
 def test_the_table_describes_the_vector():
-    assert [entry.index for entry in OBSERVATION] == list(range(len(OBSERVATION)))
     assert len(set(NAMES)) == len(NAMES)
     assert NAMES.index("edge_mean") == 16, "16 image statistics come first"
     assert NAMES[-2:] == ["progress", "best_score"]
-    assert observe_image(line(3)).shape == (IMAGE_FEATURES,) == (len(OBSERVATION) - 2,)
+    assert observe_image(line(3)).shape == (IMAGE_FEATURES,) == (len(NAMES) - 2,)
     assert (LOW < HIGH).all()
+
+
+def test_features_of_sa2va_stand_behind_those_of_the_image():
+    image, vision = line(3), np.array([0.5, -2.0, 1e6])
+    names = [entry.name for entry in observation_table(3)]
+    assert names == [*NAMES[:-2], "vision_000", "vision_001", "vision_002", *NAMES[-2:]]
+    seen = observe_image(image, vision)
+    np.testing.assert_array_equal(seen[:-3], observe_image(image))
+    np.testing.assert_array_equal(seen[-3:], [0.5, -2.0, VISION_LIMIT])
+    low, high = bounds(3)
+    assert len(low) == len(high) == len(names)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (9, 4000), (64, 48), (1500, 2000)])

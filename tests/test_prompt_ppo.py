@@ -1,19 +1,18 @@
+import copy
 import json
-import pickle
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_sa2va_finetune_env import make_contexts
 
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, start_observations
-from rl_reward_network.training.prompt_ppo import PromptPPOConfig, choose_prompts, load_policy, train_prompt_policy
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.training import prompt_ppo
+from rl_reward_network.training.prompt_policy import choose_prompts
+from rl_reward_network.training.prompt_ppo import over_optimised, train_prompt_policy
+from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 
-PROMPTS = ("the vessel", "the rib", "the dark vessel", "the bright vessel")
 TAGS = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "custom/reward_net_score", "custom/best_reward"}
 
 
@@ -33,9 +32,9 @@ def toy_contexts(count, seed, labelled=True):
     return contexts
 
 
-def train(run, contexts=None, val=(), **settings):
+def train(run, contexts=None, val=(), reward="net", **settings):
     contexts = contexts or toy_contexts(8, seed=0)
-    return train_prompt_policy(contexts, val, PROMPTS, PromptPPOConfig(**{"total_timesteps": 64, **settings}), run)
+    return train_prompt_policy(contexts, val, PromptPPOConfig(**{"total_timesteps": 64, **settings}), run, reward)
 
 
 def curves(run):
@@ -90,123 +89,98 @@ def test_longer_episodes_train_too(tmp_path):
     assert {value for _, value in curves(tmp_path)["rollout/ep_len_mean"]} == {3}
 
 
-@pytest.mark.parametrize("uses_labels", [True, False])
-def test_a_reward_made_of_labels_stays_out_of_sight(tmp_path, uses_labels):
-    config = PromptPPOConfig(total_timesteps=96, max_steps=3)
-    model = train_prompt_policy(toy_contexts(8, 0), [], PROMPTS, config, tmp_path, reward_uses_labels=uses_labels)
+@pytest.mark.parametrize("reward", ["net", "dice", "iou", "mix"])
+def test_a_reward_made_of_labels_stays_out_of_sight(tmp_path, reward):
+    model = train(tmp_path, reward=reward, total_timesteps=96, max_steps=3)
     best_score = model.rollout_buffer.observations[..., -1]
-    assert (best_score.max() == 0) == uses_labels
+    assert (best_score.max() == 0) == (reward != "net")
 
 
-@pytest.mark.parametrize("n_envs", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("total", [64, 500, 2000, 10000])
-def test_rollouts_are_at_least_eight_and_batches_nearly_equal(n_envs, total):
-    config = PromptPPOConfig(total_timesteps=total, n_envs=n_envs)
-    rollout = config.rollout_steps * n_envs
-    assert config.whole_timesteps // rollout >= 8
-    assert config.whole_timesteps % rollout == 0
-    assert total <= config.whole_timesteps < total + rollout
-    assert 2 <= config.even_batch <= 64
-    assert rollout % config.even_batch in (0, *range(config.even_batch // 2, config.even_batch))
+def test_rewards_of_labels_pay_labels(tmp_path):
+    """The reward net is wrong on purpose: it likes the prompt that names the other bar."""
+    contexts = toy_contexts(40, seed=0)
+    for context in contexts:
+        object.__setattr__(context, "scores", context.scores[[0, 1, 3, 2]])
+    right = 2 + np.arange(40) % 2
+    by_net, by_dice = (
+        choose_prompts(train(tmp_path / reward, contexts, reward=reward, total_timesteps=2000), contexts)
+        for reward in ("net", "dice")
+    )
+    assert (by_dice == right).mean() >= 0.95
+    assert (by_net == 5 - right).mean() >= 0.95
+    with pytest.raises(ValueError, match="reward 'iou' needs labelled images"):
+        train(tmp_path / "no", toy_contexts(8, 0, labelled=False), reward="iou")
+    assert not (tmp_path / "no").exists()
 
 
-def test_published_settings_stay_what_they_are():
-    config = PromptPPOConfig(total_timesteps=10000)
-    assert (config.rollout_steps, config.even_batch) == (128, 64)
+class Killed(Exception):
+    """Stands for a process that is gone."""
+
+
+@pytest.mark.parametrize(("max_steps", "rollout"), [(1, 0), (1, 5), (3, 3)])
+@pytest.mark.parametrize("moment", ["_on_step", "_on_rollout_end", "_on_training_end"])
+def test_a_run_that_was_cut_off_ends_in_the_same_weights_and_curves(tmp_path, monkeypatch, max_steps, rollout, moment):
+    contexts, val = toy_contexts(8, 0), toy_contexts(6, 1)
+    settings = {"total_timesteps": 300, "max_steps": max_steps}
+    whole = train(tmp_path / "whole", contexts, val, **settings)
+    original, calls = getattr(prompt_ppo._Recorder, moment), iter(range(10_000))
+
+    def killed(self):
+        late = len(self.curves.rows) >= rollout if moment != "_on_step" else next(calls) == 7 + 18 * rollout
+        if late or moment == "_on_training_end":
+            raise Killed
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_ppo._Recorder, moment, killed)
+        with pytest.raises(Killed):
+            train(tmp_path / "cut", contexts, val, **settings)
+    np.random.seed(99)
+    torch.manual_seed(99)  # another process begins anywhere
+    resumed = train(tmp_path / "cut", contexts, val, **settings)
+    assert resumed.num_timesteps == whole.num_timesteps
+    for name, value in whole.policy.state_dict().items():
+        assert torch.equal(value, resumed.policy.state_dict()[name]), name
+    first, second = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut"))
+    assert first == second
+    curve = curves(tmp_path / "cut")["custom/val_score"]
+    assert curve == curves(tmp_path / "whole")["custom/val_score"], "nothing of the lost rollout stays on the board"
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("proxy", "gold", "stop"),
     [
-        ({"n_envs": 0}, "n_envs: got 0; give 1 or more"),
-        ({"n_steps": -5}, "n_steps: got -5; give 1"),
-        ({"total_timesteps": -1}, "total_timesteps: got -1; give 1"),
-        ({"total_timesteps": 15}, "total_timesteps: got 15; give 16 or more"),
-        ({"batch_size": 257}, "batch_size: got 257; give at most 256"),
-        ({"batch_size": 1}, "batch_size: got 1; give 2"),
-        ({"learning_rate": 0.0}, "learning_rate: got 0.0; give a number above 0"),
-        ({"learning_rate": float("nan")}, "learning_rate: got nan"),
-        ({"gamma": 1.1}, "gamma: got 1.1; give a number from 0 to 1"),
-        ({"max_steps": 200}, "n_steps: got 128; give max_steps = 200"),
-        ({"seed": -1}, "seed: got -1"),
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.57, 0.57], True),
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.59, 0.57], False),  # not three times in a row
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.585, 0.585, 0.585], False),  # too little
+        ([0.5, 0.6, 0.5, 0.4, 0.4], [0.5, 0.6, 0.57, 0.57, 0.57], False),  # the proxy fell, too: just worse
+        ([0.5, 0.6, 0.7], [0.6, 0.5, 0.5], False),  # too early
+        ([0.5] * 9, [], False),  # unlabelled
+        ([], [], False),
     ],
 )
-def test_bad_settings_name_field_value_and_remedy(settings, message):
-    with pytest.raises(ValueError, match=message):
-        PromptPPOConfig(**settings)
+def test_over_optimisation_is_a_rising_proxy_and_a_fallen_truth(proxy, gold, stop):
+    assert over_optimised(proxy, gold) is stop
 
 
-def test_observations_are_standardised_by_the_training_images(tmp_path):
-    contexts = toy_contexts(20, seed=0)
-    policy = train(tmp_path, contexts).policy
-    seen = policy.features_extractor(torch.tensor(start_observations(contexts))).numpy()
-    raw = np.stack([context.features for context in contexts]).astype(np.float64)
-    varied = np.flatnonzero(raw.std(axis=0) > 1e-3)
-    assert len(varied) > 15
-    np.testing.assert_allclose(seen[:, varied].mean(axis=0), 0, atol=1e-3)
-    np.testing.assert_allclose(seen[:, varied].std(axis=0), 1, atol=1e-3)
-    np.testing.assert_array_equal(seen[:, -2:], 0)
-    far = policy.features_extractor(torch.tensor(start_observations(make_contexts(count=50))))
-    assert far.abs().max() == 10, "an image unlike all others is clipped"
+def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, capsys):
+    """The reward of prompt 2 rises with training while its truth is the worst on validation images."""
+    contexts, val = toy_contexts(40, 0), toy_contexts(40, 1)
+    for context in (*contexts, *val):
+        object.__setattr__(context, "dice", 1 - context.scores)
+    model = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)
+    assert "stopped at step" in capsys.readouterr().out
+    assert model.num_timesteps < 6000
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    gold = [row["custom/val_gt_dice"] for row in rows]
+    chosen = choose_prompts(model, val)
+    assert np.mean([c.dice[a] for c, a in zip(val, chosen, strict=True)]) == pytest.approx(max(gold))
+    weights = copy.deepcopy(model.policy.state_dict())
+    again = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)  # killed after the stop
+    assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())
 
 
-def test_a_saved_policy_loads_equal_without_unpickling(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    contexts = toy_contexts(8, seed=0)
-    config = PromptPPOConfig(total_timesteps=64)
-    model = train_prompt_policy(contexts, [], PROMPTS, config, tmp_path, {"model": "nano", "reward_net": "abc"})
-    folder = tmp_path / "final_model"
-    described = json.loads((folder / "config.json").read_text())
-    assert (described["model"], described["prompts"], described["ppo"]["n_envs"]) == ("nano", list(PROMPTS), 2)
-    poison_pickles(folder / "policy.zip")
-    policy = load_policy(folder)
-    assert not Path("poisoned").exists()
-    observations = torch.tensor(start_observations(toy_contexts(30, seed=2)))
-    expected, loaded = (part.get_distribution(observations).distribution.probs for part in (model.policy, policy))
-    torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
-    np.testing.assert_array_equal(choose_prompts(policy, contexts), choose_prompts(model, contexts))
-
-
-class Poison:
-    """Writes a file when it is unpickled."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("poisoned"),)
-
-
-def poison_pickles(archive):
-    """Replace everything but the policy's weights by something that no one can unpickle unharmed."""
-    with zipfile.ZipFile(archive) as file:
-        weights = file.read("policy.pth")
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("policy.pth", weights)
-        file.writestr("data", pickle.dumps(Poison()))
-
-
-def test_a_foreign_or_damaged_policy_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    train(tmp_path)
-    folder, archive = tmp_path / "final_model", tmp_path / "final_model" / "policy.zip"
-    whole = archive.read_bytes()
-    with zipfile.ZipFile(archive, "w") as file, file.open("policy.pth", "w") as weights:
-        torch.save({"evil": Poison()}, weights)
-    with pytest.raises(ValueError, match=r"policy\.zip: not the weights"):
-        load_policy(folder)
-    assert not Path("poisoned").exists()
-    archive.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"policy\.zip: not the weights"):
-        load_policy(folder)
-    archive.unlink()
-    with pytest.raises(ValueError, match=r"policy\.zip"):
-        load_policy(folder)
-    (folder / "config.json").write_text('{"observation": ["grey_mean"], "prompts": ["a", "b"]}')
-    with pytest.raises(ValueError, match=r"config\.json: observation"):
-        load_policy(folder)
-
-
-def test_contexts_that_do_not_fit_the_prompts_write_nothing(tmp_path):
-    with pytest.raises(ValueError, match="scores of 5 prompts; 4 prompts are named"):
-        train(tmp_path, make_contexts(prompts=5))
+def test_contexts_that_do_not_fit_write_nothing(tmp_path):
     with pytest.raises(ValueError, match="contexts: got none"):
-        train_prompt_policy([], [], PROMPTS, PromptPPOConfig(), tmp_path)
+        train_prompt_policy([], [], PromptPPOConfig(), tmp_path)
     assert list(tmp_path.iterdir()) == []

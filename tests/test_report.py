@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from test_baselines import tables
+from test_baselines import compared, tables
 
-from rl_reward_network.evaluation.baselines import POLICY, RANDOM, compare, overlay_picks
-from rl_reward_network.evaluation.report import EvaluationResult, Overlay, write_report
+from rl_reward_network.evaluation.baselines import POLICY, RANDOM, overlay_picks
+from rl_reward_network.evaluation.overlays import Overlay
+from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence, write_report
 
 VOID = {"meta", "br", "img"}
 PROMPTS = ("Please segment <b>it</b> & more.", "the rib", "the trunk")
@@ -27,7 +28,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href", "action", "data", "srcset")]
-        self.loose_tables += tag == "table" and self.open[-1] != ("div", "scroll")
+        self.loose_tables += tag == "table" and self.open[-1] not in (("div", "scroll"), ("div", "wrap"))
         if tag not in VOID:
             self.open.append((tag, dict(attrs).get("class")))
 
@@ -41,16 +42,17 @@ class Page(HTMLParser):
 def make_result(labelled=True, count=6):
     rng = np.random.default_rng(0)
     test = tables(rng.random((count, 3)), rng.random((count, 3)), labelled=labelled)
-    comparison = compare(test, test, test, rng.integers(3, size=count), seed=0)
+    comparison = compared(test, test, rng.integers(3, size=count))
     mask = np.zeros((90, 120), dtype=bool)
     mask[20:60, 30:50] = True
     image = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
     overlays = tuple(
-        Overlay(title, comparison.tables[place].sample_id, image, mask if labelled else None, mask, ~mask)
+        Overlay(title, comparison.tables[place].sample_id, image, mask if labelled else None, mask, ~mask, mask * 0.5)
         for title, place in overlay_picks(comparison).items()
     )
     config = {"model": "sa2va-nano", "data fingerprint": "0a1b", "reward network": "<script>alert(1)</script>"}
-    return EvaluationResult(comparison, PROMPTS, config, ("An <em>extra</em> note.",), overlays)
+    rollouts = tuple({"step": step, "custom/val_score": 0.5 + step / 100} for step in range(5))
+    return EvaluationResult(comparison, PROMPTS, config, ("An <em>extra</em> note.",), overlays, rollouts)
 
 
 def written(folder, result):
@@ -65,14 +67,15 @@ def test_the_page_is_whole_readable_and_self_contained(tmp_path, labelled):
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert 'name="viewport" content="width=device-width' in text
-    assert page.loose_tables == 0, "wide tables scroll inside their own box"
+    assert page.loose_tables == 0, "wide tables scroll inside their own box, or break their words"
     assert page.links
     assert all(link.startswith("data:image/") for link in page.links)
     assert not re.search(r"https?://|url\(|@import", re.sub(r"base64,[^\"]*", "", text))
     assert "script" not in page.tags
     assert "em" not in page.tags, "notes, prompts and settings are text, not markup"
-    panels = 3 * (4 if labelled else 3)
-    assert page.tags.count("img") == panels + (2 if labelled else 1)
+    panels = 3 * (5 if labelled else 4)
+    plots = 3 if labelled else 2  # choices, training; reward and truth where there is truth
+    assert page.tags.count("img") == panels + plots
 
 
 def test_the_page_shows_every_row_setting_prompt_and_note(tmp_path):
@@ -84,7 +87,8 @@ def test_the_page_shows_every_row_setting_prompt_and_note(tmp_path):
     for row in comparison.rows:
         assert row.name in shown
         assert all(str(value) in shown for value in (*row.means.values(), row.to_default, row.to_fixed))
-    for part in (*PROMPTS, *result.config.values(), *result.notes, f"{comparison.gap_closed:.0%}"):
+    closed = [f"{row.gap_closed:.0%}" for row in comparison.rows]
+    for part in (*PROMPTS, *result.config.values(), *result.notes, *closed, deployed_sentence(comparison)):
         assert part in shown
     for title, place in overlay_picks(comparison).items():
         assert f"{title}: {comparison.tables[place].sample_id}" in shown
@@ -96,9 +100,10 @@ def test_unlabelled_images_are_said_to_be_so(tmp_path):
     assert "Unlabelled: no verdict" in shown
     assert "no Dice columns" in shown
     assert "oracle" not in [row["name"] for row in summary["rows"]]
-    assert (summary["labelled"], summary["gap_closed"]) == (False, None)
+    assert summary["labelled"] is False
+    assert all(row["gap_closed"] is None for row in summary["rows"])
     with (tmp_path / "eval.csv").open(newline="") as file:
-        assert next(csv.reader(file)) == ["sample_id", "group_id", "row", "prompt", "score"]
+        assert next(csv.reader(file)) == ["level", "sample_id", "group_id", "row", "prompt", "score"]
 
 
 def test_one_patient_is_shown_without_intervals(tmp_path):
@@ -112,7 +117,8 @@ def test_json_and_csv_hold_the_numbers_of_the_comparison(tmp_path):
     _, summary = written(tmp_path, result)
     comparison = result.comparison
     with (tmp_path / "eval.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
+        every = list(csv.DictReader(file))
+    lines, patients = ([line for line in every if line["level"] == level] for level in ("image", "patient"))
     assert len(lines) == len(comparison.rows) * len(comparison.tables)
     for row, saved in zip(comparison.rows, summary["rows"], strict=True):
         assert saved["name"] == row.name
@@ -122,6 +128,9 @@ def test_json_and_csv_hold_the_numbers_of_the_comparison(tmp_path):
         mine = [line for line in lines if line["row"] == row.name]
         assert [line["sample_id"] for line in mine] == [table.sample_id for table in comparison.tables]
         assert np.mean([float(line["dice"]) for line in mine]) == pytest.approx(row.means["dice"].mean, abs=1e-6)
+        of_patients = [float(line["recall"]) for line in patients if line["row"] == row.name]
+        assert len(of_patients) == row.to_fixed.groups
+        assert np.mean(of_patients) == pytest.approx(row.means["recall"].mean, abs=1e-6)
     prompts = {row: [line["prompt"] for line in lines if line["row"] == row] for row in (RANDOM, POLICY)}
     assert set(prompts[RANDOM]) == {""}
     assert prompts[POLICY] == [str(prompt) for prompt in comparison.row(POLICY).weights.argmax(axis=1)]

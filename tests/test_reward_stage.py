@@ -22,6 +22,7 @@ from rl_reward_network.training.reward_stage import (
     reward_plan,
     run_reward_stage,
 )
+from rl_reward_network.training.run_folder import only_here
 from rl_reward_network.training.world import World, WorldConfig, open_world
 
 
@@ -105,8 +106,7 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     banks = [found.pop("bank") for found in agreements]
     assert banks[0] == banks[1] == {"computed": 66, "reused": 0}, "of 6 images and 11 prompts, once for both runs"
     assert agreements[0] == agreements[1]
-    with pytest.raises(ValueError, match="--resume: no run that was cut off"):
-        find_unfinished(elsewhere, plan_of(world))
+    assert find_unfinished(elsewhere, plan_of(world)) is None
 
 
 def test_a_run_of_other_settings_is_not_gone_on_with(world: World, trained: Path, tmp_path: Path) -> None:
@@ -116,8 +116,7 @@ def test_a_run_of_other_settings_is_not_gone_on_with(world: World, trained: Path
     assert find_unfinished(elsewhere, plan_of(world)).name == "reward_net_1"
     other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
     for where, plan in ((elsewhere, plan_of(world, steps=3)), (other_seed, plan_of(other_seed))):
-        with pytest.raises(ValueError, match="leave --resume out"):
-            find_unfinished(where, plan)
+        assert find_unfinished(where, plan) is None
 
 
 @pytest.mark.parametrize(
@@ -188,3 +187,10 @@ def test_labelled_images_are_picked_first(world: World) -> None:
     assert all(sample.labelled for sample in mixed.pick("policy", 4))
     assert sum(sample.labelled for sample in mixed.pick("policy", 6)) == 4
     assert len(mixed.pick("policy", 6, labelled=True)) == 4
+
+
+def test_a_run_that_is_still_going_is_not_taken_over(world: World, trained: Path) -> None:
+    with only_here(trained), pytest.raises(ValueError, match="another process is working on this run"):
+        run_reward_stage(world, plan_of(world), trained)
+    with only_here(trained):
+        pass  # free again

@@ -4,16 +4,23 @@ import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from rl_reward_network.env.observation import HIGH, IMAGE_FEATURES, LOW, OBSERVATION
-from rl_reward_network.env.sa2va_finetune_env import ENV_ID, PromptContext, Sa2VAFinetuneEnv, start_observations
+from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
+from rl_reward_network.env.sa2va_finetune_env import (
+    ENV_ID,
+    PromptContext,
+    Sa2VAFinetuneEnv,
+    observations,
+    prompt_rewards,
+)
 
 
-def make_contexts(count=6, prompts=4, labelled=True, seed=0):
+def make_contexts(count=6, prompts=4, labelled=True, seed=0, vision=0):
     rng = np.random.default_rng(seed)
+    low, high = bounds(vision)
     return [
         PromptContext(
             f"sample{index}",
-            rng.uniform(LOW, HIGH)[:IMAGE_FEATURES].astype(np.float32),
+            rng.uniform(low, high)[:-EPISODE_FEATURES].astype(np.float32),
             rng.random(prompts, dtype=np.float32),
             rng.random(prompts) if labelled else None,
             rng.random(prompts) if labelled else None,
@@ -38,11 +45,12 @@ def rollout(env, seed, steps=40):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("max_steps", "labelled", "uses_labels"), [(1, True, False), (3, True, True), (2, False, False)]
+    ("max_steps", "labelled", "reward", "vision"),
+    [(1, True, "net", 0), (3, True, "dice", 5), (2, False, "net", 5), (2, True, "mix", 0)],
 )
-def test_both_checkers_pass(max_steps, labelled, uses_labels):
-    arguments = {"max_steps": max_steps, "reward_uses_labels": uses_labels}
-    env = gym.make(ENV_ID, contexts=make_contexts(labelled=labelled), **arguments)
+def test_both_checkers_pass(max_steps, labelled, reward, vision):
+    contexts = make_contexts(labelled=labelled, vision=vision)
+    env = gym.make(ENV_ID, contexts=contexts, max_steps=max_steps, reward=reward)
     gymnasium_check_env(env.unwrapped, skip_render_check=True)
     sb3_check_env(env.unwrapped, skip_render_check=True)
 
@@ -67,7 +75,7 @@ def test_one_step_pays_the_score_and_tells_what_happened():
     (context,) = make_contexts(count=1)
     env = Sa2VAFinetuneEnv([context])
     observation, _ = env.reset(seed=0)
-    np.testing.assert_array_equal(observation, start_observations([context])[0])
+    np.testing.assert_array_equal(observation, observations([context])[0])
     observation, reward, terminated, truncated, info = env.step(2)
     assert (terminated, truncated) == (True, False)
     assert type(reward) is float
@@ -89,15 +97,37 @@ def test_more_steps_pay_the_improvement_and_nothing_for_a_repeated_prompt():
     np.testing.assert_allclose([observation[-1] for observation, *_ in steps], [0.5, 0.5, 0.5, 0.75, 0.75])
 
 
-def test_observations_carry_nothing_of_the_ground_truth():
+@pytest.mark.parametrize("reward", ["dice", "mix"])
+def test_observations_carry_nothing_of_the_ground_truth(reward):
     first, second = make_contexts(seed=0), make_contexts(seed=0)
-    for context in second:  # other labels, and rewards made of them
+    for context in second:
         object.__setattr__(context, "dice", 1 - context.dice)
-        object.__setattr__(context, "scores", 1 - context.scores)
-    records = [rollout(Sa2VAFinetuneEnv(contexts, 3, reward_uses_labels=True), seed=1) for contexts in (first, second)]
+    records = [rollout(Sa2VAFinetuneEnv(contexts, 3, reward), seed=1) for contexts in (first, second)]
     seen = [[part for part in record if isinstance(part, list)] for record in records]
     assert seen[0] == seen[1]
     assert records[0] != records[1]
+
+
+def test_each_reward_has_its_closed_form():
+    (context,) = make_contexts(count=1)
+    expected = {
+        "net": context.scores,
+        "dice": context.dice,
+        "iou": context.iou,
+        "mix": 0.5 * context.scores + 0.5 * context.dice,
+    }
+    for reward, values in expected.items():
+        env = Sa2VAFinetuneEnv([context], reward=reward)
+        env.reset(seed=0)
+        _, paid, _, _, info = env.step(1)
+        assert paid == pytest.approx(values[1])
+        assert info["score"] == pytest.approx(context.scores[1]), "the reward net's, whatever is paid"
+    with pytest.raises(ValueError, match="reward: got 'best'; expected one of net, dice, iou, mix"):
+        prompt_rewards(context, "best")
+    (bare,) = make_contexts(count=1, labelled=False)
+    for reward in ("dice", "iou", "mix"):
+        with pytest.raises(ValueError, match=f"sample0: reward '{reward}' needs labelled images"):
+            Sa2VAFinetuneEnv([bare], reward=reward)
 
 
 def test_unlabelled_images_have_no_label_in_info():
@@ -123,7 +153,8 @@ def test_contexts_that_do_not_fit_are_refused():
     contexts = make_contexts()
     for bad, message in (
         ([], "got none"),
-        ([*contexts, make_contexts(prompts=5)[0]], r"scores of \[4, 5\] prompts"),
+        ([*contexts, make_contexts(prompts=5)[0]], r"scores of \[4, 5\] numbers"),
+        ([*contexts, make_contexts(vision=3)[0]], r"features of \[30, 33\] numbers"),
         ([*contexts, contexts[0]], "comes twice"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -137,8 +168,8 @@ def test_a_context_refuses_bad_numbers_and_names_them():
     outside, missing = good.features.copy(), good.features.copy()
     outside[3], missing[0] = 2, np.nan
     for fields, message in (
-        ({"features": outside}, f"a: features: {OBSERVATION[3].name} is 2.0"),
-        ({"features": missing}, f"a: features: {OBSERVATION[0].name} is nan"),
+        ({"features": outside}, f"a: features: {observation_table()[3].name} is 2.0"),
+        ({"features": missing}, f"a: features: {observation_table()[0].name} is nan"),
         ({"features": good.features[:-1]}, "a: features: got shape"),
         ({"scores": np.array([0.5, 1.5])}, "a: scores: prompt 1 is 1.5"),
         ({"scores": np.array([0.5])}, "P >= 2"),

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from test_sa2va_finetune_env import make_contexts
 
-from rl_reward_network.env.vector_env import make_vector_env
+from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
+from rl_reward_network.env.vector_env import PromptVecEnv, make_vector_env, restore_vector_state, vector_state
 
 
 def play(venv, steps=30):
@@ -57,3 +58,54 @@ def test_environments_differ_and_equal_seeds_repeat():
 def test_no_environment_is_refused():
     with pytest.raises(ValueError, match="n_envs: got 0"):
         make_vector_env(make_contexts(), n_envs=0, seed=0)
+
+
+@pytest.mark.parametrize("reward", ["net", "mix"])
+@pytest.mark.parametrize("max_steps", [1, 3])
+def test_the_table_steps_exactly_as_single_environments_do(max_steps, reward):
+    contexts, rng = make_contexts(vision=2), np.random.default_rng(0)
+    together = PromptVecEnv(contexts, 3, max_steps, reward)
+    together.seed(7)
+    alone = [Sa2VAFinetuneEnv(contexts, max_steps, reward) for _ in range(3)]
+    seen = [env.reset(seed=7 + place)[0] for place, env in enumerate(alone)]
+    np.testing.assert_array_equal(together.reset(), seen)
+    for _ in range(40):
+        actions = rng.integers(4, size=3)
+        observations, rewards, dones, infos = together.step(actions)
+        for place, env in enumerate(alone):
+            observation, paid, terminated, truncated, info = env.step(actions[place])
+            assert (dones[place], truncated) == (terminated, False)
+            assert rewards[place] == pytest.approx(paid, abs=1e-7)
+            if terminated:
+                np.testing.assert_array_equal(infos[place].pop("terminal_observation"), observation)
+                assert infos[place].pop("TimeLimit.truncated") is False
+                observation = env.reset()[0]
+            np.testing.assert_array_equal(observations[place], observation)
+            assert infos[place] == info
+
+
+def test_a_saved_state_goes_on_with_the_same_steps():
+    first, second = (make_vector_env(make_contexts(), n_envs=2, seed=seed, max_steps=3) for seed in (1, 9))
+    first.reset()
+    for _ in range(4):  # in the middle of an episode
+        first.step(np.array([0, 1]))
+    state = vector_state(first)
+    expected = [first.step(np.array([step % 4, 1])) for step in range(20)]
+    second.reset()
+    restore_vector_state(second, state)
+    for step, (observations, rewards, dones, infos) in enumerate(expected):
+        again = second.step(np.array([step % 4, 1]))
+        np.testing.assert_array_equal(again[0], observations)
+        np.testing.assert_array_equal(again[1], rewards)
+        np.testing.assert_array_equal(again[2], dones)
+        for one, other in zip(again[3], infos, strict=True):
+            assert one["sample_id"] == other["sample_id"]
+            assert one.get("episode", {}).get("r") == other.get("episode", {}).get("r")
+
+
+def test_the_table_is_shared_and_says_so():
+    venv = PromptVecEnv(make_contexts(), 2, 1, "net")
+    assert venv.get_attr("max_steps") == [1, 1]
+    for call in (lambda: venv.set_attr("max_steps", 2), lambda: venv.env_method("reset")):
+        with pytest.raises(NotImplementedError, match="environments"):
+            call()

@@ -1,6 +1,7 @@
 """Run folders: where a run writes, and what it says about itself."""
 
 import fcntl
+import os
 import platform
 import subprocess
 from collections.abc import Iterator
@@ -66,12 +67,14 @@ def only_here(run: Path) -> Iterator[None]:
         ValueError: another process holds it.
     """
     run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
-        except OSError:
-            raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
+    handle = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
         yield
+    except BlockingIOError:
+        raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
+    finally:
+        os.close(handle)
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
