@@ -7,15 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import write_tiny_data
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rl_reward_network.training.prompt_policy import load_policy
 from rl_reward_network.training.world import WorldConfig, open_world
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,6 +75,7 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
         "final_model/config.json",
         "evaluation/eval.json",
         "evaluation/eval.csv",
+        "evaluation/eval_patients.csv",
         "evaluation/report.html",
     ):
         assert (run / name).stat().st_size > 0, name
@@ -90,9 +94,13 @@ def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
 
 def test_sa2va_ran_once_per_image_and_prompt(finished: Path) -> None:
     """8 images x 11 prompts in all stages together: the evaluation reads what training and step 1 computed."""
-    assert "masks computed by Sa2VA: 88, read from the bank: 0" in (finished / "said.txt").read_text()
+    said = (finished / "said.txt").read_text()
+    assert "masks computed by Sa2VA: 88, read from the bank: 0; images encoded: 8" in said, "by both steps"
+    assert re.search(r"masks computed by Sa2VA: 0, read from the bank: \d+; images encoded: 0", said), (
+        "by the evaluation"
+    )
     evaluation = json.loads((the_run(finished) / "evaluation" / "eval.json").read_text())
-    assert evaluation["config"]["masks computed / read from the bank"].startswith("0 / ")
+    assert evaluation["config"]["evaluation: masks computed / read"].startswith("0 / ")
 
 
 def test_no_patient_is_in_two_splits_and_no_name_is_written(finished: Path) -> None:
@@ -113,7 +121,9 @@ def test_the_table_agrees_with_the_masks(finished: Path) -> None:
         "default prompt",
         "best fixed prompt",
         "argmax of the reward net",
+        "ridge per prompt",
         "PPO",
+        "deployed",
         "oracle",
     ]
     assert max(rows.values()) == rows["oracle"]
@@ -169,6 +179,57 @@ def test_a_second_run_uses_the_reward_network_and_every_mask(finished: Path) -> 
     first, second = ((run / "tables.json").read_text() for run in (the_run(finished), finished / "outputs" / "again"))
     assert first == second
     shutil.rmtree(finished / "outputs" / "again")
+
+
+def wait_for(found: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Until it is true; the process must still be running then."""
+    deadline = time.monotonic() + 200
+    while not found():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+
+
+def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(finished: Path, tmp_path: Path) -> None:
+    (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
+    usual = ["--model_path", "model", "--data_root", "data", "--reward_net", str(reward), "--total_timesteps", "6000"]
+    command = [sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", *usual, "--n_steps", "64"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+    def rows() -> int:
+        files = list(cut.glob("sa2va_rl_finetune_*/metrics.jsonl"))
+        return len(files[0].read_text().splitlines()) if files else 0
+
+    for reached in (lambda: len(list((cut / "mask_bank").glob("*.safetensors"))) >= 1, lambda: rows() >= 3):
+        process = subprocess.Popen(
+            [*command, "--output_dir", str(cut), "--resume"],
+            cwd=finished,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(reached, process)
+        process.kill()
+        process.wait()
+    for arguments in (["--output_dir", str(cut), "--resume"], ["--output_dir", str(whole)]):
+        done = subprocess.run([*command, *arguments], cwd=finished, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    (first,), (second,) = (list(output.glob("sa2va_rl_finetune_*")) for output in (whole, cut))
+    for name in ("tables.json", "metrics.jsonl"):
+        assert (first / name).read_text() == (second / name).read_text(), name
+    expected, found = (load_policy(run / "final_model").state_dict() for run in (first, second))
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+def test_the_shell_file_resumes_what_is_finished_by_evaluating_it(finished: Path) -> None:
+    command = ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST, "--resume"]
+    done = shell(command, finished, **ENVIRONMENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing to resume: this run is finished" in done.stdout
+    report, log = done.stdout.strip().splitlines()[-2:]
+    assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
+    Path(log.removeprefix("log: ")).unlink()
 
 
 def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:

@@ -103,7 +103,7 @@ def test_unlabelled_images_are_said_to_be_so(tmp_path):
     assert summary["labelled"] is False
     assert all(row["gap_closed"] is None for row in summary["rows"])
     with (tmp_path / "eval.csv").open(newline="") as file:
-        assert next(csv.reader(file)) == ["level", "sample_id", "group_id", "row", "prompt", "score"]
+        assert next(csv.reader(file)) == ["sample_id", "group_id", "row", "prompt", "score"]
 
 
 def test_one_patient_is_shown_without_intervals(tmp_path):
@@ -116,9 +116,9 @@ def test_json_and_csv_hold_the_numbers_of_the_comparison(tmp_path):
     result = make_result()
     _, summary = written(tmp_path, result)
     comparison = result.comparison
-    with (tmp_path / "eval.csv").open(newline="") as file:
-        every = list(csv.DictReader(file))
-    lines, patients = ([line for line in every if line["level"] == level] for level in ("image", "patient"))
+    lines, patients = (
+        list(csv.DictReader((tmp_path / name).read_text().splitlines())) for name in ("eval.csv", "eval_patients.csv")
+    )
     assert len(lines) == len(comparison.rows) * len(comparison.tables)
     for row, saved in zip(comparison.rows, summary["rows"], strict=True):
         assert saved["name"] == row.name
@@ -139,7 +139,7 @@ def test_json_and_csv_hold_the_numbers_of_the_comparison(tmp_path):
 def test_equal_results_give_equal_files(tmp_path):
     for folder in ("a", "b"):
         write_report(tmp_path / folder, make_result())
-    for name in ("eval.json", "eval.csv", "report.html"):
+    for name in ("eval.json", "eval.csv", "eval_patients.csv", "report.html"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 

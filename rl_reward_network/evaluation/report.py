@@ -1,4 +1,4 @@
-"""The report of an evaluation: eval.json for programs, eval.csv per image, report.html for people (one whole file)."""
+"""The report of an evaluation: numbers for programs, tables per image and patient, one whole page for people."""
 
 import base64
 import csv
@@ -65,10 +65,13 @@ class EvaluationResult:
 
 
 def write_report(folder: Path, result: EvaluationResult) -> Path:
-    """Write eval.json, eval.csv and report.html into `folder`, each whole or not at all; the path of the last."""
-    page, table, summary = _page(result), _csv(result), _summary(result)
+    """Write the report into `folder`, each file whole or not at all: the path of report.html, which comes last.
+
+    eval.json for programs, eval.csv per image, eval_patients.csv per patient, report.html for people.
+    """
+    page, images, patients, summary = _page(result), _per_image(result), _per_patient(result), _summary(result)
     write_json(folder / "eval.json", summary)
-    for name, text in (("eval.csv", table), ("report.html", page)):
+    for name, text in (("eval.csv", images), ("eval_patients.csv", patients), ("report.html", page)):
         with whole_file(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="")
     return folder / "report.html"
@@ -102,23 +105,33 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
     }
 
 
-def _csv(result: EvaluationResult) -> str:
-    """CSV text: for each row one line per test image, then one per patient with the means of its images.
-
-    The prompt is empty for patients, and where a row is an expectation over all prompts.
-    """
-    comparison, file = result.comparison, io.StringIO()
-    writer, columns = csv.writer(file), list(comparison.rows[0].means)
-    writer.writerow(["level", "sample_id", "group_id", "row", "prompt", *columns])
-    groups = [table.group_id for table in comparison.tables]
+def _per_image(result: EvaluationResult) -> str:
+    """CSV text: one line per test image and row; the prompt is empty where a row is an expectation over all of them."""
+    comparison, columns = result.comparison, list(result.comparison.rows[0].means)
+    lines: list[list[object]] = [["sample_id", "group_id", "row", "prompt", *columns]]
     for row in comparison.rows:
         values = np.stack([comparison.values(row, column) for column in columns], axis=1)  # (N, columns)
         for table, weights, numbers in zip(comparison.tables, row.weights, values, strict=True):
             prompt = int(weights.argmax()) if weights.max() == 1 else ""
-            writer.writerow(["image", table.sample_id, table.group_id, row.name, prompt, *_digits(numbers)])
-        means = np.stack([group_means(column, groups) for column in values.T], axis=1)  # (patients, columns)
-        for group, numbers in zip(sorted(set(groups)), means, strict=True):
-            writer.writerow(["patient", "", group, row.name, "", *_digits(numbers)])
+            lines.append([table.sample_id, table.group_id, row.name, prompt, *_digits(numbers)])
+    return _csv(lines)
+
+
+def _per_patient(result: EvaluationResult) -> str:
+    """CSV text: one line per test patient and row, the means of the patient's images."""
+    comparison, columns = result.comparison, list(result.comparison.rows[0].means)
+    groups = [table.group_id for table in comparison.tables]
+    lines: list[list[object]] = [["group_id", "images", "row", *columns]]
+    for row in comparison.rows:
+        means = [group_means(comparison.values(row, column), groups) for column in columns]
+        for group, numbers in zip(sorted(set(groups)), np.stack(means, axis=1), strict=True):
+            lines.append([group, groups.count(group), row.name, *_digits(numbers)])
+    return _csv(lines)
+
+
+def _csv(lines: Iterable[Iterable[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file).writerows(lines)
     return file.getvalue()
 
 

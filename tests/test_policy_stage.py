@@ -1,0 +1,188 @@
+"""Step 2, its report and its use on a new image, on a tiny model: every reward, several prompts, no labels, resume."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import write_tiny_data
+from PIL import Image
+from test_prompt_ppo import Killed
+from test_reward_stage import plan_of
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.training import prompt_ppo
+from rl_reward_network.training.policy_stage import find_policy_run, policy_plan, run_policy_stage
+from rl_reward_network.training.prompt_tables import load_tables
+from rl_reward_network.training.reward_stage import run_reward_stage
+from rl_reward_network.training.run_folder import only_here
+from rl_reward_network.training.world import World, WorldConfig, open_world
+from scripts import evaluate_rl_finetuned_sa2va, segment
+
+
+@pytest.fixture(scope="module")
+def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    data = write_tiny_data(folder / "data", images=12, size=64)
+    return open_world(WorldConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def reward_net(world: World) -> Path:
+    run = world.config.output_dir / "reward_net_1"
+    run_reward_stage(world, plan_of(world), run)
+    return run / "best_reward_net"
+
+
+def trained(world: World, reward_net: Path, name: str, **settings: Any) -> Path:
+    run = world.config.output_dir / name
+    run_policy_stage(world, policy_plan("quick", **{"total_timesteps": 64, **settings}), reward_net, run)
+    return run
+
+
+def evaluated(run: Path) -> dict[str, Any]:
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),)))
+    return dict(read_json(run / "evaluation" / "eval.json"))
+
+
+def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
+    capsys.readouterr()
+    segment.main(segment.Args(folder / "new.png", policy=run / "final_model", device="cpu"))
+    assert Image.open(folder / "new_mask.png").size == (70, 50)
+    return capsys.readouterr().out
+
+
+def deploy(run: Path, policy: bool) -> dict[str, Any]:
+    """Turn the decision round by hand, to reach both ways."""
+    config = read_json(run / "final_model" / "config.json")
+    config["deployment"]["policy"] = policy
+    (run / "final_model" / "config.json").write_text(json.dumps(config))
+    return dict(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reward": "net"},
+        {"reward": "dice"},
+        {"reward": "iou"},
+        {"reward": "mix", "max_steps": 2},
+        {"reward": "net", "max_steps": 2},
+        {"preset": "published"},
+    ],
+)
+def test_every_way_of_training_ends_in_a_report_and_a_mask(
+    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+) -> None:
+    run = trained(world, reward_net, "_".join(map(str, settings.values())), **settings)
+    config = deploy(run, policy=True)
+    published = settings.get("preset") == "published"
+    assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3)
+    assert config["vision_features"] == (0 if published else 32)
+    assert (run / "logs").exists()
+    summary = evaluated(run)
+    rows = {row["name"]: row for row in summary["rows"]}
+    assert list(rows)[-4:] == ["ridge per prompt", "PPO", "deployed", "oracle"]
+    assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
+    assert rows["deployed"]["means"] == rows["PPO"]["means"]
+    prompt = segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0]
+    assert prompt in config["prompts"]
+
+
+def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
+    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(world, reward_net, "fixed")
+    config = deploy(run, policy=False)
+    assert "too few patients" in config["deployment"]["reason"], "2 validation patients prove nothing"
+    rows = {row["name"]: row for row in evaluated(run)["rows"]}
+    assert rows["deployed"]["means"] == rows["best fixed prompt"]["means"]
+    said = segmented(run, tmp_path, capsys)
+    assert "the run deploys its best fixed prompt, because on 2 validation patients" in said
+    assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in said
+
+
+def test_a_second_run_asks_sa2va_nothing(world: World, reward_net: Path) -> None:
+    first = load_tables(trained(world, reward_net, "first") / "tables.json")
+    again = open_world(world.config)
+    second = load_tables(trained(again, reward_net, "second") / "tables.json")
+    assert (again.bank.computed, again.bank.encoded) == (0, 0)
+    assert again.bank.reused == 11 * (len(second["policy"]) + len(second["val"]))
+    for name, entries in first.items():
+        for one, other in zip(entries, second[name], strict=True):
+            np.testing.assert_array_equal(one.features, other.features)
+            np.testing.assert_array_equal(one.table.scores, other.table.scores)
+
+
+def test_unlabelled_data_train_and_are_evaluated_without_dice(
+    tiny_checkpoint: Path, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_tiny_data(tmp_path / "data", images=28, size=64)
+    records = json.loads((data / "annotations.json").read_text())
+    bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
+    (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
+    world = open_world(WorldConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
+    run = trained(world, reward_net, "bare")
+    assert "custom/val_score" in (run / "metrics.jsonl").read_text()
+    assert "dice" not in (run / "metrics.jsonl").read_text()
+    summary = evaluated(run)
+    assert (summary["labelled"], summary["verdict"]["label"]) == (False, "unlabelled")
+    assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
+    assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
+    assert any("chosen by the reward net's score" in note for note in summary["notes"])
+    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
+    segmented(run, tmp_path, capsys)
+    with pytest.raises(ValueError, match="no labelled images in the policy split"):
+        trained(world, reward_net, "impossible", reward="dice")
+    with pytest.raises(ValueError, match="no labelled images in the reward split"):
+        run_reward_stage(world, plan_of(world), tmp_path / "reward")
+
+
+def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
+    world: World, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(world, reward_net, "sa2va_rl_finetune_1")
+    plan = policy_plan("quick", total_timesteps=64)
+    assert find_policy_run(world, plan) == whole
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=72)) is None
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1)) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            trained(world, reward_net, "sa2va_rl_finetune_2")
+    cut = world.config.output_dir / "sa2va_rl_finetune_2"
+    assert find_policy_run(world, plan) == cut
+    assert not (cut / "final_model").exists()
+    with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
+        run_policy_stage(world, plan, reward_net, cut)
+    run_policy_stage(world, plan, reward_net, cut)
+    first, second = (evaluated(run)["rows"] for run in (whole, cut))
+    assert first == second
+    configs = [read_json(run / "final_model" / "config.json") for run in (whole, cut)]
+    assert [config["resumed"] for config in configs] == [False, True]
+    assert configs[0]["deployment"] == configs[1]["deployment"]
+
+
+def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, reward_net: Path, tmp_path: Path) -> None:
+    run = trained(world, reward_net, "began")
+    shutil.rmtree(run / "final_model")
+    other = RewardNetwork.from_pretrained(reward_net)
+    next(other.parameters()).data += 1
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="--resume: it began with the reward network"):
+        run_policy_stage(world, policy_plan("quick", total_timesteps=64), tmp_path / "other", run)
+
+
+def test_a_plan_takes_what_the_user_changed() -> None:
+    plan = policy_plan("quick", n_envs=1, n_steps=16)
+    assert (plan.ppo.batch_size, plan.images, plan.vision_features) == (16, 20, True)
+    assert policy_plan("full", "published", vision_features=True).vision_features
+    full = policy_plan("full", seed=3)
+    assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
+    with pytest.raises(ValueError, match="n_envs: got 0"):
+        policy_plan("quick", n_envs=0)
