@@ -61,7 +61,7 @@ def train_prompt_policy(
     if state:
         _restore(model, state)
     try:
-        with _one_thread():
+        with one_thread():
             model.learn(config.whole_timesteps - model.num_timesteps, recorder, reset_num_timesteps=not state)
     finally:
         logger.close()
@@ -92,7 +92,7 @@ def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Layers this small gain nothing from threads, and lose minutes to waiting where other programs use the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,0 +1,134 @@
+"""What the mask bank saves, and whether PPO on it is as fast as PPO on a trivial game; both sides in one run.
+
+    python -m benchmarks.prompt_policy
+
+1. Sa2VA's time for quick's training (every prompt once on 20 images, an empty bank) against one `predict_forward` per
+   environment step (100 steps timed, scaled to quick's 2000). Beside it the whole run: training, validation and test.
+2. PPO steps per second on the bank's table against Stable-Baselines3's PPO on CartPole with the same network, number of
+   environments, rollout, mini-batch and passes; no early end of the passes on either side. Timed in turn.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.training.policy_stage import policy_plan
+from rl_reward_network.training.prompt_policy import NET_ARCH
+from rl_reward_network.training.prompt_ppo import one_thread, train_prompt_policy
+from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
+from rl_reward_network.training.world import World, WorldConfig, open_world
+from scripts.cli import run
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measure the mask bank and PPO on it."""
+
+    world: tyro.conf.OmitArgPrefixes[WorldConfig]
+    steps: int = 100
+    """Environment steps with one `predict_forward` each."""
+    repeats: int = 3
+    """Pairs of PPO measurements."""
+
+
+def main(args: Args) -> None:
+    """Measure and print."""
+    world, plan = open_world(args.world), policy_plan("quick")
+    train = world.pick("policy", plan.images)
+    every = [*train, *world.pick("val", plan.val_images), *world.pick("test", len(world.samples))]
+    bank = banked(world, train)
+    single = one_per_step(world, train, args.steps) * plan.ppo.total_timesteps
+    whole = banked(world, every)
+    print(f"bank of {len(train)} images x {len(world.prompts)} prompts: {bank:.2f} s of Sa2VA")
+    print(f"one predict_forward per step, {plan.ppo.total_timesteps} steps: {single:.1f} s of Sa2VA")
+    print(f"ratio, training: {single / bank:.1f}x; the whole run with {len(every)} images: {whole:.1f} s")
+    ppo = replace(plan.ppo, target_kl=None)
+    contexts = random_contexts(world, train)
+    pairs = [
+        (seconds(lambda: on_the_bank(contexts, ppo)), seconds(lambda: on_cartpole(ppo))) for _ in range(args.repeats)
+    ]
+    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratios = [cartpole / table for table, cartpole in pairs]
+    rate = [ppo.whole_timesteps / time for time in (ours, theirs)]
+    print(f"PPO on the bank: {rate[0]:.0f} steps/s with curves and checkpoints; on CartPole: {rate[1]:.0f} steps/s")
+    print(f"ratio: {statistics.median(ratios):.2f} (pairs {min(ratios):.2f} to {max(ratios):.2f})")
+
+
+def banked(world: World, samples: list[Sample]) -> float:
+    """Seconds to fill an empty bank with these samples."""
+    images = [sample.load_image() for sample in samples]
+    with tempfile.TemporaryDirectory() as folder:
+        bank = MaskBank(Path(folder), world.segmenter.segment, world.segmenter.fingerprint, world.prompts)
+        return seconds(lambda: bank.build(images))
+
+
+def one_per_step(world: World, samples: list[Sample], steps: int) -> float:
+    """Mean seconds of one `predict_forward`, each on a random image with a random prompt."""
+    model, processor, rng = world.segmenter.model, world.segmenter.processor, np.random.default_rng(0)
+    images = [sample.load_image() for sample in samples]
+
+    def step(_: int = 0) -> None:
+        image, prompt = images[rng.integers(len(images))], world.prompts[rng.integers(len(world.prompts))]
+        limit = world.segmenter.max_new_tokens
+        model.predict_forward(image=image, text="<image>" + prompt, processor=processor, max_new_tokens=limit)
+
+    step()  # the first call of a process is slower
+    return seconds(lambda: list(map(step, range(steps)))) / steps
+
+
+def random_contexts(world: World, samples: list[Sample]) -> list[PromptContext]:
+    """The samples as the policy sees them, with random scores: PPO's speed does not depend on them."""
+    rng = np.random.default_rng(0)
+    scores = rng.random((len(samples), len(world.prompts)), dtype=np.float32)
+    answers = [(sample, sample.load_image()) for sample in samples]
+    return [
+        PromptContext(sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, row, row)
+        for (sample, image), row in zip(answers, scores, strict=True)
+    ]
+
+
+def on_the_bank(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
+    """PPO as step 2 runs it, validation, curves and checkpoints included."""
+    with tempfile.TemporaryDirectory() as folder:
+        train_prompt_policy(contexts, contexts, config, Path(folder))
+
+
+def on_cartpole(config: PromptPPOConfig) -> None:
+    """The same PPO on CartPole."""
+    venv = make_vec_env("CartPole-v1", config.n_envs, seed=0)
+    settings: dict[str, Any] = {
+        "n_steps": config.rollout_steps,
+        "batch_size": config.even_batch,
+        "n_epochs": config.n_epochs,
+        "learning_rate": config.learning_rate,
+        "policy_kwargs": {"net_arch": list(NET_ARCH)},
+    }
+    with one_thread():
+        PPO("MlpPolicy", venv, device="cpu", seed=0, **settings).learn(config.whole_timesteps)
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Wall time of one call, the GPU's queue emptied."""
+    start = time.perf_counter()
+    function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    run(main, Args)

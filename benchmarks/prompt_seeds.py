@@ -1,0 +1,178 @@
+"""Step 2 under several seeds: the shipped preset, the published one, and the control with shuffled rewards.
+
+    bash run_experiment3.sh full               # for each seed: SEED=0 to SEED=4
+    python -m benchmarks.prompt_seeds full
+    python -m benchmarks.prompt_seeds quick --data_root data/angiograms_no_gap
+
+Each seed has its own reward network, training images, policy weights and validation images; test patients are the same.
+Shuffled: every training image is paid the rewards of another one, so that the best prompt on average stays the best,
+and nothing about an image says which prompt suits it. Written: <output_dir>/prompt_seeds/<mode>_<data>.json.
+"""
+
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from rl_reward_network.artefacts import write_json
+from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.evaluation.baselines import (
+    DEFAULT,
+    DEPLOYED,
+    FIXED,
+    NET,
+    ORACLE,
+    POLICY,
+    RIDGE,
+    Comparison,
+    compare,
+    ridge_per_prompt,
+)
+from rl_reward_network.evaluation.deployment import decide
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.training.policy_stage import PolicyPlan, policy_plan
+from rl_reward_network.training.prompt_policy import choose_prompts
+from rl_reward_network.training.prompt_ppo import train_prompt_policy
+from rl_reward_network.training.prompt_tables import PromptTable, prompt_tables
+from rl_reward_network.training.reward_stage import check_no_leak, find_reward_network, reward_plan
+from rl_reward_network.training.world import WorldConfig, open_world
+from scripts.cli import run
+
+ROWS = (DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
+Tables = dict[str, list[PromptTable]]
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measure step 2 under several seeds."""
+
+    mode: tyro.conf.Positional[Literal["quick", "full"]]
+    """As in step 2; the reward networks must be of the same mode."""
+    world: tyro.conf.OmitArgPrefixes[WorldConfig]
+    seeds: int = 5
+    """Seeds 0, 1, ..."""
+
+
+def main(args: Args) -> None:
+    """Measure all seeds and print what they say together."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(args.seeds):
+        config = replace(args.world, seed=seed)
+        tables, plan = scored(config, args.mode), policy_plan(args.mode, seed=seed)
+        for name, own, data in (
+            ("default", plan, tables),
+            ("published", policy_plan(args.mode, "published", seed=seed), without_vision(tables)),
+            ("shuffled", plan, shuffled(tables, seed)),
+        ):
+            comparison = measured(data, own)
+            results.setdefault(name, []).append(summary(comparison))
+    for name, seeds in results.items():
+        show(f"{args.mode}, {name}", seeds)
+    path = args.world.output_dir / "prompt_seeds" / f"{args.mode}_{args.world.data_root.name}.json"
+    write_json(path, results)
+    print(f"\nall numbers: {path}")
+
+
+def scored(config: WorldConfig, mode: str) -> Tables:
+    """Every prompt's mask on this seed's images, scored by this seed's reward network."""
+    world, plan = open_world(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
+    found = find_reward_network(world, reward_plan(config, mode), config.seed)
+    if found is None:
+        command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"
+        raise ValueError(f"{config.output_dir}: no {mode} reward network of seed {config.seed}; train one: {command}")
+    network = RewardNetwork.from_pretrained(found)
+    check_no_leak(world, network, found)
+    counts = {"policy": plan.images, "val": plan.val_images, "test": len(world.samples)}
+    network = network.to(config.device)
+    return {
+        name: prompt_tables(world, world.pick(name, count), network, f"seed {config.seed}, {name}", True)
+        for name, count in counts.items()
+    }
+
+
+def without_vision(tables: Tables) -> Tables:
+    """The same without Sa2VA's features, as the published preset sees it."""
+    return {
+        name: [replace(entry, features=entry.features[:IMAGE_FEATURES]) for entry in entries]
+        for name, entries in tables.items()
+    }
+
+
+def shuffled(tables: Tables, seed: int) -> Tables:
+    """Training images that are paid the rewards of one another."""
+    train = tables["policy"]
+    order = np.random.default_rng(seed).permutation(len(train))
+    moved = [replace(entry, features=train[place].features) for entry, place in zip(train, order, strict=True)]
+    return {**tables, "policy": moved}
+
+
+def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
+    """Train on `policy`, decide on `val`, compare on `test`."""
+    contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
+    plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, Path(folder))
+    deployment = decide(plain["policy"], plain["val"], choose_prompts(model, contexts["val"]), plan.ppo.seed)
+    features = {name: np.stack([context.features for context in contexts[name]]) for name in ("policy", "test")}
+    rewards = np.stack([context.scores for context in contexts["policy"]])
+    ridge = ridge_per_prompt(features["policy"], rewards, features["test"])
+    chosen = {POLICY: choose_prompts(model, contexts["test"]), RIDGE: ridge}
+    return compare(plain["val"], plain["test"], chosen, deployment, plan.ppo.seed)
+
+
+def summary(comparison: Comparison) -> dict[str, Any]:
+    """The numbers of one seed."""
+    deployed, default = comparison.row(DEPLOYED), comparison.row(DEFAULT)
+    return {
+        "dice": {name: comparison.row(name).means["dice"].mean for name in ROWS},
+        "closed": {name: comparison.row(name).gap_closed for name in (RIDGE, POLICY, DEPLOYED)},
+        "deployed": "PPO" if comparison.deployment.policy else "best fixed",
+        "deployed_minus_fixed": asdict(deployed.to_fixed),
+        "ppo_minus_fixed": asdict(comparison.row(POLICY).to_fixed),
+        "dice_minus_default": deployed.to_default.mean,
+        "recall_minus_default": deployed.means["recall"].mean - default.means["recall"].mean,
+        "most_chosen": float(comparison.row(POLICY).weights.mean(axis=0).max()),
+        "verdict": comparison.verdict.label,
+    }
+
+
+def show(title: str, seeds: list[dict[str, Any]]) -> None:
+    """One line per seed, and the medians."""
+    table = Table(title=title)
+    heads = [
+        *ROWS,
+        "PPO closes",
+        "deployed closes",
+        "deployed - fixed",
+        "Dice, recall - default",
+        "top share",
+        "verdict",
+    ]
+    for name in ("seed", *heads):
+        table.add_column(name)
+    for number, seed in enumerate(seeds):
+        gain, closed = seed["deployed_minus_fixed"], seed["closed"]
+        table.add_row(
+            str(number),
+            *(f"{seed['dice'][name]:.3f}" for name in ROWS),
+            *("-" if closed[name] is None else f"{closed[name]:.0%}" for name in (POLICY, DEPLOYED)),
+            f"{gain['mean']:.3f} \\[{gain['low']:.3f}, {gain['high']:.3f}]",
+            f"{seed['dice_minus_default']:+.3f}, {seed['recall_minus_default']:+.3f}",
+            f"{seed['most_chosen']:.0%}",
+            f"{seed['verdict']}; {seed['deployed']}",
+        )
+    Console(width=170).print(table)
+    for name in (POLICY, DEPLOYED):
+        shares = [seed["closed"][name] for seed in seeds if seed["closed"][name] is not None]
+        if shares:
+            print(f"{name} closes {statistics.median(shares):.0%} of the gap in the median seed")
+
+
+if __name__ == "__main__":
+    run(main, Args)
