@@ -1,0 +1,53 @@
+"""The control: where nothing about an image says which prompt suits it, nothing may be gained."""
+
+import numpy as np
+import pytest
+from test_prompt_ppo import toy_contexts
+
+from benchmarks.prompt_seeds import Tables, measured, shuffled, summary, without_vision
+from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.training.policy_stage import policy_plan
+from rl_reward_network.training.prompt_tables import PromptTable
+
+PLAN = policy_plan("quick")
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    def entries(count: int, seed: int) -> list[PromptTable]:
+        return [
+            PromptTable(
+                np.append(context.features, [1.0, 2.0]).astype(np.float32),
+                SampleTable(context.sample_id, context.sample_id, context.scores, dict.fromkeys(METRICS, context.dice)),
+            )
+            for context in toy_contexts(count, seed)
+        ]
+
+    return {"policy": entries(20, 0), "val": entries(48, 1), "test": entries(60, 2)}
+
+
+def test_the_policy_closes_the_gap_and_the_control_gains_nothing(tables: Tables) -> None:
+    found = summary(measured(tables, PLAN))
+    assert (found["deployed"], found["verdict"]) == ("PPO", "better")
+    assert found["closed"]["deployed"] == found["closed"]["PPO"] > 0.8
+    assert found["most_chosen"] < 0.7, "it does not collapse onto one prompt"
+    control = summary(measured(shuffled(tables), PLAN))
+    assert (control["deployed"], control["deployed_minus_fixed"]["mean"]) == ("best fixed", 0)
+    assert control["ppo_minus_fixed"]["low"] <= 0
+    assert abs(control["closed"]["PPO"]) < 0.1
+
+
+def test_shuffled_every_look_is_paid_like_every_other_and_validation_and_test_are_left_alone(tables: Tables) -> None:
+    moved = shuffled(tables)
+    assert (moved["val"], moved["test"]) == (tables["val"], tables["test"])
+    looks = {entry.features.tobytes() for entry in moved["policy"]}
+    paid = [{e.table.scores.tobytes() for e in moved["policy"] if e.features.tobytes() == look} for look in looks]
+    assert len(looks) == 20
+    assert all(rows == {entry.table.scores.tobytes() for entry in tables["policy"]} for rows in paid)
+
+
+def test_the_published_preset_sees_the_image_alone(tables: Tables) -> None:
+    bare = without_vision(tables)
+    assert {len(entry.features) for part in bare.values() for entry in part} == {IMAGE_FEATURES}
+    np.testing.assert_array_equal(bare["val"][3].features, tables["val"][3].features[:-2])
