@@ -10,29 +10,25 @@ mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
 if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
-  echo "name the folder for the runs by OUTPUT_DIR; --run_folder and --output_dir are set by this file" >&2
+  echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
   exit 2
 fi
 ensure_environment ""
 world_flags "$@"
-time="$(date +%Y%m%d_%H%M%S)"
-runs="${OUTPUT_DIR:-$root/outputs}/sa2va_rl_finetune"
-if [[ " $* " == *" --resume "* ]]; then
-  this=() trained="${runs}_*/final_model"  # the run that goes on is the newest to get one
-else
-  this=(--run_folder "${runs}_$time") trained="${runs}_$time/final_model"
-fi
 mkdir -p "$root/logs"
-log="$root/logs/step2_finetune_$time.log"
+log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S).log"
+said="$(mktemp)"
+trap 'rm -f "$said"' EXIT
 {
   # 1. is everything there?
   embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" "${this[@]}" \
+  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" \
     ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"} \
-    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
+    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@" | tee "$said"
   # 4. the policy and its baselines on patients nobody has seen
-  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$trained" --split test
+  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
+    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
 } 2>&1 | tee "$log"
 echo "log: $log"

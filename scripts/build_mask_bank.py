@@ -9,6 +9,7 @@ computed again, so a build that was cut off goes on where it was. Step 1, step 2
 
 import os
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Annotated
 
 import torch
@@ -31,7 +32,7 @@ def main(args: Args) -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     config = args.world
     if ranks > 1:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("gloo", timeout=timedelta(days=7))  # ranks may have very uneven work
         if config.gpu is None and torch.cuda.is_available():
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from rl_reward_network.data.embedded import DEFAULT_DATA
 from rl_reward_network.data.splits import make_split
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
@@ -95,7 +96,10 @@ def _data(args: Args) -> str:
     split = make_split(samples, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     labelled = sum(sample.labelled for sample in samples)
-    return f"{len(samples)} images, {labelled} with a mask; patients: {patients}"
+    few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
+    meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
+    hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
+    return f"{len(samples)} images, {labelled} with a mask; patients: {patients}{hints}"
 
 
 def _reward_network(args: Args) -> str:

@@ -47,24 +47,29 @@ class Args:
 
     model_path: tuple[str, ...]
     """The run's final_model folder; several (a pattern) mean the newest of them."""
-    split: Literal["test", "val"] = "test"
-    """Patients to evaluate on; val has already been looked at during training."""
+    split: Literal["test"] = "test"
+    """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
     images: int | None = None
     """At most this many images, one per series before a second; without it all."""
     data_root: Path | None = None
     """Where the data are now, if not where they were in training."""
     gpu: int | None = None
     """Index of the GPU; -1 is the CPU; without it as in training."""
+    segment_batch: int | None = None
+    """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
 
 
 def main(args: Args) -> None:
     """Score every prompt on the split, compare the rows, write the report."""
+    if args.images is not None and args.images < 1:
+        raise ValueError(f"--images: got {args.images}; give 1 or more, or leave it out for all")
     start = time.perf_counter()
     final_model = newest(args.model_path)
     folder = final_model.parent
     config = read_policy_config(final_model)
     plan, deployment = config["plan"], _deployment(config["deployment"])
     policy, seen = load_policy(final_model), load_tables(folder / TABLES)
+    rollouts = _rollouts(folder / "metrics.jsonl")
     world = _open_as_trained(config, args, folder)
     network = _reward_network(config, world, folder).to(world.config.device)
     samples = world.pick(args.split, args.images or len(world.samples))
@@ -78,10 +83,8 @@ def main(args: Args) -> None:
     comparison = compare(val, tables, chosen, deployment, world.config.seed, plan["ppo"]["max_steps"])
     overlays = _overlays(world, comparison, network, samples, chosen[POLICY])
     about = _about(config, args.split, world, (time.perf_counter() - start) / 60)
-    rollouts = tuple(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-    result = EvaluationResult(comparison, world.prompts, about, _notes(seen["policy"]), overlays, rollouts)
-    whole_test = args.split == "test" and args.images is None
-    report = write_report(folder / ("evaluation" if whole_test else f"evaluation_{args.split}_{len(samples)}"), result)
+    result = EvaluationResult(comparison, world.prompts, about, (), overlays, rollouts)
+    report = write_report(folder / ("evaluation" if args.images is None else f"evaluation_{len(samples)}"), result)
     _show(comparison)
     print(world.bank.counts())
     print(f"\nreport: {report}")
@@ -110,11 +113,13 @@ def _open_as_trained(config: dict[str, Any], args: Args, folder: Path) -> World:
     for name in ("data_root", "output_dir", "prompts"):
         own[name] = Path(own[name]) if own[name] is not None else None
     own["data_root"] = args.data_root or own["data_root"]
-    own["gpu"] = own["gpu"] if args.gpu is None else args.gpu
+    own["gpu"] = args.gpu if args.gpu is not None else -1 if config["device"] == "cpu" else own["gpu"]
+    own["segment_batch"] = args.segment_batch or own["segment_batch"]
     world = open_world(WorldConfig(**own), folder / "split.json")
     for name, value in (("model_fingerprint", world.segmenter.fingerprint), ("prompts", list(world.prompts))):
         if config[name] != value:
-            raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; train again")
+            remedy = f"evaluate on the kind of device it was trained on ({config['device']}), or train again"
+            raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; {remedy}")
     return world
 
 
@@ -137,15 +142,17 @@ def _deployment(saved: dict[str, Any]) -> Deployment:
 def _ridge(train: list[PromptTable], contexts: list[PromptContext], reward: Reward) -> np.ndarray:
     """The prompts of ridge regressions that learned from the very images, observations and rewards of PPO."""
     seen = [entry.context for entry in train]
-    features, rewards = (np.stack([c.features for c in part]) for part in (seen, contexts))
-    return ridge_per_prompt(features, np.stack([prompt_rewards(c, reward) for c in seen]), rewards)
+    rewards = np.stack([prompt_rewards(context, reward) for context in seen])
+    features, new = (np.stack([context.features for context in part]) for part in (seen, contexts))
+    return ridge_per_prompt(features, rewards, new)
 
 
-def _notes(train: list[PromptTable]) -> tuple[str, ...]:
-    """What the comparison cannot know."""
-    if any(entry.table.metrics is not None for entry in train):
-        return ()
-    return ("The best fixed prompt is chosen by the reward net's score: the training images are unlabelled.",)
+def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
+    """The training's curves."""
+    try:
+        return tuple(json.loads(line) for line in path.read_text().splitlines())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); run step 2 again") from None
 
 
 def _overlays(
@@ -166,6 +173,7 @@ def _overlays(
 def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> dict[str, Any]:
     """What the reader of the report must know about where the numbers come from."""
     plan, bank, spent = config["plan"], config["bank"], config["seconds"]
+    since = " (since it was resumed)" if config["resumed"] else ""
     return {
         "mode": f"{plan['mode']}, preset {plan['preset']}",
         "reward": plan["reward"],
@@ -178,10 +186,13 @@ def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> 
         "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
         "seed": world.config.seed,
         "commit": config["commit"],
-        "training: masks computed / read": f"{bank['computed']} / {bank['reused']}",
-        "training: minutes": ", ".join(f"{name} {value / 60:.1f}" for name, value in spent.items())
-        + (" (since it was resumed)" if config["resumed"] else ""),
-        "evaluation: masks computed / read": f"{world.bank.computed} / {world.bank.reused}",
+        "step 2: masks computed / read, images encoded": (
+            f"{bank['computed']} / {bank['reused']}, {bank['encoded']}{since}"
+        ),
+        "step 2: minutes": ", ".join(f"{name} {value / 60:.1f}" for name, value in spent.items()) + since,
+        "evaluation: masks computed / read, images encoded": (
+            f"{world.bank.computed} / {world.bank.reused}, {world.bank.encoded}"
+        ),
         "evaluation: minutes": f"{minutes:.1f}",
     }
 

@@ -17,6 +17,7 @@ from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.training.policy_stage import (
     FINAL,
     KIND,
+    PolicyPlan,
     find_policy_run,
     policy_plan,
     run_policy_stage,
@@ -47,7 +48,7 @@ class PPOArgs:
     batch_size: int | None = None
     """Mini-batch: 64."""
     learning_rate: float | None = None
-    """Step size of Adam: 1e-3, published 3e-4."""
+    """Step size of Adam: quick 1e-3, full and published 3e-4."""
     ent_coef: float | None = None
     """Weight of the entropy bonus: 0.01."""
     max_steps: int | None = None
@@ -75,7 +76,7 @@ class Args:
     run_folder: Path | None = None
     """Folder of this run; without it <output_dir>/sa2va_rl_finetune_<time>."""
     resume: bool = False
-    """Go on with the newest run of these settings; where it was cut off in step 1, with that."""
+    """Go on with the newest run of these settings (or with --run_folder); if it was cut off in step 1, with that."""
 
 
 def main(args: Args) -> None:
@@ -84,18 +85,28 @@ def main(args: Args) -> None:
     plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
     rewards = reward_plan(args.world, args.mode, args.reward_steps)
     world = open_world(args.world)
-    found = find_policy_run(world, plan) if args.resume else None
+    found = _to_resume(args, world, plan) if args.resume else None
     folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
-    if (folder / FINAL).exists():
+    if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        own = Path(read_run_config(folder)["reward_net"]) if found else None
+        own = Path(read_run_config(found)["reward_net"]) if found else None
         reward_net = (
             args.reward_net or own or find_reward_network(world, rewards) or _step_1(world, rewards, args.resume)
         )
-        run_policy_stage(world, plan, reward_net, folder)
+        run_policy_stage(world, plan, reward_net, folder, resume=found is not None)
         print(world.bank.counts())
     print(f"\nprompt policy: {folder / FINAL}")
+
+
+def _to_resume(args: Args, world: World, plan: PolicyPlan) -> Path | None:
+    """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
+    if args.run_folder is not None:
+        return args.run_folder
+    found = find_policy_run(world, plan, args.reward_net)
+    if found is None:
+        print(f"--resume: no run of step 2 with these settings in {args.world.output_dir}; a new one begins")
+    return found
 
 
 def _step_1(world: World, plan: RewardPlan, resume: bool) -> Path:

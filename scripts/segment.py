@@ -6,6 +6,8 @@ Written beside the image, or to --output_dir: <name>_mask.png (0 / 255) and <nam
 chooses the prompt with --policy <run>/final_model.
 """
 
+import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from rl_reward_network.data.images import load_image
 from rl_reward_network.env.observation import EPISODE_FEATURES, observe_image
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -40,8 +43,8 @@ class Args:
     """Image file."""
     model_path: str | None = None
     """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
-    prompt: str = PROMPTS[0]
-    """What to ask."""
+    prompt: str | None = None
+    """What to ask; by default the first built-in prompt."""
     policy: Path | None = None
     """final_model folder of a trained prompt policy, which then chooses the prompt."""
     output_dir: Path | None = None
@@ -54,19 +57,30 @@ class Args:
 
 def main(args: Args) -> None:
     """Load, choose the prompt, segment, write."""
+    if args.policy is not None and args.prompt is not None:
+        raise ValueError(
+            f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
+        )
     image = load_image(args.image)
     trained = {} if args.policy is None else read_policy_config(args.policy)
-    model_path = args.model_path or (DEFAULT_MODEL if args.policy is None else trained["world"]["model_path"])
-    model, processor = load_sa2va_model(model_path, args.device)
-    tiles = trained.get("world", {}).get("max_tiles", processor.max_tiles)
-    processor.max_tiles = tiles if args.max_tiles is None else max(1, args.max_tiles)
+    own = trained.get("world", {"model_path": DEFAULT_MODEL, "max_tiles": None, "max_new_tokens": 64})
+    tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
+    model, processor = load_sa2va_model(args.model_path or own["model_path"], args.device)
+    processor.max_tiles = tiles or processor.max_tiles
+    if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
+        warnings.warn(
+            f"{args.policy}: trained on other weights, or on another kind of device, than these", stacklevel=2
+        )
     features = image_features(model, processor, image)  # both the policy and the masks are made of them
 
     def ask(prompt: str) -> Segmentation:
-        segmentation: Segmentation = model.segment([image], [prompt], processor, sam_features=[features])[0][0]
+        limits: dict[str, Any] = {"max_new_tokens": own["max_new_tokens"], "sam_features": [features]}
+        segmentation: Segmentation = model.segment([image], [prompt], processor, **limits)[0][0]
         return segmentation
 
-    prompt = args.prompt if args.policy is None else chosen_prompt(args.policy, trained, image, features, ask)
+    prompt = args.prompt or PROMPTS[0]
+    if args.policy is not None:
+        prompt = chosen_prompt(args.policy, trained, image, features, ask)
     answer = ask(prompt)
     mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
     folder = args.output_dir or args.image.parent
@@ -98,12 +112,12 @@ def chosen_prompt(
     pooled = features.pooled()[0].cpu().float().numpy() if plan["vision_features"] else None
     seen = observe_image(image, pooled)
     if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
-        raise ValueError(f"{folder}: the policy was trained on another Sa2VA's features; leave --model_path out")
+        raise ValueError(f"{folder}: trained on a Sa2VA with features of another width; leave --model_path out")
+    judge = functools.cache(lambda: RewardNetwork.from_pretrained(trained["reward_net"]))
 
     def score(tried: np.ndarray) -> np.ndarray:  # asked only where the policy tries several prompts
-        network = RewardNetwork.from_pretrained(trained["reward_net"])
         mask = np.asarray(ask(prompts[int(tried[0])]).masks().any(axis=0), dtype=np.float32)
-        return score_masks(network, image, mask[None])
+        return score_masks(judge(), image, mask[None])
 
     context = PromptContext("new image", seen, np.zeros(len(prompts), dtype=np.float32))
     steps, sees = plan["ppo"]["max_steps"], plan["reward"] == "net"

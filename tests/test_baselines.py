@@ -14,6 +14,7 @@ from rl_reward_network.evaluation.baselines import (
     overlay_picks,
     ridge_per_prompt,
 )
+from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
@@ -36,7 +37,14 @@ TEST = tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores=[[0.9, 0.1, 0.2], [0.1,
 def compared(val, test, chosen, ridge=None, policy=True, best_fixed=0, **more):
     """`compare` with a deployment made by hand."""
     picks = {POLICY: np.asarray(chosen), RIDGE: np.asarray(chosen if ridge is None else ridge)}
-    return compare(val, test, picks, Deployment(policy, best_fixed, "dice", None, "why"), seed=0, **more)
+    return compare(
+        val,
+        test,
+        picks,
+        Deployment(policy, best_fixed, "somebody", "dice", Estimate(0.1, None, None, 1), "why"),
+        seed=0,
+        **more,
+    )
 
 
 def means(comparison, column="dice"):
@@ -128,6 +136,7 @@ def test_unlabelled_images_among_others_are_left_out_and_counted():
 
 
 def test_one_test_patient_has_no_interval_and_a_note():
+    assert any("2 test patients, fewer than 6" in note for note in compared([], TEST, [2, 2]).notes)
     comparison = compared([], TEST[:1], [2])
     assert comparison.row(POLICY).to_fixed.low is None
     assert comparison.verdict.label == "cannot tell"

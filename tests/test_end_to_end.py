@@ -196,12 +196,16 @@ def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(f
     command = [sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", *usual, "--n_steps", "64"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    left: list[tuple[int, int]] = []  # images in the bank and rollouts done after each kill
 
     def rows() -> int:
         files = list(cut.glob("sa2va_rl_finetune_*/metrics.jsonl"))
         return len(files[0].read_text().splitlines()) if files else 0
 
-    for reached in (lambda: len(list((cut / "mask_bank").glob("*.safetensors"))) >= 1, lambda: rows() >= 3):
+    def masks() -> int:
+        return len(list((cut / "mask_bank").glob("*.safetensors")))
+
+    for reached in (lambda: masks() >= 1, lambda: rows() >= 3):
         process = subprocess.Popen(
             [*command, "--output_dir", str(cut), "--resume"],
             cwd=finished,
@@ -212,6 +216,9 @@ def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(f
         wait_for(reached, process)
         process.kill()
         process.wait()
+        left.append((masks(), rows()))
+    assert left[0][1] == 0 < left[0][0] <= left[1][0], "first in the bank, before any rollout"
+    assert 3 <= left[1][1] < 46, "then in the middle of PPO"
     for arguments in (["--output_dir", str(cut), "--resume"], ["--output_dir", str(whole)]):
         done = subprocess.run([*command, *arguments], cwd=finished, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

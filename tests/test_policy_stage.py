@@ -1,6 +1,7 @@
 """Step 2, its report and its use on a new image, on a tiny model: every reward, several prompts, no labels, resume."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     run = trained(world, reward_net, "_".join(map(str, settings.values())), **settings)
     config = deploy(run, policy=True)
     published = settings.get("preset") == "published"
-    assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3)
+    assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3), "quick's own is faster"
     assert config["vision_features"] == (0 if published else 32)
     assert (run / "logs").exists()
     summary = evaluated(run)
@@ -134,13 +135,15 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert (summary["labelled"], summary["verdict"]["label"]) == (False, "unlabelled")
     assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
-    assert any("chosen by the reward net's score" in note for note in summary["notes"])
+    assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
+    assert "judged by the very reward" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match="no labelled images in the policy split"):
         trained(world, reward_net, "impossible", reward="dice")
-    with pytest.raises(ValueError, match="no labelled images in the reward split"):
+    with pytest.raises(ValueError, match=r"no labelled images in the reward split; .* by REWARD_NET"):
         run_reward_stage(world, plan_of(world), tmp_path / "reward")
+    assert not (tmp_path / "reward").exists()
 
 
 def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
@@ -159,8 +162,12 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     assert find_policy_run(world, plan) == cut
     assert not (cut / "final_model").exists()
     with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
+        run_policy_stage(world, plan, reward_net, cut, resume=True)
+    with pytest.raises(ValueError, match="holds a run already; give a new folder"):
         run_policy_stage(world, plan, reward_net, cut)
-    run_policy_stage(world, plan, reward_net, cut)
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(preset, vision_features, ppo\)"):
+        run_policy_stage(world, policy_plan("quick", "published", total_timesteps=64), reward_net, cut, resume=True)
+    run_policy_stage(world, plan, reward_net, cut, resume=True)
     first, second = (evaluated(run)["rows"] for run in (whole, cut))
     assert first == second
     configs = [read_json(run / "final_model" / "config.json") for run in (whole, cut)]
@@ -174,8 +181,17 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="--resume: it began with the reward network"):
-        run_policy_stage(world, policy_plan("quick", total_timesteps=64), tmp_path / "other", run)
+    plan = policy_plan("quick", total_timesteps=64)
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net_fingerprint\)"):
+        run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
+    assert find_policy_run(world, plan, tmp_path / "other") is None
+    found = find_policy_run(world, plan, reward_net)
+    assert found is not None
+    (world.config.output_dir / "sa2va_rl_finetune_9").mkdir()
+    (world.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="passed over: .*sa2va_rl_finetune_9"):
+        assert find_policy_run(world, plan, reward_net) == found
+    shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
 
 
 def test_a_plan_takes_what_the_user_changed() -> None:
@@ -186,3 +202,36 @@ def test_a_plan_takes_what_the_user_changed() -> None:
     assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
     with pytest.raises(ValueError, match="n_envs: got 0"):
         policy_plan("quick", n_envs=0)
+
+
+def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "final_model" for name in ("b", "c", "a")]
+    for age, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 + age, 1000 + age))
+    newest = evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "*" / "final_model"),))
+    assert newest == folders[-1]
+    assert f"3 folders match, the newest is evaluated: {newest}" in capsys.readouterr().out
+    assert evaluate_rl_finetuned_sa2va.newest((str(folders[0]),)) == folders[0]
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: bash run_step2"):
+        evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "nothing"),))
+
+
+def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Path) -> None:
+    run = trained(world, reward_net, "refused")
+    args = evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),))
+    for images in (0, -1):
+        with pytest.raises(ValueError, match=f"--images: got {images}; give 1 or more"):
+            evaluate_rl_finetuned_sa2va.main(replace(args, images=images))
+    with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
+        segment.main(segment.Args(Path(__file__), policy=run / "final_model", prompt="the rib"))
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
+        evaluate_rl_finetuned_sa2va.main(args)
+    config = read_json(run / "final_model" / "config.json")
+    config["model_fingerprint"] = "other"
+    (run / "final_model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"model_fingerprint is other, .*the kind of device it was trained on \(cpu\)"):
+        evaluate_rl_finetuned_sa2va.main(args)

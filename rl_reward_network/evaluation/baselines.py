@@ -8,8 +8,8 @@ from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap, verdict_on
-from rl_reward_network.evaluation.deployment import Deployment, labelled_or_all, stack
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap, verdict_on
+from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
@@ -122,8 +122,8 @@ def compare(
     for name, picks in chosen.items():
         if picks.shape != (len(test),) or not ((picks >= 0) & (picks < len(test[0].scores))).all():
             raise ValueError(f"chosen: {name} is {picks}; expected a prompt's index for each of {len(test)} images")
-    tables, criterion = labelled_or_all(test)
-    keep = [place for place, table in enumerate(test) if criterion == "score" or table.metrics is not None]
+    keep, criterion = comparable(test)
+    tables = [test[place] for place in keep]
     weights = _weights(tables, criterion, deployment, {name: picks[keep] for name, picks in chosen.items()})
     prompts = len(test[0].scores)
     asked = {NET: prompts, POLICY: max_steps, DEPLOYED: max_steps if deployment.policy else 1, ORACLE: None}
@@ -138,15 +138,6 @@ def overlay_picks(comparison: Comparison) -> dict[str, int]:
     """Places (in `comparison.tables`) of the images on which the policy is best, median and worst."""
     order = np.argsort(comparison.values(comparison.row(POLICY), comparison.criterion), kind="stable")
     return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
-
-
-def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
-    """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
-    labelled, column = labelled_or_all(tables)
-    if not labelled or column == "score":
-        return None
-    dice = stack(labelled, "dice")
-    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [table.group_id for table in labelled], seed)
 
 
 def _weights(
@@ -197,6 +188,9 @@ def _notes(test: Sequence[SampleTable], kept: Sequence[SampleTable]) -> tuple[st
         notes.append("The test images are unlabelled: there are no Dice columns, no oracle and no verdict.")
     if len(kept) < len(test):
         notes.append(f"{len(test) - len(kept)} of {len(test)} test images are unlabelled and left out.")
-    if len({table.group_id for table in kept}) < 2:
+    patients = len({table.group_id for table in kept})
+    if patients < 2:
         notes.append("Fewer than 2 test patients: no interval can be given.")
+    elif patients < MIN_PATIENTS:
+        notes.append(f"{patients} test patients, fewer than {MIN_PATIENTS}: the intervals prove nothing.")
     return tuple(notes)

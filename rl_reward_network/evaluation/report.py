@@ -167,8 +167,9 @@ def _page(result: EvaluationResult) -> str:
 def deployed_sentence(comparison: Comparison) -> str:
     """What to use, and why, in a sentence."""
     deployment = comparison.deployment
-    what = "the policy" if deployment.policy else f"the best fixed prompt (index {deployment.best_fixed})"
-    return f"Deployed: {what}, because {deployment.reason}."
+    what = "the policy" if deployment.policy else "the best fixed prompt"
+    fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
+    return f"Deployed: {what}, because {deployment.reason}. {fixed}"
 
 
 def _results(comparison: Comparison) -> list[str]:

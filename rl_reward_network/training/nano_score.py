@@ -60,7 +60,7 @@ def score_vessels(world: World) -> VesselScores:
     """All numbers of the angiograms, on the test patients of a world on embedded data."""
     looks_of = read_looks(world.config.data_root)
     samples, tables = vessel_tables(world, "test", "test patients")
-    fixed = best_fixed_prompt(vessel_tables(world, "policy", "policy patients")[1])
+    fixed, _ = best_fixed_prompt(vessel_tables(world, "policy", "policy patients")[1])
     looks = np.array([looks_of[sample.image_path.name] for sample in samples])
     dice, recall = (np.stack([table.column(name) for table in tables]) for name in ("dice", "recall"))  # (N, P)
     best = dice.argmax(axis=1)

@@ -1,22 +1,20 @@
 """Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what to deploy."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training.prompt_policy import choose_prompts, save_policy
 from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
-from rl_reward_network.training.prompt_tables import prompt_tables, save_tables
+from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.training.reward_stage import check_no_leak
-from rl_reward_network.training.run_folder import describe_run, only_here, read_run_config
+from rl_reward_network.training.run_folder import clock, describe_run, only_here, read_run_config
 from rl_reward_network.training.world import World
 
 KIND = "sa2va_rl_finetune"
@@ -24,9 +22,10 @@ TABLES, FINAL = "tables.json", "final_model"  # the latter is written last: with
 IMAGES = {"quick": 20, "full": 100}
 VAL_IMAGES = {"quick": 48, "full": 100}  # they decide what is deployed, so as many as seconds allow
 PPO = {
-    "quick": PromptPPOConfig(total_timesteps=2000, n_envs=2),
+    "quick": PromptPPOConfig(total_timesteps=2000, n_envs=2, learning_rate=1e-3),
     "full": PromptPPOConfig(total_timesteps=10000, n_envs=4),
 }
+PUBLISHED_LEARNING_RATE = 3e-4  # too slow for quick's 8 rollouts, see docs/log.md
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def policy_plan(
     """
     ppo = PPO[mode]
     if preset == "published":
-        ppo = replace(ppo, learning_rate=3e-4, target_kl=None)
+        ppo = replace(ppo, learning_rate=PUBLISHED_LEARNING_RATE)
     if {"n_envs", "n_steps"} & set(changed) and "batch_size" not in changed:
         rollout = changed.get("n_envs", ppo.n_envs) * changed.get("n_steps", ppo.n_steps)
         changed["batch_size"] = max(2, min(ppo.batch_size, rollout))
@@ -75,15 +74,22 @@ def policy_plan(
     return PolicyPlan(mode, preset, IMAGES[mode], VAL_IMAGES[mode], vision, reward, replace(ppo, seed=seed, **changed))
 
 
-def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path) -> None:
-    """Train the prompt policy in `run`, or go on where it was cut off.
+def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
+    """Train the prompt policy in `run`.
 
     Writes final_model/, tables.json (what the policy learned from), config.json, split.json, checkpoint.pt,
     metrics.jsonl and logs/.
 
+    Args:
+        world: data, split, frozen model and its masks.
+        plan: settings.
+        reward_net: folder of a reward network.
+        run: a new run folder, or one that was cut off.
+        resume: go on with the latter; it must have begun with the same settings and reward network.
+
     Raises:
         ValueError: the reward network is missing, damaged, or has seen the policy's, val or test patients; the reward
-            needs labels and there are none; another process works in `run`.
+            needs labels and there are none; `run` holds another run, or another process works in it.
     """
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(world, network, reward_net)
@@ -91,43 +97,74 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
         "policy": world.pick("policy", plan.images, labelled=plan.reward != "net"),
         "val": world.pick("val", plan.val_images),
     }
+    stage = _stage(world, plan, reward_net, network)
     with only_here(run):
-        resumed = (run / "config.json").exists()
-        config = (
-            _resumed(run, network) if resumed else describe_run(run, world, _stage(world, plan, reward_net, network))
-        )
+        config = _resumed(run, stage) if resume else describe_run(run, world, stage)
         seconds: dict[str, float] = {}
-        network = network.to(world.config.device)
-        with _clock(seconds, "masks and scores"):
-            tables = {
-                name: prompt_tables(world, picked, network, f"{name} patients", plan.vision_features)
-                for name, picked in samples.items()
-            }
-            save_tables(run / TABLES, tables)
+        before = _counts(world)
+        with clock(seconds, "masks and scores"):
+            tables = _tables(world, plan, network.to(world.config.device), samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
-        with _clock(seconds, "PPO"):
+        with clock(seconds, "PPO"):
             model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, run, plan.reward)
         chosen = choose_prompts(model, contexts["val"], plan.ppo.max_steps, plan.reward == "net")
         plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
         deployment = decide(plain["policy"], plain["val"], chosen, plan.ppo.seed)
-        cost = {"computed": world.bank.computed, "reused": world.bank.reused, "encoded": world.bank.encoded}
-        description = {"deployment": asdict(deployment), "seconds": seconds, "bank": cost, "resumed": resumed}
+        spent = {name: count - before[name] for name, count in _counts(world).items()}
+        description = {"deployment": asdict(deployment), "seconds": seconds, "bank": spent, "resumed": resume}
         save_policy(model, run / FINAL, {**config, **description})
 
 
-def find_policy_run(world: World, plan: PolicyPlan) -> Path | None:
-    """The newest run under the output folder with these very settings, whether finished or cut off."""
+def find_policy_run(world: World, plan: PolicyPlan, reward_net: Path | None = None) -> Path | None:
+    """The newest run under the output folder with these very settings, whether finished or cut off.
+
+    Args:
+        world: data, split and frozen model.
+        plan: settings.
+        reward_net: the reward network it must have begun with; None takes any.
+    """
+    wanted: dict[str, Any] = {"origin": _origin(world, plan)}
+    if reward_net is not None:
+        wanted["reward_net_fingerprint"] = RewardNetwork.from_pretrained(reward_net).fingerprint
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
-        if read_json(path).get("origin") == _origin(world, plan):
+        try:
+            config = read_run_config(path.parent)
+        except ValueError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=2)
+            continue
+        if all(config.get(name) == value for name, value in wanted.items()):
             return path.parent
     return None
 
 
-def _resumed(run: Path, network: RewardNetwork) -> dict[str, Any]:
-    """config.json of a run that goes on, with the reward network it began with."""
+def _tables(
+    world: World, plan: PolicyPlan, network: RewardNetwork, samples: dict[str, list[Sample]], run: Path
+) -> dict[str, list[PromptTable]]:
+    """What the policy learns from and is watched on; read where a run that goes on has it already."""
+    if (run / TABLES).exists():
+        return load_tables(run / TABLES)
+    tables = {
+        name: prompt_tables(world, picked, network, f"{name} patients", plan.vision_features)
+        for name, picked in samples.items()
+    }
+    save_tables(run / TABLES, tables)
+    return tables
+
+
+def _counts(world: World) -> dict[str, int]:
+    """How often the frozen model has run in this process."""
+    return {"computed": world.bank.computed, "reused": world.bank.reused, "encoded": world.bank.encoded}
+
+
+def _resumed(run: Path, stage: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a run that goes on; it must have begun with the same settings."""
     config = read_run_config(run)
-    if config["reward_net_fingerprint"] != network.fingerprint:
-        raise ValueError(f"{run}: --resume: it began with the reward network {config['reward_net']}; name that one")
+    for name in ("origin", "reward_net_fingerprint"):
+        if config.get(name) != stage[name]:
+            differ = name
+            if name == "origin" and isinstance(config.get(name), dict):
+                differ = ", ".join(key for key, value in stage[name].items() if config[name].get(key) != value)
+            raise ValueError(f"{run}: --resume: it began with other settings ({differ}); give the same, or a new run")
     return config
 
 
@@ -152,11 +189,3 @@ def _origin(world: World, plan: PolicyPlan) -> dict[str, Any]:
         "prompts": list(world.prompts),
         "split_seed": world.split.seed,
     }
-
-
-@contextmanager
-def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long the block takes."""
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start

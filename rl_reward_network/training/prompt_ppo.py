@@ -66,7 +66,7 @@ def train_prompt_policy(
     finally:
         logger.close()
         venv.close()
-    if recorder.stop and recorder.peak:
+    if recorder.peak and recorder.over_optimised_at_the_end():
         model.policy.load_state_dict(recorder.peak["policy"])
         print(f"stopped at step {model.num_timesteps}: the reward still rose, but Dice on val patients had fallen")
     return model
@@ -118,7 +118,6 @@ def _new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConf
             clip_range=config.clip_range,
             ent_coef=config.ent_coef,
             vf_coef=config.vf_coef,
-            target_kl=config.target_kl,
             policy_kwargs=architecture(contexts),
             seed=config.seed,
             device="cpu",
@@ -152,6 +151,12 @@ class _Recorder(BaseCallback):
             assert isinstance(self.model, PPO)
             torch.save({**_state(self.model), "rows": self.curves.rows, "peak": self.peak}, temporary)
 
+    def over_optimised_at_the_end(self) -> bool:
+        """`over_optimised` with the weights the training ended with, which no rollout has seen."""
+        score, dice = self._greedy()
+        proxy, gold = self.curves.column("custom/val_score"), self.curves.column("custom/val_gt_dice")
+        return self.stop or over_optimised([*proxy, float(np.mean(score))], [*gold, float(np.mean(dice))])
+
     def _on_step(self) -> bool:
         self.infos += self.locals["infos"]
         return not self.stop
@@ -167,14 +172,19 @@ class _Recorder(BaseCallback):
 
     def _validate(self) -> None:
         """What the greedy policy gets on the validation images; keeps the weights of the best Dice."""
-        chosen = choose_prompts(self.model.policy, self.val_contexts, self.config.max_steps, self.reward == "net")
-        pairs = list(zip(self.val_contexts, chosen, strict=True))
-        self._record("custom/val_score", [context.scores[action] for context, action in pairs])
-        dices = [context.dice[action] for context, action in pairs if context.dice is not None]
+        scores, dices = self._greedy()
+        self._record("custom/val_score", scores)
         self._record("custom/val_gt_dice", dices)
         if dices and (self.peak is None or np.mean(dices) > self.peak["dice"]):
             weights = {name: tensor.clone() for name, tensor in self.model.policy.state_dict().items()}
             self.peak = {"dice": float(np.mean(dices)), "policy": weights}
+
+    def _greedy(self) -> tuple[list[float], list[float]]:
+        """Score of each validation image under the greedy policy, and Dice of each labelled one."""
+        chosen = choose_prompts(self.model.policy, self.val_contexts, self.config.max_steps, self.reward == "net")
+        pairs = list(zip(self.val_contexts, chosen, strict=True))
+        dices = [float(context.dice[action]) for context, action in pairs if context.dice is not None]
+        return [float(context.scores[action]) for context, action in pairs], dices
 
     def _on_training_end(self) -> None:
         self.bar.close()

@@ -20,7 +20,7 @@ class PromptPPOConfig:
     """Largest mini-batch; a rollout is cut into equal ones."""
     n_epochs: int = 10
     """Passes over each rollout."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     """Step size of Adam."""
     gamma: float = 0.99
     """Discount; without effect while episodes have one prompt."""
@@ -32,8 +32,6 @@ class PromptPPOConfig:
     """Weight of the entropy bonus."""
     vf_coef: float = 0.5
     """Weight of the value loss."""
-    target_kl: float | None = 0.05
-    """Passes over a rollout end when the policy has moved this far (KL, nats, times 1.5); None never ends them."""
     max_steps: int = 1
     """Prompts per episode."""
     seed: int = 0
@@ -45,7 +43,6 @@ class PromptPPOConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "give 1 or more")
         for name in ("learning_rate", "clip_range"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "give a number above 0")
-        _require(self.target_kl is None or self.target_kl > 0, "target_kl", self.target_kl, "give a number above 0")
         for name in ("gamma", "gae_lambda"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "give a number from 0 to 1")
         for name in ("ent_coef", "vf_coef", "seed"):

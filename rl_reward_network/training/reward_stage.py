@@ -1,9 +1,6 @@
 """Step 1 as a whole: a reward network from the patients of the `reward` split, and how far it can be trusted."""
 
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +14,7 @@ from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
 from rl_reward_network.training.reward_network import CHECKPOINT, PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.training.run_folder import describe_run, only_here
+from rl_reward_network.training.run_folder import clock, describe_run, only_here
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
 FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
@@ -63,34 +60,35 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
     Raises:
         ValueError: a split has no labelled image, or another process works in `run`.
     """
-    with only_here(run):
-        return _run_reward_stage(world, plan, run)
-
-
-def _run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork:
-    """`run_reward_stage` in a folder that nobody else works in."""
     config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
+    with only_here(run):
+        return _run_reward_stage(world, plan, run, picked)
+
+
+def _run_reward_stage(world: World, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
+    """`run_reward_stage` in a folder that nobody else works in, on these samples of each split."""
+    config = plan.config
     if not (run / "config.json").exists():
         describe_run(run, world, {"stage": "reward network", "seed": config.seed, "origin": origin(world, plan)})
     seconds: dict[str, float] = {}
     resumed = (run / CHECKPOINT).exists()
-    with _clock(seconds, "making masks"):
+    with clock(seconds, "making masks"):
         world.bank.build(
             (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
         )
         train = _windows(world, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
         val = _windows(world, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
-    with _clock(seconds, "training"):
+    with clock(seconds, "training"):
         network = train_reward_network(train, val, config, run, plan.network).to(config.device)
-    with _clock(seconds, "calibrating"):
+    with clock(seconds, "calibrating"):
         examples = RewardExamples(world, picked["val"], "calibrating on val patients")
         climbers = RewardExamples(world, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
         network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
         network.training_info = {**origin(world, plan), "seed": config.seed, **_groups(picked)}
         network.save_pretrained(run / FOLDER)
-    with _clock(seconds, "comparing"):
+    with clock(seconds, "comparing"):
         pooled = train_pooled_cnn(RewardExamples(world, picked["reward"], "the design to beat"), config.seed)
         mean, stream = float(train.dice.mean()), [config.seed, TEST]
         examples = RewardExamples(world, picked["test"], "test patients")
@@ -191,11 +189,3 @@ def _count(samples: list[Sample]) -> dict[str, int]:
         "patients": len({sample.group_id for sample in samples}),
         "series": len({sample.series_id for sample in samples}),
     }
-
-
-@contextmanager
-def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long the block takes."""
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start

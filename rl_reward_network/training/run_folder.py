@@ -4,6 +4,7 @@ import fcntl
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -47,6 +48,7 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
         **stage,
         "world": {name: _plain(value) for name, value in asdict(world.config).items()}
         | {"model_path": _model_path(world)},
+        "device": world.config.device,
         "data_fingerprint": world.data_fingerprint,
         "model_fingerprint": world.segmenter.fingerprint,
         "prompts": list(world.prompts),
@@ -69,12 +71,21 @@ def only_here(run: Path) -> Iterator[None]:
     run.mkdir(parents=True, exist_ok=True)
     handle = os.open(run, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
+        except BlockingIOError:
+            raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
         yield
-    except BlockingIOError:
-        raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
     finally:
         os.close(handle)
+
+
+@contextmanager
+def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Note how long the block takes."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
