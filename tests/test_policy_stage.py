@@ -227,11 +227,11 @@ def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Pat
             evaluate_rl_finetuned_sa2va.main(replace(args, images=images))
     with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
         segment.main(segment.Args(Path(__file__), policy=run / "final_model", prompt="the rib"))
-    (run / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
-        evaluate_rl_finetuned_sa2va.main(args)
     config = read_json(run / "final_model" / "config.json")
     config["model_fingerprint"] = "other"
     (run / "final_model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"model_fingerprint is other, .*the kind of device it was trained on \(cpu\)"):
+        evaluate_rl_finetuned_sa2va.main(args)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
         evaluate_rl_finetuned_sa2va.main(args)
