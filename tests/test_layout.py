@@ -117,7 +117,6 @@ def test_every_source_file_has_its_test() -> None:
         "body_sa2va",
         "segmenter",
         "run_folder",
-        "policy_stage",
         "cli",
         "agreement",
     }
