@@ -1,5 +1,6 @@
 import copy
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ def test_a_run_of_64_steps_has_8_rollouts_and_every_tag_from_the_first_on(tmp_pa
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == steps
     np.testing.assert_allclose([line["custom/best_reward"] for line in lines], best, rtol=1e-5)
+
+
+def test_every_curve_is_explained(tmp_path):
+    train(tmp_path, val=toy_contexts(4, seed=1))
+    explained = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    assert [tag for tag in curves(tmp_path) if f"`{tag}`" not in explained] == []
 
 
 def test_unlabelled_images_have_no_dice_curve(tmp_path):
