@@ -130,6 +130,7 @@ def test_a_run_that_was_cut_off_ends_in_the_same_weights_and_curves(tmp_path, mo
     contexts, val = toy_contexts(8, 0), toy_contexts(6, 1)
     settings = {"total_timesteps": 300, "max_steps": max_steps}
     whole = train(tmp_path / "whole", contexts, val, **settings)
+    monkeypatch.setattr(prompt_ppo, "CHECKPOINT_SECONDS", 0.0)
     original, calls = getattr(prompt_ppo._Recorder, moment), iter(range(10_000))
 
     def killed(self):

@@ -8,7 +8,14 @@ from gymnasium.utils import seeding
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards, spaces, step_info
+from rl_reward_network.env.sa2va_finetune_env import (
+    PromptContext,
+    Reward,
+    observations,
+    prompt_rewards,
+    spaces,
+    step_info,
+)
 
 
 class PromptVecEnv(VecEnv):
@@ -23,7 +30,7 @@ class PromptVecEnv(VecEnv):
         self.render_mode = None
         super().__init__(n_envs, *spaces(contexts))
         self.contexts, self.max_steps, self.hidden = tuple(contexts), max_steps, reward != "net"
-        self.features = np.stack([context.features for context in contexts]).astype(np.float32)  # (N, F)
+        self.start = observations(contexts)  # (N, D), before the first prompt
         self.rewards = np.stack([prompt_rewards(context, reward) for context in contexts])  # (N, P)
         self._generators = [np.random.default_rng() for _ in range(n_envs)]
         self._waiting: list[list[int]] = [[] for _ in range(n_envs)]  # images still to come in this pass, last one next
@@ -86,9 +93,11 @@ class PromptVecEnv(VecEnv):
 
     def _observations(self) -> np.ndarray:
         """float32 (n_envs, D), a fresh array."""
-        best = np.zeros_like(self._best) if self.hidden else self._best
-        episode = np.stack([self._steps / self.max_steps, best], axis=1, dtype=np.float32)
-        return np.concatenate([self.features[self._current], episode], axis=1)
+        seen = self.start[self._current]  # a copy
+        seen[:, -2] = self._steps / self.max_steps
+        if not self.hidden:
+            seen[:, -1] = self._best
+        return seen
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -131,9 +140,9 @@ class CentredReward(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         """The step with each reward less the mean reward of its image."""
-        observations, rewards, dones, infos = self.venv.step_wait()
+        seen, rewards, dones, infos = self.venv.step_wait()
         means = np.array([self.means[info["sample_id"]] for info in infos], dtype=np.float32)
-        return observations, rewards - means, dones, infos
+        return seen, rewards - means, dones, infos
 
 
 def make_vector_env(

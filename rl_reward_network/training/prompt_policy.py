@@ -34,7 +34,7 @@ class Standardise(BaseFeaturesExtractor):
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         """float32 (B, D) in, the same shape out, within +-`STANDARDISED_LIMIT`."""
         standard = (observations - self.get_buffer("mean")) / self.get_buffer("std")
-        return standard.clamp(-STANDARDISED_LIMIT, STANDARDISED_LIMIT)
+        return standard.clamp_(-STANDARDISED_LIMIT, STANDARDISED_LIMIT)
 
 
 def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def _architecture(mean: Sequence[float], std: Sequence[float], net_arch: Sequenc
         "net_arch": list(net_arch),
         "features_extractor_class": Standardise,
         "features_extractor_kwargs": {"mean": list(mean), "std": list(std)},
+        "optimizer_kwargs": {"eps": 1e-5, "fused": True},  # SB3's own eps; fused is Adam in one pass over the weights
     }
 
 

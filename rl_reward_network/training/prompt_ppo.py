@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from rl_reward_network.env.vector_env import make_vector_env, restore_vector_sta
 from rl_reward_network.training.prompt_policy import architecture, choose_prompts
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, CHECKPOINT_SECONDS = "checkpoint.pt", 1.0  # no more often: writing one takes as long as ten steps
 GOLD_FALL, EVALUATIONS = 0.02, 3  # Dice below its peak, for so many evaluations in a row, ends the training
 
 
@@ -36,9 +37,9 @@ def train_prompt_policy(
 ) -> PPO:
     """A trained prompt policy.
 
-    Writes `run`/logs (TensorBoard), `run`/metrics.jsonl and, at the start of every rollout, `run`/checkpoint.pt; where
-    that is there already, training goes on from it, to the very weights of a run that was never stopped. It ends early
-    when the reward is over-optimised, and then has the weights of the peak.
+    Writes `run`/logs (TensorBoard), `run`/metrics.jsonl and, at the start of a rollout, `run`/checkpoint.pt; where that
+    is there already, training goes on from it, to the very weights of a run that was never stopped. It ends early when
+    the reward is over-optimised, and then has the weights of the peak.
 
     Args:
         train_contexts: the images PPO learns on; their features also fix the standardisation.
@@ -139,7 +140,7 @@ class _Recorder(BaseCallback):
         super().__init__()
         self.val_contexts, self.config, self.reward, self.run, self.curves = val_contexts, config, reward, run, curves
         self.peak: dict[str, Any] | None = state.get("peak")
-        self.stop = False
+        self.stop, self.next_checkpoint = False, 0.0
 
     def _on_training_start(self) -> None:
         self.bar = tqdm(total=self.config.whole_timesteps, initial=self.model.num_timesteps, desc="PPO", unit="step")
@@ -147,9 +148,12 @@ class _Recorder(BaseCallback):
     def _on_rollout_start(self) -> None:
         self.infos: list[dict[str, Any]] = []
         self.stop = self._over_optimised()
+        if time.monotonic() < self.next_checkpoint:
+            return
         with whole_file(self.run / CHECKPOINT) as temporary:
             assert isinstance(self.model, PPO)
             torch.save({**_state(self.model), "rows": self.curves.rows, "peak": self.peak}, temporary)
+        self.next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
 
     def over_optimised_at_the_end(self) -> bool:
         """`over_optimised` with the weights the training ended with, which no rollout has seen."""
