@@ -29,7 +29,8 @@ class PromptVecEnv(VecEnv):
     def __init__(self, contexts: Sequence[PromptContext], n_envs: int, max_steps: int, reward: Reward) -> None:
         self.render_mode = None
         super().__init__(n_envs, *spaces(contexts))
-        self.contexts, self.max_steps, self.hidden = tuple(contexts), max_steps, reward != "net"
+        self.max_steps, self.hidden = max_steps, reward != "net"
+        self.infos = [[step_info(c, prompt) for prompt in range(len(c.scores))] for c in contexts]  # N x P
         self.start = observations(contexts)  # (N, D), before the first prompt
         self.rewards = np.stack([prompt_rewards(context, reward) for context in contexts])  # (N, P)
         self._generators = [np.random.default_rng() for _ in range(n_envs)]
@@ -57,7 +58,7 @@ class PromptVecEnv(VecEnv):
         self._best = np.maximum(self._best, paid)
         self._steps += 1
         done = self._steps == self.max_steps
-        infos = [step_info(self.contexts[i], int(a)) for i, a in zip(self._current, self._actions, strict=True)]
+        infos = [dict(self.infos[i][a]) for i, a in zip(self._current, self._actions, strict=True)]
         if done.any():
             last = self._observations()
             for place in np.flatnonzero(done):
@@ -87,7 +88,7 @@ class PromptVecEnv(VecEnv):
         """The next image in each of these environments (bool (n_envs,))."""
         for place in np.flatnonzero(places):
             if not self._waiting[place]:
-                self._waiting[place] = self._generators[place].permutation(len(self.contexts)).tolist()
+                self._waiting[place] = self._generators[place].permutation(len(self.start)).tolist()
             self._current[place] = self._waiting[place].pop()
         self._steps[places], self._best[places] = 0, 0
 

@@ -52,7 +52,7 @@ def train_prompt_policy(
         ValueError: contexts that do not fit together or to the reward.
     """
     venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward)
-    model = _new_ppo(venv, train_contexts, config)
+    model = new_ppo(venv, train_contexts, config)
     run.mkdir(parents=True, exist_ok=True)
     state = _load(run / CHECKPOINT)
     curves = _Curves(run, state)
@@ -103,7 +103,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfig) -> PPO:
+def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfig) -> PPO:
     """SB3's PPO with the standardisation of these contexts inside its policy; the CPU is the fastest place for it."""
     with warnings.catch_warnings():  # equal parts cannot always be exact
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
