@@ -115,6 +115,8 @@ def test_verdicts_come_from_test_patients_and_the_gap_from_validation():
     assert compared(test, test, np.zeros(30, int)).verdict.label == "cannot tell"
     assert compared(flat, test, right).verdict.label == "no gap"
     assert compared(flat, flat, right).row(POLICY).gap_closed is None
+    tiny = tables(np.where(np.arange(30)[:, None] % 2 == np.arange(2), 0.809, 0.8))
+    assert compared(tiny, tiny, right).row(POLICY).gap_closed is None, "a share of next to nothing says nothing"
 
 
 def test_unlabelled_images_have_scores_no_oracle_and_no_verdict():

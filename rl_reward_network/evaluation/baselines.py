@@ -8,14 +8,13 @@ from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap, verdict_on
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, NO_GAP, Estimate, Verdict, group_bootstrap, verdict_on
 from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
 DEPLOYED, ORACLE = "deployed", "oracle"
-SMALLEST_GAP = 1e-6  # Dice; below it a share of the gap is noise over noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +27,7 @@ class Row:
         means: mean over patients of "score" and, when labelled, of each metric.
         to_default: paired difference to the default prompt, in the comparison's `criterion`.
         to_fixed: the same to the best fixed prompt.
-        gap_closed: share of the oracle's gain over the best fixed prompt; None when there is no gap or no ground truth.
+        gap_closed: share of the oracle's gain over the best fixed prompt; None below `NO_GAP` or without ground truth.
         asked: prompts that Sa2VA answers for each new image; None where it takes the ground truth.
     """
 
@@ -177,7 +176,7 @@ def _row(
 
     to_fixed = difference(name, FIXED)
     gap = difference(ORACLE, FIXED).mean if ORACLE in weights else 0.0
-    closed = to_fixed.mean / gap if gap > SMALLEST_GAP else None
+    closed = to_fixed.mean / gap if gap >= NO_GAP else None  # else noise over noise
     return Row(name, weights[name], means, difference(name, DEFAULT), to_fixed, closed, asked)
 
 
