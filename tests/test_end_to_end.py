@@ -100,7 +100,7 @@ def test_sa2va_ran_once_per_image_and_prompt(finished: Path) -> None:
         "by the evaluation"
     )
     evaluation = json.loads((the_run(finished) / "evaluation" / "eval.json").read_text())
-    assert evaluation["config"]["evaluation: masks computed / read"].startswith("0 / ")
+    assert evaluation["config"]["evaluation: masks computed / read, images encoded"].startswith("0 / ")
 
 
 def test_no_patient_is_in_two_splits_and_no_name_is_written(finished: Path) -> None:

@@ -38,7 +38,8 @@ class Known:
 
     def segment(self, images: list, prompts: list, processor: object) -> list[list[Segmentation]]:
         masks = [torch.from_numpy(obj.mask) for obj in self.scenes[images[0].tobytes()].objects]
-        return [[Segmentation("", torch.where(m, 9.0, -9.0)[None], torch.ones(1), (256, 256), 256) for m in masks]]
+        one = torch.ones(1)
+        return [[Segmentation("", torch.where(m, 9.0, -9.0)[None], one, one, (256, 256), 256) for m in masks]]
 
     def predict_forward(self, image: np.ndarray, mask_prompts: list, **_: object) -> dict[str, str]:
         (obj,) = [o for o in self.scenes[image.tobytes()].objects if (o.mask == mask_prompts[0][0]).all()]

@@ -10,6 +10,7 @@ from PIL import Image
 
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
 from rl_reward_network.training.segmenter import NO_MASK_LOGIT, Sa2VASegmenter, load_segmenter
 
@@ -150,7 +151,7 @@ def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model: Any, tiny_p
     image = smooth_image(64, 80)
     for model, empty in ((tiny_model, False), (silent, True)):
         segmenter = Sa2VASegmenter(model, tiny_processor, 16, 20, "x")
-        logits = segmenter.segment(image, PROMPTS[:2])
+        logits = segmenter.segment(image, PROMPTS[:2]).mask_logits
         assert (logits.shape, logits.dtype) == ((2, 64, 64), np.float32)
         assert (logits == NO_MASK_LOGIT).all() == empty
         probabilities = segmenter.upsample(logits, (64, 80))
@@ -210,3 +211,15 @@ EXPECTED = {
     "mask_share": 0.20788,
     "iou_score": 0.80601,
 }
+
+
+def test_features_that_are_known_already_give_the_same_masks_and_no_second_encoding(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = smooth_image(64, 80)
+    ((expected,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor)
+    features = image_features(tiny_model, tiny_processor, image)
+    monkeypatch.setattr(type(tiny_model), "get_sam_features", lambda *_: pytest.fail("encoded again"))
+    ((found,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor, sam_features=[features])
+    torch.testing.assert_close(found.mask_logits, expected.mask_logits, rtol=0, atol=0)
+    torch.testing.assert_close(found.vision_features, features.pooled()[0], rtol=0, atol=0)
