@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -199,8 +200,8 @@ def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> 
 
 def _show(comparison: Comparison) -> None:
     """The rows on the terminal, and the verdict in words."""
-    table = Table(title=f"mean over patients ({comparison.criterion})")
-    for name in ("", "mean [95 % interval]", "- default", "- best fixed", "gap closed"):
+    table = Table(title=f"mean over patients ({comparison.criterion}), minus default and best fixed", box=box.SIMPLE)
+    for name in ("", "mean [95 %]", "-default", "-fixed", "closed"):
         table.add_column(name, no_wrap=True)
     for row in comparison.rows:
         closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"

@@ -64,7 +64,7 @@ def decide(train: Sequence[SampleTable], val: Sequence[SampleTable], chosen: np.
     values, groups = stack([val[place] for place in places], criterion), [val[place].group_id for place in places]
     gain = group_bootstrap(values[np.arange(len(places)), chosen[places]] - values[:, best], groups, seed)
     gap = oracle_gap(val, best, seed)
-    reason = f"on {gain.groups} validation patients PPO minus best fixed prompt is {gain} {criterion}"
+    reason = f"on {gain.groups} validation patients PPO minus best fixed prompt is {gain} {criterion.capitalize()}"
     if criterion == "score":
         reason += " (judged by the very reward it learned from: no validation image is labelled)"
     if gain.low is None or gain.groups < MIN_PATIENTS:

@@ -29,6 +29,7 @@ th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; 
 figure { margin: 0; flex: 1 1 9rem; max-width: 25rem; }
 figcaption { font-size: .9rem; }
 img { max-width: 100%; height: auto; }
+@media (max-width: 40rem) { th, td { padding: .25rem .3rem; font-size: .85rem; } .wrap th { white-space: normal; } }
 """
 
 
@@ -207,7 +208,11 @@ def _choices(result: EvaluationResult) -> list[str]:
     return [
         "<h2>Choices</h2>",
         _image(figures.png(figures.histogram(comparison)), "png", "How often each prompt is chosen"),
-        _table(["index", "prompt", POLICY, DEPLOYED], zip(range(len(counts[0])), result.prompts, *counts, strict=True)),
+        _table(
+            ["index", "prompt", POLICY, DEPLOYED],
+            zip(range(len(counts[0])), result.prompts, *counts, strict=True),
+            "wrap",
+        ),
     ]
 
 
