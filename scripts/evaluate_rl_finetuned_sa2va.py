@@ -190,7 +190,7 @@ def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> 
         "step 2: masks computed / read, images encoded": (
             f"{bank['computed']} / {bank['reused']}, {bank['encoded']}{since}"
         ),
-        "step 2: minutes": ", ".join(f"{name} {value / 60:.1f}" for name, value in spent.items()) + since,
+        "step 2: minutes": ", ".join(f"{name} {value / 60:.2f}" for name, value in spent.items()) + since,
         "evaluation: masks computed / read, images encoded": (
             f"{world.bank.computed} / {world.bank.reused}, {world.bank.encoded}"
         ),
