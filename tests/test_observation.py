@@ -23,6 +23,7 @@ def line(width, side=64):
 
 
 def test_the_table_describes_the_vector():
+    assert [entry.index for entry in observation_table(7)] == list(range(len(NAMES) + 7))
     assert len(set(NAMES)) == len(NAMES)
     assert NAMES.index("edge_mean") == 16, "16 image statistics come first"
     assert NAMES[-2:] == ["progress", "best_score"]

@@ -18,8 +18,9 @@ STRONG_EDGE = 0.05  # grey levels per pixel
 
 @dataclass(frozen=True)
 class ObservationEntry:
-    """One number of the observation: its name, unit and bounds (values are clipped)."""
+    """One number of the observation: where it stands, its name, unit and bounds (values are clipped)."""
 
+    index: int
     name: str
     unit: str
     low: float
@@ -67,7 +68,7 @@ IMAGE_FEATURES, EPISODE_FEATURES = len(_IMAGE), len(_EPISODE)
 
 
 def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
-    """What stands where in an observation; the index is the place in this table.
+    """What stands where in an observation.
 
     Args:
         vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
@@ -77,7 +78,10 @@ def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
         for channel in range(vision_features)
     ]
     fields = (*_IMAGE, *vision, *_EPISODE)
-    return tuple(ObservationEntry(name, unit, float(low), float(high)) for name, unit, low, high in fields)
+    return tuple(
+        ObservationEntry(index, name, unit, float(low), float(high))
+        for index, (name, unit, low, high) in enumerate(fields)
+    )
 
 
 def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
