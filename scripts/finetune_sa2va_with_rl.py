@@ -18,6 +18,7 @@ from rl_reward_network.training.policy_stage import (
     FINAL,
     KIND,
     PolicyPlan,
+    check_settings,
     find_policy_run,
     policy_plan,
     run_policy_stage,
@@ -85,7 +86,7 @@ def main(args: Args) -> None:
     plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
     rewards = reward_plan(args.world, args.mode, args.reward_steps)
     world = open_world(args.world)
-    found = _to_resume(args, world, plan) if args.resume else None
+    found = _to_resume(args, world, plan, rewards) if args.resume else None
     folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
@@ -99,11 +100,12 @@ def main(args: Args) -> None:
     print(f"\nprompt policy: {folder / FINAL}")
 
 
-def _to_resume(args: Args, world: World, plan: PolicyPlan) -> Path | None:
+def _to_resume(args: Args, world: World, plan: PolicyPlan, rewards: RewardPlan) -> Path | None:
     """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
     if args.run_folder is not None:
+        check_settings(args.run_folder, world, plan)
         return args.run_folder
-    found = find_policy_run(world, plan, args.reward_net)
+    found = find_policy_run(world, plan, rewards, args.reward_net)
     if found is None:
         print(f"--resume: no run of step 2 with these settings in {args.world.output_dir}; a new one begins")
     return found

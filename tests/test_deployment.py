@@ -63,4 +63,4 @@ def test_unlabelled_images_are_left_out_or_all_there_is():
     assert chosen.difference.mean == pytest.approx(0.1)
     bare = decide(TRAIN, tables(ALTERNATING, labelled=False), RIGHT, seed=0)
     assert (bare.policy, bare.criterion) == (True, "score")
-    assert "judged by the very reward it learned from" in bare.reason
+    assert "judged by the reward net, not by the truth" in bare.reason

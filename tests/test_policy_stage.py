@@ -17,7 +17,7 @@ from test_reward_stage import plan_of
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training import prompt_ppo
-from rl_reward_network.training.policy_stage import find_policy_run, policy_plan, run_policy_stage
+from rl_reward_network.training.policy_stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.training.prompt_tables import load_tables
 from rl_reward_network.training.reward_stage import run_reward_stage
 from rl_reward_network.training.run_folder import only_here
@@ -136,10 +136,10 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
-    assert "judged by the very reward" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
+    assert "judged by the reward net" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
-    with pytest.raises(ValueError, match="no labelled images in the policy split"):
+    with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
         trained(world, reward_net, "impossible", reward="dice")
     with pytest.raises(ValueError, match=r"no labelled images in the reward split; .* by REWARD_NET"):
         run_reward_stage(world, plan_of(world), tmp_path / "reward")
@@ -151,15 +151,17 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
 ) -> None:
     whole = trained(world, reward_net, "sa2va_rl_finetune_1")
     plan = policy_plan("quick", total_timesteps=64)
-    assert find_policy_run(world, plan) == whole
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=72)) is None
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1)) is None
+    rewards = plan_of(world)
+    assert find_policy_run(world, plan, rewards) == whole
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=72), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1), rewards) is None
+    assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
         patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             trained(world, reward_net, "sa2va_rl_finetune_2")
     cut = world.config.output_dir / "sa2va_rl_finetune_2"
-    assert find_policy_run(world, plan) == cut
+    assert find_policy_run(world, plan, rewards) == cut
     assert not (cut / "final_model").exists()
     with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
         run_policy_stage(world, plan, reward_net, cut, resume=True)
@@ -182,15 +184,17 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
     plan = policy_plan("quick", total_timesteps=64)
-    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net_fingerprint\)"):
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net\)"):
         run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
-    assert find_policy_run(world, plan, tmp_path / "other") is None
-    found = find_policy_run(world, plan, reward_net)
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(ppo\)"):
+        check_settings(run, world, policy_plan("quick", total_timesteps=72))
+    assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
+    found = find_policy_run(world, plan, plan_of(world), reward_net)
     assert found is not None
     (world.config.output_dir / "sa2va_rl_finetune_9").mkdir()
     (world.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
     with pytest.warns(UserWarning, match="passed over: .*sa2va_rl_finetune_9"):
-        assert find_policy_run(world, plan, reward_net) == found
+        assert find_policy_run(world, plan, plan_of(world), reward_net) == found
     shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
 
 

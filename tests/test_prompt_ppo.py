@@ -177,7 +177,7 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
     for context in (*contexts, *val):
         object.__setattr__(context, "dice", 1 - context.scores)
     model = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)
-    assert "stopped at step" in capsys.readouterr().out
+    assert "back to the best weights" in capsys.readouterr().out
     assert model.num_timesteps < 6000
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     gold = [row["custom/val_gt_dice"] for row in rows]

@@ -66,7 +66,7 @@ def decide(train: Sequence[SampleTable], val: Sequence[SampleTable], chosen: np.
     gap = oracle_gap(val, best, seed)
     reason = f"on {gain.groups} validation patients PPO minus best fixed prompt is {gain} {criterion.capitalize()}"
     if criterion == "score":
-        reason += " (judged by the very reward it learned from: no validation image is labelled)"
+        reason += " (judged by the reward net, not by the truth: no validation image is labelled)"
     if gain.low is None or gain.groups < MIN_PATIENTS:
         return Deployment(False, best, fixed_by, criterion, gain, f"{reason}, too few patients to prove anything")
     if is_no_gap(gap):

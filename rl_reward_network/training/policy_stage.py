@@ -13,7 +13,7 @@ from rl_reward_network.training.prompt_policy import choose_prompts, save_policy
 from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
-from rl_reward_network.training.reward_stage import check_no_leak
+from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, origin
 from rl_reward_network.training.run_folder import clock, describe_run, only_here, read_run_config
 from rl_reward_network.training.world import World
 
@@ -99,7 +99,7 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
     }
     stage = _stage(world, plan, reward_net, network)
     with only_here(run):
-        config = _resumed(run, stage) if resume else describe_run(run, world, stage)
+        config = check_settings(run, world, plan, network) if resume else describe_run(run, world, stage)
         seconds: dict[str, float] = {}
         before = _counts(world)
         with clock(seconds, "masks and scores"):
@@ -115,26 +115,46 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
         save_policy(model, run / FINAL, {**config, **description})
 
 
-def find_policy_run(world: World, plan: PolicyPlan, reward_net: Path | None = None) -> Path | None:
+def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None) -> Path | None:
     """The newest run under the output folder with these very settings, whether finished or cut off.
 
     Args:
         world: data, split and frozen model.
         plan: settings.
-        reward_net: the reward network it must have begun with; None takes any.
+        rewards: settings of step 1; the run's reward network must have been trained with them.
+        reward_net: the very reward network it must have begun with, instead.
     """
-    wanted: dict[str, Any] = {"origin": _origin(world, plan)}
-    if reward_net is not None:
-        wanted["reward_net_fingerprint"] = RewardNetwork.from_pretrained(reward_net).fingerprint
+    named = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
         try:
             config = read_run_config(path.parent)
+            network = RewardNetwork.from_pretrained(config["reward_net"])
         except ValueError as error:
             warnings.warn(f"passed over: {error}", stacklevel=2)
             continue
-        if all(config.get(name) == value for name, value in wanted.items()):
+        info, trained = network.training_info, origin(world, rewards)
+        fits = network.fingerprint == named if named else all(info.get(key) == trained[key] for key in trained)
+        if config.get("origin") == _origin(world, plan) and fits:
             return path.parent
     return None
+
+
+def check_settings(run: Path, world: World, plan: PolicyPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
+    """config.json of a run that is to go on.
+
+    Raises:
+        ValueError: it began with other settings, or with another reward network; names what differs.
+    """
+    config, wanted = read_run_config(run), _origin(world, plan)
+    began = config.get("origin", {})
+    differ = [name for name, value in wanted.items() if began.get(name) != value]
+    if network is not None and config.get("reward_net_fingerprint") != network.fingerprint:
+        differ.append("reward_net")
+    if differ:
+        raise ValueError(
+            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
+        )
+    return config
 
 
 def _tables(
@@ -154,18 +174,6 @@ def _tables(
 def _counts(world: World) -> dict[str, int]:
     """How often the frozen model has run in this process."""
     return {"computed": world.bank.computed, "reused": world.bank.reused, "encoded": world.bank.encoded}
-
-
-def _resumed(run: Path, stage: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a run that goes on; it must have begun with the same settings."""
-    config = read_run_config(run)
-    for name in ("origin", "reward_net_fingerprint"):
-        if config.get(name) != stage[name]:
-            differ = name
-            if name == "origin" and isinstance(config.get(name), dict):
-                differ = ", ".join(key for key, value in stage[name].items() if config[name].get(key) != value)
-            raise ValueError(f"{run}: --resume: it began with other settings ({differ}); give the same, or a new run")
-    return config
 
 
 def _stage(world: World, plan: PolicyPlan, reward_net: Path, network: RewardNetwork) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def train_prompt_policy(
         venv.close()
     if recorder.peak and recorder.over_optimised_at_the_end():
         model.policy.load_state_dict(recorder.peak["policy"])
-        print(f"stopped at step {model.num_timesteps}: the reward still rose, but Dice on val patients had fallen")
+        print("back to the best weights: at the end the reward still rose, but Dice on val patients had fallen")
     return model
 
 

@@ -91,7 +91,8 @@ class World:
             picked += spread([s for s in samples if not s.labelled], count - len(picked), self.config.seed)
         if not picked:
             kind = "labelled images" if labelled else "images"
-            remedy = "annotate more patients" + (", or name a trained reward network by REWARD_NET" if labelled else "")
+            other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
+            remedy = "annotate more patients" + (f", or {other}" if labelled else "")
             raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; {remedy}")
         return picked
 
