@@ -2,8 +2,7 @@
 
     python -m benchmarks.embedded_world
 
-About three minutes on two cores, less when the mask bank has the masks already. `scikit-learn` is needed (it comes with
-the test extras: `pip install -e ".[test]"`).
+About three minutes on two cores, less when the mask bank has the masks already.
 """
 
 from dataclasses import dataclass, replace

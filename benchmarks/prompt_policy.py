@@ -10,18 +10,16 @@
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import tyro
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
+from benchmarks.segment import seconds
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
@@ -125,15 +123,6 @@ def on_cartpole(config: PromptPPOConfig) -> None:
     }
     with one_thread():
         PPO("MlpPolicy", venv, device="cpu", seed=0, **settings).learn(config.whole_timesteps)
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of one call, the GPU's queue emptied."""
-    start = time.perf_counter()
-    function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

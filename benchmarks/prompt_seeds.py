@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -32,14 +31,13 @@ from rl_reward_network.evaluation.baselines import (
     RIDGE,
     Comparison,
     compare,
-    ridge_per_prompt,
 )
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training.policy_stage import PolicyPlan, policy_plan
 from rl_reward_network.training.prompt_policy import choose_prompts
 from rl_reward_network.training.prompt_ppo import train_prompt_policy
-from rl_reward_network.training.prompt_tables import PromptTable, prompt_tables
+from rl_reward_network.training.prompt_tables import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.training.reward_stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.training.world import WorldConfig, open_world
 from scripts.cli import run
@@ -126,9 +124,7 @@ def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, Path(folder))
     deployment = decide(plain["policy"], plain["val"], choose_prompts(model, contexts["val"]), plan.ppo.seed)
-    features = {name: np.stack([context.features for context in contexts[name]]) for name in ("policy", "test")}
-    rewards = np.stack([context.scores for context in contexts["policy"]])
-    ridge = ridge_per_prompt(features["policy"], rewards, features["test"])
+    ridge = ridge_choices(tables["policy"], tables["test"], plan.reward)
     chosen = {POLICY: choose_prompts(model, contexts["test"]), RIDGE: ridge}
     return compare(plain["val"], plain["test"], chosen, deployment, plan.ppo.seed)
 

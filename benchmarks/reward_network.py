@@ -9,13 +9,13 @@ order.
 
 import resource
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from benchmarks.segment import seconds
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import score_masks
 from scripts.cli import run
@@ -79,15 +79,8 @@ def _pair(height: int, width: int, masks: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _in_turn(repeats: int, *functions: Callable[[], object]) -> list[float]:
     """Median seconds of each, one call of every function per round, after a round that is not counted."""
-    rounds = [[_seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
+    rounds = [[seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    """Wall time of one call; scores come back to the CPU, so nothing is left in a GPU's queue."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

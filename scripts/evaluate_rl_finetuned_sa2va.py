@@ -19,14 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
 from rl_reward_network.evaluation.baselines import (
     POLICY,
     RIDGE,
     Comparison,
     compare,
     overlay_picks,
-    ridge_per_prompt,
 )
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.evaluation.deployment import Deployment
@@ -36,7 +34,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import truth_map
 from rl_reward_network.training.policy_stage import TABLES
 from rl_reward_network.training.prompt_policy import choose_prompts, load_policy, read_policy_config
-from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables
+from rl_reward_network.training.prompt_tables import load_tables, prompt_tables, ridge_choices
 from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
@@ -78,7 +76,7 @@ def main(args: Args) -> None:
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     chosen = {
         POLICY: choose_prompts(policy, contexts, plan["ppo"]["max_steps"], plan["reward"] == "net"),
-        RIDGE: _ridge(seen["policy"], contexts, plan["reward"]),
+        RIDGE: ridge_choices(seen["policy"], entries, plan["reward"]),
     }
     val = [entry.table for entry in seen["val"]]
     comparison = compare(val, tables, chosen, deployment, world.config.seed, plan["ppo"]["max_steps"])
@@ -119,7 +117,8 @@ def _open_as_trained(config: dict[str, Any], args: Args, folder: Path) -> World:
     world = open_world(WorldConfig(**own), folder / "split.json")
     for name, value in (("model_fingerprint", world.segmenter.fingerprint), ("prompts", list(world.prompts))):
         if config[name] != value:
-            remedy = f"evaluate on the kind of device it was trained on ({config['device']}), or train again"
+            device = f"evaluate on the kind of device it was trained on ({config['device']}), or "
+            remedy = (device if name == "model_fingerprint" else "") + "train again"
             raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; {remedy}")
     return world
 
@@ -136,16 +135,7 @@ def _reward_network(config: dict[str, Any], world: World, folder: Path) -> Rewar
 
 def _deployment(saved: dict[str, Any]) -> Deployment:
     """What validation decided, from the policy's config.json."""
-    difference = saved["difference"] and Estimate(**saved["difference"])
-    return Deployment(**{**saved, "difference": difference})
-
-
-def _ridge(train: list[PromptTable], contexts: list[PromptContext], reward: Reward) -> np.ndarray:
-    """The prompts of ridge regressions that learned from the very images, observations and rewards of PPO."""
-    seen = [entry.context for entry in train]
-    rewards = np.stack([prompt_rewards(context, reward) for context in seen])
-    features, new = (np.stack([context.features for context in part]) for part in (seen, contexts))
-    return ridge_per_prompt(features, rewards, new)
+    return Deployment(**{**saved, "difference": Estimate(**saved["difference"])})
 
 
 def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:

@@ -116,7 +116,7 @@ class MaskBank:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path`; none when there is no such file, or it is damaged or of an older version (a warning)."""
+    """The arrays in `path`; none when there is no such file, or it is of an older version or damaged (a warning)."""
     if not path.exists():
         return {}
     try:

@@ -4,6 +4,7 @@ Nothing of the ground truth. The image is box-averaged to at most `SIDE` pixels 
 the cost does not grow with the photograph and the scales of the ridges are relative to the picture, not to the camera.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +85,13 @@ def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
     )
 
 
+@functools.cache  # every context and every image asks for them
 def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (D,) twice: the least and the greatest observation."""
+    """float32 (D,) twice, read-only: the least and the greatest observation."""
     table = observation_table(vision_features)
-    low, high = ([getattr(entry, side) for entry in table] for side in ("low", "high"))
-    return np.array(low, dtype=np.float32), np.array(high, dtype=np.float32)
+    low, high = (np.array([getattr(entry, side) for entry in table], dtype=np.float32) for side in ("low", "high"))
+    low.flags.writeable = high.flags.writeable = False
+    return low, high
 
 
 def observe_image(image: np.ndarray, vision_features: np.ndarray | None = None) -> np.ndarray:

@@ -8,7 +8,15 @@ from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, NO_GAP, Estimate, Verdict, group_bootstrap, verdict_on
+from rl_reward_network.evaluation.bootstrap import (
+    MIN_PATIENTS,
+    NO_GAP,
+    Estimate,
+    Verdict,
+    group_bootstrap,
+    group_means,
+    verdict_on,
+)
 from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 
@@ -171,13 +179,15 @@ def _row(
     columns = ["score"] if criterion == "score" else ["score", *METRICS]
     means = {column: group_bootstrap(expected(weights[name], tables, column), groups, seed) for column in columns}
 
-    def difference(row: str, other: str) -> Estimate:
-        return group_bootstrap(expected(weights[row] - weights[other], tables, criterion), groups, seed)
+    def difference(other: str) -> Estimate:
+        return group_bootstrap(expected(weights[name] - weights[other], tables, criterion), groups, seed)
 
-    to_fixed = difference(name, FIXED)
-    gap = difference(ORACLE, FIXED).mean if ORACLE in weights else 0.0
+    to_fixed = difference(FIXED)
+    gap = 0.0
+    if ORACLE in weights:
+        gap = float(group_means(expected(weights[ORACLE] - weights[FIXED], tables, criterion), groups).mean())
     closed = to_fixed.mean / gap if gap >= NO_GAP else None  # else noise over noise
-    return Row(name, weights[name], means, difference(name, DEFAULT), to_fixed, closed, asked)
+    return Row(name, weights[name], means, difference(DEFAULT), to_fixed, closed, asked)
 
 
 def _notes(test: Sequence[SampleTable], kept: Sequence[SampleTable]) -> tuple[str, ...]:

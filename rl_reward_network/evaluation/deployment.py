@@ -76,7 +76,7 @@ def decide(train: Sequence[SampleTable], val: Sequence[SampleTable], chosen: np.
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
     """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
-    places, column = comparable(tables) if tables else ([], "score")
+    places, column = comparable(tables)
     if column == "score":
         return None
     dice = stack([tables[place] for place in places], "dice")

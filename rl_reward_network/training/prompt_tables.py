@@ -1,5 +1,6 @@
 """Every prompt's mask on an image, scored and measured: what PPO learns from and what the evaluation compares."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.sa2va_finetune_env import PromptContext
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
+from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.rewards.learned import Judge, score_masks
 from rl_reward_network.training.world import World
@@ -60,6 +62,13 @@ def _prompt_table(world: World, sample: Sample, network: Judge, vision_features:
     scores = score_masks(network, image, masks.astype(np.float32))
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, sample.load_mask())
     return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table)
+
+
+def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
+    """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
+    rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
+    features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
+    return ridge_per_prompt(features, rewards, new_features)
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:

@@ -1,0 +1,1 @@
+"""Every number in a document has its command here."""
