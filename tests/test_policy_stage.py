@@ -188,6 +188,8 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
         run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
     with pytest.raises(ValueError, match=r"--resume: it began with other settings \(ppo\)"):
         check_settings(run, world, policy_plan("quick", total_timesteps=72))
+    with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
+        check_settings(tmp_path / "nowhere", world, plan)
     assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
     found = find_policy_run(world, plan, plan_of(world), reward_net)
     assert found is not None

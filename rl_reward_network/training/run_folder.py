@@ -94,9 +94,13 @@ def read_run_config(run: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder is not a run.
     """
-    config = read_json(run / "config.json")
+    remedy = "name a folder sa2va_rl_finetune_<time> that step 2 has written"
+    try:
+        config = read_json(run / "config.json")
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from None
     if not isinstance(config, dict) or "world" not in config:
-        raise ValueError(f"{run / 'config.json'}: field world is missing; this is not a folder written by step 2")
+        raise ValueError(f"{run / 'config.json'}: field world is missing; {remedy}")
     return config
 
 
