@@ -16,5 +16,5 @@ log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S).log"
   run_module scripts.doctor "${WORLD_FLAGS[@]}" "$@"
   run_module scripts.train_reward_network "$mode" "${WORLD_FLAGS[@]}" \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@"
-} 2>&1 | tee "$log"
+} 2>&1 | tee -i "$log"
 echo "log: $log"

@@ -26,9 +26,9 @@ trap 'rm -f "$said"' EXIT
   # 2. a reward network, if none fits; 3. the prompt policy
   run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" \
     ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"} \
-    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@" | tee "$said"
+    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@" | tee -i "$said"
   # 4. the policy and its baselines on patients nobody has seen
   run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
-} 2>&1 | tee "$log"
+} 2>&1 | tee -i "$log"
 echo "log: $log"

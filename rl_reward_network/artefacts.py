@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all: written beside their place, then renamed into it."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,29 +10,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder; renamed to `path` when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}_", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600, which nobody else could read
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A temporary path in the same folder; renamed to `path` when the block ends without an error.
+
+    Raises:
+        ValueError: the disk is full or nothing may be written there; the message names `path` and the remedy.
+    """
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}_", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o644)  # mkstemp gives 0600, which nobody else could read
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; replaces `path` when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}_"))
+    """A temporary folder beside `path`; replaces `path` when the block ends without an error.
+
+    Raises:
+        ValueError: as `whole_file`.
+    """
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}_"))
+        with _placed(temporary, path):
+            yield temporary
+
+
+@contextmanager
+def _placed(temporary: Path, path: Path) -> Iterator[None]:
+    """Put the folder `temporary` in the place of `path` at the end."""
     try:
-        yield temporary
+        yield
         _open_to_readers(temporary)
         aside = temporary.with_name(temporary.name + "_old")
         if path.exists():
@@ -40,6 +63,27 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what the system says when `path` cannot be written into a message for the user."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if remedy := write_remedy(error):
+            raise ValueError(f"{path}: cannot be written ({error}); {remedy}") from error
+        raise
+
+
+def write_remedy(error: Exception) -> str | None:
+    """What to do about an error of writing; None for one of another kind. Safetensors has words, no error number."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in FULL or (isinstance(error, SafetensorError) and os.strerror(errno.ENOSPC) in str(error)):
+        return "the disk is full: free some space, or name a folder on another disk (OUTPUT_DIR, --output_dir)"
+    if number in REFUSED:
+        return "name a folder in which you may write (OUTPUT_DIR, --output_dir)"
+    return None
 
 
 def _open_to_readers(folder: Path) -> None:
@@ -59,11 +103,13 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`.
 
     Raises:
-        ValueError: the file is missing or not JSON; the message names the file.
+        ValueError: the file is missing, may not be read, or is not JSON; the message names the file.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: file not found") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None

@@ -1,1 +1,17 @@
 """Command lines over the package, run as `python -m scripts.<name>`."""
+
+import sys
+from types import TracebackType
+
+STOPPED = "\nstopped; finished files are kept. Run the same command again, with --resume where it has that flag"
+
+
+def _say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C is a clean stop, from the first import on (they take seconds); everything else keeps its traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(STOPPED, file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _say_stopped

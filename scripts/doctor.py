@@ -2,13 +2,16 @@
 
     python -m scripts.doctor [--model_path MODEL --data_root DATA]
 
-No weight is loaded: of a model folder only file headers are read (a hub id is downloaded if it is not cached yet). The
-exit status is 1 when a line says `missing`.
+No weight is loaded: of a model folder only file headers are read (a hub id is downloaded if it is not cached yet).
+Every image and mask is decoded once, so that a damaged one is found now and not in the middle of a run. The exit status
+is 1 when a line says `missing`.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,8 +19,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from rl_reward_network.data.embedded import DEFAULT_DATA
+from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -93,6 +98,7 @@ def _model(args: Args) -> str:
 
 def _data(args: Args) -> str:
     samples = read_samples(args.data_root, args.group_regex)
+    _decode_all(samples)
     split = make_split(samples, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     labelled = sum(sample.labelled for sample in samples)
@@ -100,6 +106,26 @@ def _data(args: Args) -> str:
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
     return f"{len(samples)} images, {labelled} with a mask; patients: {patients}{hints}"
+
+
+def _decode_all(samples: list[Sample]) -> None:
+    """Raise with the first of the files that cannot be read, and how many there are."""
+    with ThreadPoolExecutor() as threads:  # decoders run beside each other
+        found = list(tqdm(threads.map(_damage, samples), "reading", len(samples), unit="image", leave=False))
+    damaged = [message for message in found if message]
+    if damaged:
+        more = f" (and {len(damaged) - 1} more images or masks)" if len(damaged) > 1 else ""
+        raise ValueError(damaged[0] + more)
+
+
+def _damage(sample: Sample) -> str | None:
+    """What is wrong with the files of a sample."""
+    try:
+        sample.load_image()
+        sample.load_mask()
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _reward_network(args: Args) -> str:
@@ -122,6 +148,8 @@ def _disk(args: Args) -> str:
     folder = args.output_dir
     while not folder.exists():
         folder = folder.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{args.output_dir}: nothing can be written in {folder}; set OUTPUT_DIR to a folder of yours")
     free = shutil.disk_usage(folder).free / 1e9
     if free < FREE_DISK_GB:
         raise ValueError(

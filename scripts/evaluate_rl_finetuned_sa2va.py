@@ -9,7 +9,7 @@ eval.json, eval.csv and report.html (one file; open it in a browser).
 import glob
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,11 +32,12 @@ from rl_reward_network.evaluation.overlays import Overlay, expected_errors
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence, write_report
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import truth_map
-from rl_reward_network.training.policy_stage import TABLES
+from rl_reward_network.training.policy_stage import REWARD_NET, TABLES
 from rl_reward_network.training.prompt_policy import choose_prompts, load_policy, read_policy_config
 from rl_reward_network.training.prompt_tables import load_tables, prompt_tables, ridge_choices
 from rl_reward_network.training.reward_stage import check_no_leak
-from rl_reward_network.training.world import World, WorldConfig, open_world
+from rl_reward_network.training.run_folder import world_config
+from rl_reward_network.training.world import World, open_world
 from scripts.cli import run
 
 
@@ -52,10 +53,14 @@ class Args:
     """At most this many images, one per series before a second; without it all."""
     data_root: Path | None = None
     """Where the data are now, if not where they were in training."""
+    base_model: str | None = None
+    """Where Sa2VA is now, if not where it was in training."""
     gpu: int | None = None
     """Index of the GPU; -1 is the CPU; without it as in training."""
     segment_batch: int | None = None
     """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
+    show_names: bool = False
+    """Put the names of images and patients into the report in place of their hashes."""
 
 
 def main(args: Args) -> None:
@@ -82,7 +87,8 @@ def main(args: Args) -> None:
     comparison = compare(val, tables, chosen, deployment, world.config.seed, plan["ppo"]["max_steps"])
     overlays = _overlays(world, comparison, network, samples, chosen[POLICY])
     about = _about(config, args.split, world, (time.perf_counter() - start) / 60)
-    result = EvaluationResult(comparison, world.prompts, about, (), overlays, rollouts)
+    names = _names(samples) if args.show_names else {}
+    result = EvaluationResult(comparison, world.prompts, about, (), overlays, rollouts, names)
     report = write_report(folder / ("evaluation" if args.images is None else f"evaluation_{len(samples)}"), result)
     _show(comparison)
     print(world.bank.counts())
@@ -108,28 +114,26 @@ def newest(paths: tuple[str, ...]) -> Path:
 
 def _open_as_trained(config: dict[str, Any], args: Args, folder: Path) -> World:
     """The world of the run; a split that no longer fits the data is an error."""
-    own = dict(config["world"])
-    for name in ("data_root", "output_dir", "prompts"):
-        own[name] = Path(own[name]) if own[name] is not None else None
-    own["data_root"] = args.data_root or own["data_root"]
-    own["gpu"] = args.gpu if args.gpu is not None else -1 if config["device"] == "cpu" else own["gpu"]
-    own["segment_batch"] = args.segment_batch or own["segment_batch"]
-    world = open_world(WorldConfig(**own), folder / "split.json")
-    for name, value in (("model_fingerprint", world.segmenter.fingerprint), ("prompts", list(world.prompts))):
-        if config[name] != value:
-            device = f"evaluate on the kind of device it was trained on ({config['device']}), or "
-            remedy = (device if name == "model_fingerprint" else "") + "train again"
-            raise ValueError(f"{folder / 'config.json'}: {name} is {config[name]}, now it is {value}; {remedy}")
+    own = world_config(folder, config, args.data_root, args.base_model)
+    gpu = args.gpu if args.gpu is not None else -1 if config["device"] == "cpu" else own.gpu
+    own = replace(own, gpu=gpu, segment_batch=args.segment_batch or own.segment_batch)
+    world = open_world(own, folder / "split.json", config["prompts"])
+    if config["model_fingerprint"] != (found := world.segmenter.fingerprint):
+        raise ValueError(
+            f"{folder / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {found}; "
+            f"evaluate on the kind of device it was trained on ({config['device']}), name its model by --base_model, "
+            "or train again"
+        )
     return world
 
 
 def _reward_network(config: dict[str, Any], world: World, folder: Path) -> RewardNetwork:
     """The network that rewarded this run, proven to be the same one."""
-    path = Path(config["reward_net"])
+    path = folder / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
     check_no_leak(world, network, path)
     if network.fingerprint != config["reward_net_fingerprint"]:
-        raise ValueError(f"{folder / 'config.json'}: reward_net {path} has other weights now; run step 2 again")
+        raise ValueError(f"{path}: has other weights than in training; copy the run folder again, or run step 2 again")
     return network
 
 
@@ -159,6 +163,11 @@ def _overlays(
         errors = expected_errors(mine, truth_map(network, image))
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mine, errors))
     return tuple(overlays)
+
+
+def _names(samples: list[Sample]) -> dict[str, str]:
+    """The file of each image and the name of each patient, by their hashes."""
+    return {s.sample_id: s.image_path.name for s in samples} | {s.group_id: s.group for s in samples}
 
 
 def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> dict[str, Any]:

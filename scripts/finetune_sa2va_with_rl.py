@@ -17,6 +17,7 @@ from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.training.policy_stage import (
     FINAL,
     KIND,
+    REWARD_NET,
     PolicyPlan,
     check_settings,
     find_policy_run,
@@ -30,7 +31,7 @@ from rl_reward_network.training.reward_stage import (
     reward_plan,
     run_reward_stage,
 )
-from rl_reward_network.training.run_folder import new_run_folder, read_run_config
+from rl_reward_network.training.run_folder import new_run_folder
 from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
 from scripts.train_reward_network import show_agreement
@@ -91,7 +92,7 @@ def main(args: Args) -> None:
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        own = Path(read_run_config(found)["reward_net"]) if found else None
+        own = found / REWARD_NET if found else None
         reward_net = (
             args.reward_net or own or find_reward_network(world, rewards) or _step_1(world, rewards, args.resume)
         )

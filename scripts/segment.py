@@ -31,7 +31,9 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.rewards.learned import score_masks
+from rl_reward_network.training.policy_stage import REWARD_NET
 from rl_reward_network.training.prompt_policy import load_policy, read_policy_config, try_prompts
+from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
 
 
@@ -63,9 +65,12 @@ def main(args: Args) -> None:
         )
     image = load_image(args.image)
     trained = {} if args.policy is None else read_policy_config(args.policy)
-    own = trained.get("world", {"model_path": DEFAULT_MODEL, "max_tiles": None, "max_new_tokens": 64})
+    own = trained.get("world", {"max_tiles": None, "max_new_tokens": 64})
     tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
-    model, processor = load_sa2va_model(args.model_path or own["model_path"], args.device)
+    model_path = args.model_path or (
+        DEFAULT_MODEL if args.policy is None else located_model(args.policy.parent, trained, "--model_path")
+    )
+    model, processor = load_sa2va_model(model_path, args.device)
     processor.max_tiles = tiles or processor.max_tiles
     if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
         warnings.warn(
@@ -113,7 +118,7 @@ def chosen_prompt(
     seen = observe_image(image, pooled)
     if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
         raise ValueError(f"{folder}: trained on a Sa2VA with features of another width; leave --model_path out")
-    judge = functools.cache(lambda: RewardNetwork.from_pretrained(trained["reward_net"]))
+    judge = functools.cache(lambda: RewardNetwork.from_pretrained(folder.parent / REWARD_NET))
 
     def score(tried: np.ndarray) -> np.ndarray:  # asked only where the policy tries several prompts
         mask = np.asarray(ask(prompts[int(tried[0])]).masks().any(axis=0), dtype=np.float32)

@@ -25,17 +25,17 @@ HEADS = {
     "mae": "MAE",
     "pearson": "r",
     "spearman": "rho",
-    "within_image_spearman": "rho in image",
+    "within_image_spearman": "rho img",
     "top1_regret": "regret",
     "auroc_poor": "AUROC",
     "pearson_middle": "r .7-.9",
 }
 
 LEGEND = (
-    "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; regret: Dice lost by the mask "
-    "liked best; AUROC: tells Dice < 0.7 from the rest; r .7-.9: Pearson of masks with Dice in between. Rows: mean of "
-    "the members; one of them; mean - k * spread, the reward; the predecessor's CNN (4 channels, one mask per image); "
-    "a constant."
+    "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; rho img: rho among the masks of "
+    "one image; regret: Dice lost by the mask liked best; AUROC: tells Dice < 0.7 from the rest; r .7-.9: Pearson of "
+    "masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; the "
+    "predecessor's CNN (4 channels, one mask per image); a constant."
 )
 
 

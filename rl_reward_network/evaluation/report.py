@@ -4,8 +4,8 @@ import base64
 import csv
 import html
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class EvaluationResult:
         notes: further remarks; the comparison's own are always shown.
         overlays: images to show, see `overlay_picks`.
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
+        names: what to write for an image or a patient in place of its hash; by default nothing.
 
     Raises:
         ValueError: another number of prompts than in the tables, or an overlay of an image that was not compared.
@@ -55,6 +56,7 @@ class EvaluationResult:
     notes: tuple[str, ...] = ()
     overlays: tuple[Overlay, ...] = ()
     rollouts: tuple[dict[str, Any], ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse parts that do not belong together, before anything is written."""
@@ -63,6 +65,10 @@ class EvaluationResult:
             raise ValueError(f"prompts: got {len(self.prompts)}; the tables have {expected}")
         if unknown := [overlay.sample_id for overlay in self.overlays if overlay.sample_id not in known]:
             raise ValueError(f"overlays: {unknown} are not among the compared test images; choose by overlay_picks")
+
+    def named(self, hashed: str) -> str:
+        """What to write for an image or a patient."""
+        return self.names.get(hashed, hashed)
 
 
 def write_report(folder: Path, result: EvaluationResult) -> Path:
@@ -114,7 +120,8 @@ def _per_image(result: EvaluationResult) -> str:
         values = np.stack([comparison.values(row, column) for column in columns], axis=1)  # (N, columns)
         for table, weights, numbers in zip(comparison.tables, row.weights, values, strict=True):
             prompt = int(weights.argmax()) if weights.max() == 1 else ""
-            lines.append([table.sample_id, table.group_id, row.name, prompt, *_digits(numbers)])
+            ids = [result.named(name) for name in (table.sample_id, table.group_id)]
+            lines.append([*ids, row.name, prompt, *_digits(numbers)])
     return _csv(lines)
 
 
@@ -126,7 +133,7 @@ def _per_patient(result: EvaluationResult) -> str:
     for row in comparison.rows:
         means = [group_means(comparison.values(row, column), groups) for column in columns]
         for group, numbers in zip(sorted(set(groups)), np.stack(means, axis=1), strict=True):
-            lines.append([group, groups.count(group), row.name, *_digits(numbers)])
+            lines.append([result.named(group), groups.count(group), row.name, *_digits(numbers)])
     return _csv(lines)
 
 
@@ -153,7 +160,7 @@ def _page(result: EvaluationResult) -> str:
         *_choices(result),
         *_curves(result),
         "<h2>Images</h2>" if result.overlays else "",
-        *(_overlay(overlay, comparison) for overlay in result.overlays),
+        *(_overlay(overlay, result) for overlay in result.overlays),
         "<h2>What was evaluated</h2>",
         _table(["setting", "value"], result.config.items(), "wrap"),
     ]
@@ -245,8 +252,9 @@ def _image(data: bytes, kind: str, description: str) -> str:
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{_text(description)}">'
 
 
-def _overlay(overlay: Overlay, comparison: Comparison) -> str:
+def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
     """One image: plain, with the contours of truth, default prompt and policy, and the errors the reward expects."""
+    comparison = result.comparison
     place = next(place for place, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
     panels = [("image", draw_mask(overlay.image, None, TRUTH))]
     if overlay.truth is not None:
@@ -258,4 +266,5 @@ def _overlay(overlay: Overlay, comparison: Comparison) -> str:
     figures_html = "".join(
         f"<figure>{_image(data, 'jpeg', name)}<figcaption>{_text(name)}</figcaption></figure>" for name, data in panels
     )
-    return f'<h3>{_text(overlay.title)}: {_text(overlay.sample_id)}</h3><div class="panels">{figures_html}</div>'
+    title = f"{overlay.title}: {result.named(overlay.sample_id)}"
+    return f'<h3>{_text(title)}</h3><div class="panels">{figures_html}</div>'

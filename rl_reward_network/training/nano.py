@@ -305,7 +305,8 @@ class NanoTrainer:
         state = {"model": self.model.state_dict(), "helpers": self.helpers.state_dict()}
         state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
         with whole_folder(self.folder / "checkpoint") as temporary:
-            torch.save(state, temporary / "state.pt")
+            with (temporary / "state.pt").open("wb") as file:
+                torch.save(state, file)
             write_json(temporary / "state.json", where | {"settings": self.settings})
 
     def _resume(self, number: int, optimiser: Any, schedule: Any) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from rl_reward_network.training.world import World
 
 KIND = "sa2va_rl_finetune"
 TABLES, FINAL = "tables.json", "final_model"  # the latter is written last: without it a run was cut off
+REWARD_NET = "reward_net"  # the run's own copy, so that it can be evaluated wherever it is moved
 IMAGES = {"quick": 20, "full": 100}
 VAL_IMAGES = {"quick": 48, "full": 100}  # they decide what is deployed, so as many as seconds allow
 PPO = {
@@ -77,8 +78,8 @@ def policy_plan(
 def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
     """Train the prompt policy in `run`.
 
-    Writes final_model/, tables.json (what the policy learned from), config.json, split.json, checkpoint.pt,
-    metrics.jsonl and logs/.
+    Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
+    checkpoint.pt, metrics.jsonl and logs/.
 
     Args:
         world: data, split, frozen model and its masks.
@@ -97,9 +98,8 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
         "policy": world.pick("policy", plan.images, labelled=plan.reward != "net"),
         "val": world.pick("val", plan.val_images),
     }
-    stage = _stage(world, plan, reward_net, network)
     with only_here(run):
-        config = check_settings(run, world, plan, network) if resume else describe_run(run, world, stage)
+        config = check_settings(run, world, plan, network) if resume else _describe(run, world, plan, network)
         seconds: dict[str, float] = {}
         before = _counts(world)
         with clock(seconds, "masks and scores"):
@@ -128,7 +128,7 @@ def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
         try:
             config = read_run_config(path.parent)
-            network = RewardNetwork.from_pretrained(config["reward_net"])
+            network = RewardNetwork.from_pretrained(path.parent / REWARD_NET)
         except ValueError as error:
             warnings.warn(f"passed over: {error}", stacklevel=2)
             continue
@@ -176,16 +176,18 @@ def _counts(world: World) -> dict[str, int]:
     return {"computed": world.bank.computed, "reused": world.bank.reused, "encoded": world.bank.encoded}
 
 
-def _stage(world: World, plan: PolicyPlan, reward_net: Path, network: RewardNetwork) -> dict[str, Any]:
-    """What config.json says about this run besides the world."""
-    return {
+def _describe(run: Path, world: World, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
+    """Begin the run folder: its own copy of the reward network, then config.json."""
+    if not (run / "config.json").exists():
+        network.save_pretrained(run / REWARD_NET)
+    stage = {
         "stage": "prompt policy",
         "plan": asdict(plan),
         "origin": _origin(world, plan),
-        "reward_net": str(reward_net.resolve()),
         "reward_net_fingerprint": network.fingerprint,
         "reward_net_info": {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
     }
+    return describe_run(run, world, stage)
 
 
 def _origin(world: World, plan: PolicyPlan) -> dict[str, Any]:

@@ -150,9 +150,10 @@ class _Recorder(BaseCallback):
         self.stop = self._over_optimised()
         if time.monotonic() < self.next_checkpoint:
             return
-        with whole_file(self.run / CHECKPOINT) as temporary:
-            assert isinstance(self.model, PPO)
-            torch.save({**_state(self.model), "rows": self.curves.rows, "peak": self.peak}, temporary)
+        assert isinstance(self.model, PPO)
+        state = {**_state(self.model), "rows": self.curves.rows, "peak": self.peak}
+        with whole_file(self.run / CHECKPOINT) as temporary, temporary.open("wb") as file:
+            torch.save(state, file)
         self.next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
 
     def over_optimised_at_the_end(self) -> bool:

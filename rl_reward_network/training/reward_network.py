@@ -268,8 +268,8 @@ def _save(run: Path, network: RewardNetwork, state: dict[str, Any]) -> None:
     """Everything training needs to go on; no random state is among it, because every batch has a seed of its own."""
     with whole_file(run / "metrics.jsonl") as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in state["rows"]), encoding="utf-8")
-    with whole_file(run / CHECKPOINT) as temporary:
-        torch.save({**state, "network": network.state_dict()}, temporary)
+    with whole_file(run / CHECKPOINT) as temporary, temporary.open("wb") as file:  # a path would hide why it failed
+        torch.save({**state, "network": network.state_dict()}, file)
 
 
 def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:

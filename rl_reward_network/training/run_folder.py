@@ -15,7 +15,7 @@ from typing import Any
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.splits import save_split
-from rl_reward_network.training.world import World
+from rl_reward_network.training.world import World, WorldConfig
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
 
@@ -32,7 +32,7 @@ def new_run_folder(output_dir: Path, kind: str) -> Path:
 
 
 def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
-    """Make the run folder with its config.json and split.json, and return the former; paths become absolute.
+    """Make the run folder with its config.json and split.json, and return the former; paths as `portable` gives them.
 
     Args:
         run: run folder.
@@ -46,8 +46,8 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
         raise ValueError(f"{run}: holds a run already; give a new folder")
     config = {
         **stage,
-        "world": {name: _plain(value) for name, value in asdict(world.config).items()}
-        | {"model_path": _model_path(world)},
+        "world": {name: _plain(value, run) for name, value in asdict(world.config).items()}
+        | {"model_path": _model_path(world, run)},
         "device": world.config.device,
         "data_fingerprint": world.data_fingerprint,
         "model_fingerprint": world.segmenter.fingerprint,
@@ -110,14 +110,70 @@ def provenance() -> dict[str, Any]:
     return {"versions": versions, "commit": _commit()}
 
 
-def _plain(value: Any) -> Any:
-    return str(value.resolve()) if isinstance(value, Path) else value
+def portable(path: Path, run: Path) -> str:
+    """How a run names a path: from the run folder where both lie in one project, which can then be moved as a whole.
+
+    The project is the folder that holds the output folder; a path outside of it stays absolute.
+    """
+    path, run = path.resolve(), run.resolve()
+    project = run.parent.parent
+    inside = path.is_relative_to(project) and project != project.parent  # all paths lie in /
+    return os.path.relpath(path, run) if inside else str(path)
 
 
-def _model_path(world: World) -> str:
-    """The model's folder as an absolute path; a hub id as it is."""
+def world_config(
+    run: Path, config: dict[str, Any], data_root: Path | None = None, model_path: str | None = None
+) -> WorldConfig:
+    """The world of a run, wherever its folder is now; the prompts are in `config` itself.
+
+    Args:
+        run: run folder.
+        config: its config.json.
+        data_root, model_path: where data and model are now, if not where they were.
+
+    Raises:
+        ValueError: they are not there; names the flag that says where they are.
+    """
+    saved = config["world"]
+    data_root = data_root or (run / saved["data_root"]).resolve()
+    if not data_root.is_dir():
+        raise ValueError(
+            f"{run / 'config.json'}: field world.data_root is {saved['data_root']}, no folder here; give --data_root, "
+            "the folder where the same data are now"
+        )
+    model_path = model_path or located_model(run, config, "--base_model")
+    output_dir = (run / saved["output_dir"]).resolve()
+    return WorldConfig(
+        **{**saved, "data_root": data_root, "model_path": model_path, "output_dir": output_dir, "prompts": None}
+    )
+
+
+def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
+    """The model of a run: a folder that is here, an embedded one's name, or a hub id.
+
+    Raises:
+        ValueError: it was a folder and is not here; names `flag`, which says where it is.
+    """
+    model = str(config["world"]["model_path"])
+    if not model.startswith((".", os.sep)):
+        return model
+    folder = (run / model).resolve()
+    if not folder.is_dir():
+        raise ValueError(
+            f"{run / 'config.json'}: field world.model_path is {model}, no folder here; give {flag}, the folder where "
+            "the same model is now"
+        )
+    return str(folder)
+
+
+def _plain(value: Any, run: Path) -> Any:
+    return portable(value, run) if isinstance(value, Path) else value
+
+
+def _model_path(world: World, run: Path) -> str:
+    """The model's folder, or its hub id as it is."""
     path = Path(world.config.model_path)
-    return str(path.resolve()) if path.exists() else world.config.model_path
+    return portable(path, run) if path.exists() else world.config.model_path
 
 
 def _commit() -> str | None:

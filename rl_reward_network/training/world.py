@@ -1,6 +1,6 @@
 """What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,19 +101,20 @@ class World:
         return self.segmenter.upsample(self.bank.answer(image).mask_logits, image.shape[:2])
 
 
-def open_world(config: WorldConfig, split_file: Path | None = None) -> World:
+def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Sequence[str] | None = None) -> World:
     """Read the data, split them and load the model.
 
     Args:
         config: what to open.
         split_file: an earlier run's split.json, used if it fits the data; without it the split is made by the seed.
+        prompts: an earlier run's, in place of those of `config`.
 
     Raises:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
     samples = read_samples(config.data_root, config.group_regex)
     _check_one_phrase(samples, config.data_root)
-    prompts = load_prompts(config.prompts)
+    prompts = load_prompts(config.prompts) if prompts is None else tuple(prompts)
     split = make_split(samples, config.split_seed) if split_file is None else load_split(split_file, samples)
     segmenter = load_segmenter(
         config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
