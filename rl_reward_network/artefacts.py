@@ -112,4 +112,4 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from None
+        raise ValueError(f"{path}: not valid JSON ({error}); correct it there, or write it again") from None

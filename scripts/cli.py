@@ -23,16 +23,23 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
     for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    if message := _outcome(lambda: main(_parsed(args_type, ignore_unknown))):
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parsed(args_type: Any, ignore_unknown: bool) -> Any:
+    return tyro.cli(args_type, return_unknown_args=True)[0] if ignore_unknown else tyro.cli(args_type)
+
+
+def _outcome(call: Callable[[], None]) -> str | None:
+    """What to tell the user, if anything. Progress bars are closed once this returns, so the message comes last."""
     try:
-        main(tyro.cli(args_type, return_unknown_args=True)[0] if ignore_unknown else tyro.cli(args_type))
+        call()
     except ValueError as error:
-        sys.exit(_fail(str(error)))
+        return str(error)
     except OSError as error:  # where a library writes by itself
         if (remedy := write_remedy(error)) is None:
             raise
-        sys.exit(_fail(f"{error}; {remedy}"))
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+        return f"{error.filename}: cannot be written ({error.strerror}); {remedy}"
+    return None

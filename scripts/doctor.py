@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,16 +18,13 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 from rl_reward_network.data.embedded import DEFAULT_DATA
-from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import make_split
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.training.world import read_samples
+from rl_reward_network.training.world import check_files, read_samples, split_samples
 from scripts.cli import run
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
@@ -98,34 +94,14 @@ def _model(args: Args) -> str:
 
 def _data(args: Args) -> str:
     samples = read_samples(args.data_root, args.group_regex)
-    _decode_all(samples)
-    split = make_split(samples, args.split_seed)
+    check_files(samples)
+    split = split_samples(samples, args.data_root, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     labelled = sum(sample.labelled for sample in samples)
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
     return f"{len(samples)} images, {labelled} with a mask; patients: {patients}{hints}"
-
-
-def _decode_all(samples: list[Sample]) -> None:
-    """Raise with the first of the files that cannot be read, and how many there are."""
-    with ThreadPoolExecutor() as threads:  # decoders run beside each other
-        found = list(tqdm(threads.map(_damage, samples), "reading", len(samples), unit="image", leave=False))
-    damaged = [message for message in found if message]
-    if damaged:
-        more = f" (and {len(damaged) - 1} more images or masks)" if len(damaged) > 1 else ""
-        raise ValueError(damaged[0] + more)
-
-
-def _damage(sample: Sample) -> str | None:
-    """What is wrong with the files of a sample."""
-    try:
-        sample.load_image()
-        sample.load_mask()
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _reward_network(args: Args) -> str:

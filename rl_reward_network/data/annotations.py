@@ -128,11 +128,14 @@ def _compile(group_regex: str | None) -> re.Pattern[str]:
 def _read_records(path: Path) -> list[Any]:
     """The non-empty list in an annotation file."""
     if not path.is_file():
-        raise ValueError(f"{path}: file not found; a data folder holds annotations.json and images/")
+        raise ValueError(
+            f"{path}: file not found; a data folder holds annotations.json and images/: name one by DATA_ROOT "
+            "(--data_root)"
+        )
     records = read_json(path)
     if not isinstance(records, list) or not records:
         found = "an empty list" if records == [] else type(records).__name__
-        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {found}")
+        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {found}; see the README")
     return records
 
 
@@ -206,7 +209,8 @@ def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str
     if not group:
         raise ValueError(
             "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
-            " named group, e.g. '^(?P<group>[^_]+)_'"
+            " named group, e.g. '^(?P<group>[^_]+)_' for PATIENT_1.png, or '(?P<group>.+)' where each image is of"
+            " another patient"
         )
     return group, f"series {series}" if series else f"image {name}"
 
@@ -246,30 +250,33 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
     """One mask per phrase, no parts where unlabelled."""
     if png := record.get("mask_png"):
         files = png if isinstance(png, list) else [png]
-        _check_count("mask_png", len(files), phrases)
+        _check_count("`mask_png` has ", len(files), phrases)
         return [parse_png(_inside(root, file, "mask_png")[1], size) for file in files]
     mask = record.get("mask")
     if mask is None or mask == []:
         return [MaskParts()] * phrases
-    return [_parse_object(parts, size, notes) for parts in _objects(mask, phrases)]
+    try:
+        return [_parse_object(parts, size, notes) for parts in _objects(mask, phrases)]
+    except ValueError as error:
+        raise ValueError(f"`mask`: {error}") from error
 
 
 def _check_count(key: str, found: int, phrases: int) -> None:
     """Raise unless there is one object per phrase."""
     if found != phrases:
-        raise ValueError(f"`{key}` has {found} object(s) but `text` has {phrases} phrase(s); give one per phrase")
+        raise ValueError(f"{key}{found} object(s), but `text` has {phrases} phrase(s); give one per phrase")
 
 
 def _objects(mask: Any, phrases: int) -> list[list[Any]]:
     """One list of parts (polygons, RLEs) per phrase."""
     parts = [mask] if isinstance(mask, dict) else mask
     if not isinstance(parts, list):
-        raise ValueError(f"`mask` must be a list of polygons or an RLE, got {type(mask).__name__}")
+        raise ValueError(f"must be a list of polygons or an RLE, got {type(mask).__name__}")
     official = any(isinstance(part, list) and part and isinstance(part[0], list | dict) for part in parts)
     if not official and phrases == 1:
         return [parts]
     objects = [part if official and isinstance(part, list) else [part] for part in parts]
-    _check_count("mask", len(objects), phrases)
+    _check_count("", len(objects), phrases)
     return objects
 
 

@@ -61,7 +61,7 @@ def load_grid(path: Path) -> np.ndarray:
 def _read(path: Path, decode: bool) -> Image.Image:
     """The still image in a file, decoded and upright, or only its header (with the file closed again)."""
     if not path.is_file():
-        raise ValueError(f"{path}: image file not found")
+        raise ValueError(f"{path}: image file not found; put it there, or delete its record")
     try:
         with Image.open(path) as image:
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a phone's JPEG with a preview

@@ -87,9 +87,8 @@ def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     except ValueError:  # ragged nesting
         flat = np.array(None)
     if flat.ndim != 1 or flat.dtype.kind not in "iuf" or not np.isfinite(flat).all():
-        raise ValueError(
-            "a polygon holds something else than finite numbers; expected a flat list [x1, y1, x2, y2, ...]"
-        )
+        wrong = next((v for v in values if isinstance(v, bool) or not isinstance(v, int | float) or v - v != 0), values)
+        raise ValueError(f"a polygon holds {wrong!r}, expected finite numbers in a flat list [x1, y1, x2, y2, ...]")
     if len(flat) % 2:
         raise ValueError(f"a polygon has {len(flat)} numbers, expected pairs x, y; a coordinate is missing")
     points = flat.astype(np.float64).reshape(-1, 2)  # (n, 2) x, y
@@ -122,7 +121,9 @@ def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
         raise ValueError(f"RLE size is {value['size']}, but the image is {list(size)} ([H, W], after EXIF rotation)")
     runs = _runs(value["counts"])
     if (runs < 0).any() or runs.sum() != size[0] * size[1]:
-        raise ValueError(f"RLE runs must be >= 0 and sum to H * W = {size[0] * size[1]}, got a sum of {runs.sum()}")
+        raise ValueError(
+            f"RLE runs must be >= 0 and sum to H * W = {size[0] * size[1]}, got a sum of {runs.sum()}; export it again"
+        )
     uncompressed = {"size": list(size), "counts": runs.tolist()}
     return MaskParts(rles=(coco.frPyObjects(uncompressed, *size),))
 

@@ -19,7 +19,9 @@ from rl_reward_network.data.sample import Sample
 SPLITS = ("reward", "policy", "val", "test")
 FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
 FORMAT_VERSION = 1
-OTHER_DATA = "the split belongs to other data, or these were changed: name that data folder, or make the split anew"
+OTHER_DATA = (
+    "the split is of other data, or these were changed: name that data folder (--data_root), or begin a new run"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def load_split(path: Path, samples: Sequence[Sample]) -> Split:
     split = _parse(read_json(path), path)
     owners = Counter(group for ids in split.groups.values() for group in ids)
     if leaks := [group for group, count in owners.items() if count > 1]:
-        raise ValueError(f"{path}: leak: group(s) {_some(leaks)} appear more than once; make the split anew")
+        raise ValueError(f"{path}: leak: group(s) {_some(leaks)} appear more than once; begin a new run")
     present = {sample.group_id for sample in samples}
     if missing := present - owners.keys():
         raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
@@ -102,12 +104,10 @@ def _parse(value: Any, path: Path) -> Split:
     """A Split from the content of its file."""
     version = value.get("format_version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format_version is {version!r}, this program reads {FORMAT_VERSION}; make the split anew"
-        )
+        raise ValueError(f"{path}: format_version is {version!r}, this program reads {FORMAT_VERSION}; begin a new run")
     groups, seed, fingerprint = (value.get(key) for key in ("groups", "seed", "fingerprint"))
     if not isinstance(groups, dict) or groups.keys() != set(SPLITS):
-        raise ValueError(f"{path}: `groups` must have exactly the keys {', '.join(SPLITS)}; make the split anew")
+        raise ValueError(f"{path}: `groups` must have exactly the keys {', '.join(SPLITS)}; begin a new run")
     ids_valid = all(isinstance(ids, list) and ids and all(isinstance(i, str) for i in ids) for ids in groups.values())
     if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
         raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint` are required")

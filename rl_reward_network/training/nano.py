@@ -31,6 +31,7 @@ from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_loss
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, Sa2VAOutput
 from rl_reward_network.models.sa2va.prediction_sa2va import to_device
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.training.checkpoints import load_checkpoint, save_checkpoint
 from rl_reward_network.training.nano_data import (
     ATTRIBUTES,
     CODED,
@@ -305,8 +306,7 @@ class NanoTrainer:
         state = {"model": self.model.state_dict(), "helpers": self.helpers.state_dict()}
         state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
         with whole_folder(self.folder / "checkpoint") as temporary:
-            with (temporary / "state.pt").open("wb") as file:
-                torch.save(state, file)
+            save_checkpoint(temporary / "state.pt", state)
             write_json(temporary / "state.json", where | {"settings": self.settings})
 
     def _resume(self, number: int, optimiser: Any, schedule: Any) -> tuple[int, float]:
@@ -315,7 +315,7 @@ class NanoTrainer:
         if not where.exists() or read_json(where / "state.json")["stage"] != number:
             return 0, 0.0
         said = self._check_settings(where / "state.json")
-        state = torch.load(where / "state.pt", map_location=self.device, weights_only=True)
+        state = load_checkpoint(where / "state.pt", self.device)
         self.model.load_state_dict(state["model"])
         self.helpers.load_state_dict(state["helpers"])
         optimiser.load_state_dict(state["optimiser"])

@@ -21,10 +21,11 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
 from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
+from rl_reward_network.training.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from rl_reward_network.training.prompt_policy import architecture, choose_prompts
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 
-CHECKPOINT, CHECKPOINT_SECONDS = "checkpoint.pt", 1.0  # no more often: writing one takes as long as ten steps
+CHECKPOINT_SECONDS = 1.0  # no more often: writing one takes as long as ten steps
 GOLD_FALL, EVALUATIONS = 0.02, 3  # Dice below its peak, for so many evaluations in a row, ends the training
 
 
@@ -54,7 +55,7 @@ def train_prompt_policy(
     venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward)
     model = new_ppo(venv, train_contexts, config)
     run.mkdir(parents=True, exist_ok=True)
-    state = _load(run / CHECKPOINT)
+    state = load_checkpoint(run / CHECKPOINT)
     curves = _Curves(run, state)
     recorder = _Recorder(val_contexts, config, reward, run, curves, state)
     logger = Logger(str(run / "logs"), [curves])
@@ -152,8 +153,7 @@ class _Recorder(BaseCallback):
             return
         assert isinstance(self.model, PPO)
         state = {**_state(self.model), "rows": self.curves.rows, "peak": self.peak}
-        with whole_file(self.run / CHECKPOINT) as temporary, temporary.open("wb") as file:
-            torch.save(state, file)
+        save_checkpoint(self.run / CHECKPOINT, state)
         self.next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
 
     def over_optimised_at_the_end(self) -> bool:
@@ -270,8 +270,3 @@ def _restore(model: PPO, state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     for key, value in state["unwritten"].items():
         model.logger.record(key, value, tuple(state["excluded"][key]) or None)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The state at the last checkpoint; empty without one."""
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}

@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, judge
+from rl_reward_network.training.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from rl_reward_network.training.reward_masks import Windows, balance, unpack
 
-CHECKPOINT = "checkpoint.pt"
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
 RANK_SCALE = 0.05  # differences of Dice well above this are ranked, well below it they may be mistaken
 
@@ -268,15 +268,14 @@ def _save(run: Path, network: RewardNetwork, state: dict[str, Any]) -> None:
     """Everything training needs to go on; no random state is among it, because every batch has a seed of its own."""
     with whole_file(run / "metrics.jsonl") as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in state["rows"]), encoding="utf-8")
-    with whole_file(run / CHECKPOINT) as temporary, temporary.open("wb") as file:  # a path would hide why it failed
-        torch.save({**state, "network": network.state_dict()}, file)
+    save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
 
 
 def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:
     """The state at the last checkpoint, whose weights are put into `network`; without one, the beginning."""
-    if not path.exists():
+    state = load_checkpoint(path)
+    if not state:
         return _fresh(0)
-    state = torch.load(path, map_location="cpu", weights_only=True)
     network.load_state_dict(state.pop("network"))
     return state
 

@@ -9,11 +9,12 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.reward_sheet import write_sheet
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.training.checkpoints import CHECKPOINT
 from rl_reward_network.training.reward_agreement import judge_agreement, sheet_rows
 from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
-from rl_reward_network.training.reward_network import CHECKPOINT, PRESETS, RewardTrainingConfig, train_reward_network
+from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.training.run_folder import clock, describe_run, only_here
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 

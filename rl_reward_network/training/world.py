@@ -1,6 +1,7 @@
 """What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,15 @@ class WorldConfig:
     prompts: Path | None = None
     """Your own prompts, one per line; without it the 11 built-in ones."""
 
+    def __post_init__(self) -> None:
+        """Refuse counts nothing can be done with."""
+        for name in ("segment_batch", "max_new_tokens", "max_tiles"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}; give 1 or more")
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}; give 0 or more")
+
     @property
     def device(self) -> str:
         """Name of the device for torch."""
@@ -83,7 +93,7 @@ class World:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
         Raises:
-            ValueError: the split has no such sample.
+            ValueError: the split has no such sample, or a file of theirs is damaged: better now than hours later.
         """
         samples = select(self.samples, self.split, name)
         picked = spread([s for s in samples if s.labelled], count, self.config.seed)
@@ -94,6 +104,7 @@ class World:
             other = "use --reward net" if name == "policy" else "name a trained reward network by REWARD_NET"
             remedy = "annotate more patients" + (f", or {other}" if labelled else "")
             raise ValueError(f"{self.config.data_root}: no {kind} in the {name} split; {remedy}")
+        check_files(picked)
         return picked
 
     def probabilities(self, image: np.ndarray) -> np.ndarray:
@@ -115,7 +126,10 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     samples = read_samples(config.data_root, config.group_regex)
     _check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts) if prompts is None else tuple(prompts)
-    split = make_split(samples, config.split_seed) if split_file is None else load_split(split_file, samples)
+    if split_file is None:
+        split = split_samples(samples, config.data_root, config.split_seed)
+    else:
+        split = load_split(split_file, samples)
     segmenter = load_segmenter(
         config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
     )
@@ -134,6 +148,38 @@ def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
     return read_annotations(data_root, group_regex)
+
+
+def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
+    """`make_split`, with the file's name in its message."""
+    try:
+        return make_split(samples, seed)
+    except ValueError as error:
+        raise ValueError(f"{data_root / 'annotations.json'}: {error}") from None
+
+
+def check_files(samples: list[Sample]) -> None:
+    """Decode every image and mask once.
+
+    Raises:
+        ValueError: some cannot be read: the first one's message, and how many there are.
+    """
+    with ThreadPoolExecutor() as threads:  # decoders run beside each other
+        bar = tqdm(threads.map(_damage, samples), "checking files", len(samples), leave=False, unit="image", delay=2)
+        damaged = [message for message in bar if message]
+    if damaged:
+        more = f" (and {len(damaged) - 1} more images or masks)" if len(damaged) > 1 else ""
+        raise ValueError(damaged[0] + more)
+
+
+def _damage(sample: Sample) -> str | None:
+    """What is wrong with the files of a sample."""
+    try:
+        sample.load_image()
+        sample.load_mask()
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _check_one_phrase(samples: list[Sample], where: Path) -> None:

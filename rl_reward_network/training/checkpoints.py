@@ -1,0 +1,28 @@
+"""Checkpoints of a training: tensors and plain numbers in one file that appears whole and is never unpickled."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_reward_network.artefacts import whole_file
+
+CHECKPOINT = "checkpoint.pt"  # its name in a run folder
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors, numbers, texts, and lists and dicts of them).
+
+    Raises:
+        ValueError: the disk is full, or nothing may be written there.
+    """
+    buffer = io.BytesIO()  # straight into a file, torch hides why it failed
+    torch.save(state, buffer)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
+    """What `save_checkpoint` wrote, its tensors on `device`; empty where there is no such file."""
+    return dict(torch.load(path, map_location=device, weights_only=True)) if path.exists() else {}
