@@ -18,23 +18,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.data.embedded import RECIPE_FILE
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.baselines import (
+    ORACLE,
     POLICY,
     RIDGE,
     Comparison,
     compare,
     overlay_picks,
 )
-from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.overlays import Overlay, expected_errors
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence, write_report
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.rewards.learned import truth_map
 from rl_reward_network.training.policy_stage import REWARD_NET, TABLES
 from rl_reward_network.training.prompt_policy import choose_prompts, load_policy, read_policy_config
-from rl_reward_network.training.prompt_tables import load_tables, prompt_tables, ridge_choices
+from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import world_config
 from rl_reward_network.training.world import World, open_world
@@ -88,9 +91,10 @@ def main(args: Args) -> None:
     overlays = _overlays(world, comparison, network, samples, chosen[POLICY])
     about = _about(config, args.split, world, (time.perf_counter() - start) / 60)
     names = _names(samples) if args.show_names else {}
-    result = EvaluationResult(comparison, world.prompts, about, (), overlays, rollouts, names)
+    notes = (*_segmenter_note(entries, comparison), *_rehearsal_note(world))
+    result = EvaluationResult(comparison, world.prompts, about, notes, overlays, rollouts, names)
     report = write_report(folder / ("evaluation" if args.images is None else f"evaluation_{len(samples)}"), result)
-    _show(comparison)
+    _show(comparison, notes)
     print(world.bank.counts())
     print(f"\nreport: {report}")
 
@@ -165,6 +169,26 @@ def _overlays(
     return tuple(overlays)
 
 
+def _segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
+    """Whether a plain segmenter would serve better than any choice of prompts: the reward network is one."""
+    own = [(e.own_dice, e.table.group_id) for e in entries if e.own_dice is not None]
+    if not own:
+        return ()
+    dices, groups = zip(*own, strict=True)
+    found, oracle = group_bootstrap(np.array(dices), groups, 0), comparison.row(ORACLE).means["dice"]
+    advice = ": a plain segmenter serves these images better than any choice among the prompts"
+    return (
+        f"The reward network's own segmentation of these images has Dice {found}, the best prompt of each image "
+        f"{oracle}{advice if found.mean > oracle.mean else ''}.",
+    )
+
+
+def _rehearsal_note(world: World) -> tuple[str, ...]:
+    """The embedded model on images that are not its own says nothing about Sa2VA."""
+    own = world.config.model_path != DEFAULT_MODEL or (world.config.data_root / RECIPE_FILE).exists()
+    return () if own else (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
+
+
 def _names(samples: list[Sample]) -> dict[str, str]:
     """The file of each image and the name of each patient, by their hashes."""
     return {s.sample_id: s.image_path.name for s in samples} | {s.group_id: s.group for s in samples}
@@ -197,7 +221,7 @@ def _about(config: dict[str, Any], split: str, world: World, minutes: float) -> 
     }
 
 
-def _show(comparison: Comparison) -> None:
+def _show(comparison: Comparison, notes: tuple[str, ...]) -> None:
     """The rows on the terminal, and the verdict in words."""
     table = Table(title=f"mean over patients ({comparison.criterion}), minus default and best fixed", box=box.SIMPLE)
     for name in ("", "mean [95 %]", "-default", "-fixed", "closed"):
@@ -207,7 +231,7 @@ def _show(comparison: Comparison) -> None:
         differences = (f"{row.to_default.mean:+.3f}", f"{row.to_fixed.mean:+.3f}")
         table.add_row(row.name, f"{row.means[comparison.criterion]}".replace("[", r"\["), *differences, closed)
     Console().print(table)
-    for line in (comparison.verdict.sentence, deployed_sentence(comparison), *comparison.notes):
+    for line in (comparison.verdict.sentence, deployed_sentence(comparison), *comparison.notes, *notes):
         print(line)
 
 

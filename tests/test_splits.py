@@ -111,9 +111,9 @@ def leak(content):
     [
         (leak, "leak: group"),
         (put("format_version", value=2), "format_version is 2, this program reads 1"),
-        (put("groups", "test", value=lambda ids: ids[1:]), "in no split; the split belongs to other data"),
-        (put("groups", "test", value=lambda ids: [*ids, "0" * 12]), "not in the data; the split belongs to other data"),
-        (put("fingerprint", value="0" * 64), "fingerprint is 0{12}, .*the split belongs to other data"),
+        (put("groups", "test", value=lambda ids: ids[1:]), "in no split; the split is of other data"),
+        (put("groups", "test", value=lambda ids: [*ids, "0" * 12]), "not in the data; the split is of other data"),
+        (put("fingerprint", value="0" * 64), "fingerprint is 0{12}, .*the split is of other data"),
         (put("groups", "val", value=[]), "needs a list of group ids"),
         (put("seed", value=None), "needs a list of group ids, and `seed`"),
         (lambda content: content["groups"].pop("val"), "exactly the keys reward, policy, val, test"),
@@ -133,7 +133,7 @@ def test_bad_split_files_are_refused(tmp_path, change, message):
 def test_split_of_other_data_is_refused(tmp_path):
     save_split(make_split(make_samples(), seed=5), tmp_path / "split.json")
     redrawn = make_samples(parts=parse_polygon([4, 4, 15, 4, 15, 14, 4, 14], (32, 32)))
-    with pytest.raises(ValueError, match=r"fingerprint.*the split belongs to other data"):
+    with pytest.raises(ValueError, match=r"fingerprint.*the split is of other data"):
         load_split(tmp_path / "split.json", redrawn)
     with pytest.raises(ValueError, match="file not found"):
         load_split(tmp_path / "none.json", redrawn)

@@ -23,6 +23,7 @@ SCENES = 400
 SEED = 1
 RECIPE = 1  # count up when the pictures change: every number measured on the old ones is then void
 NO_GAP_LOOKS = ("plain", "catheter")  # one prompt is the right one in both: "... without the catheter."
+RECIPE_FILE = "recipe.json"  # who made a rendered folder, and how
 DEFAULT_FOLDER = Path("data")
 DEFAULT_DATA = DEFAULT_FOLDER / "angiograms"
 
@@ -64,11 +65,11 @@ def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) ->
         tqdm.write(f"rendering {folder.resolve()}, once")
         with whole_folder(folder) as temporary:
             make(temporary)
-            write_json(temporary / "recipe.json", recipe)
-    if not (folder / "recipe.json").exists():
+            write_json(temporary / RECIPE_FILE, recipe)
+    if not (folder / RECIPE_FILE).exists():
         raise ValueError(f"{folder}: is there, but was not rendered by this program; move it, or name it as DATA_ROOT")
-    if (found := read_json(folder / "recipe.json")) != recipe:
-        raise ValueError(f"{folder / 'recipe.json'}: made as {found}, this version makes {recipe}; delete the folder")
+    if (found := read_json(folder / RECIPE_FILE)) != recipe:
+        raise ValueError(f"{folder / RECIPE_FILE}: made as {found}, this version makes {recipe}; delete the folder")
     return folder
 
 

@@ -30,7 +30,7 @@ def judge_masks(network: Judge, image: np.ndarray, masks: np.ndarray) -> dict[st
 
     Returns:
         float32 arrays: `score`, `dice` and `spread` (P,); `members` (P, K, 4), Dice, IoU, precision and recall as each
-        member has them. The score is clipped to [0, 1].
+        member has them; `truth_map` (H, W), as `truth_map` gives it. The score is clipped to [0, 1].
 
     Raises:
         ValueError: a wrong dtype, shape or range, or a number that is not finite.
@@ -44,6 +44,7 @@ def judge_masks(network: Judge, image: np.ndarray, masks: np.ndarray) -> dict[st
             for start in range(0, max(1, len(masks)), at_once)
         ]
     result = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    result["truth_map"] = _mean_map(maps)
     if not all(np.isfinite(column).all() for column in result.values()):
         raise ValueError("the reward network returned a score that is not finite; its weights are damaged")
     return result
@@ -58,7 +59,7 @@ def truth_map(network: Judge, image: np.ndarray) -> np.ndarray:
     """Probability that each pixel is object, float32 (H, W), the mean over members; `image` uint8 (H, W, 3)."""
     _check(image, np.zeros((0, *image.shape[:2]), dtype=np.float32))
     with torch.no_grad():
-        return network.truth_maps(_picture(network, image)).mean(dim=0)[0, 0].float().cpu().numpy()
+        return _mean_map(network.truth_maps(_picture(network, image)))
 
 
 def ascend(network: Judge, image: np.ndarray, masks: np.ndarray, step_size: float, steps: int) -> Iterator[np.ndarray]:
@@ -87,6 +88,11 @@ def ascend(network: Judge, image: np.ndarray, masks: np.ndarray, step_size: floa
         largest = gradient.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(mask.dtype).tiny)
         mask = (mask.detach() + step_size * gradient / largest).clamp(0, 1)
         yield mask[:, 0].cpu().numpy()
+
+
+def _mean_map(maps: Tensor) -> np.ndarray:
+    """The mean over the members of truth maps (K, 1, 1, H, W), float32 (H, W)."""
+    return maps.mean(dim=0)[0, 0].float().cpu().numpy()
 
 
 def _numbers(output: Any) -> dict[str, np.ndarray]:

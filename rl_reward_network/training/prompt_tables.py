@@ -14,7 +14,8 @@ from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
-from rl_reward_network.rewards.learned import Judge, score_masks
+from rl_reward_network.rewards.learned import Judge, judge_masks
+from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.world import World
 
 
@@ -25,10 +26,12 @@ class PromptTable:
     Args:
         features: float32 (F,), from `observe_image`.
         table: score and metrics of every prompt's mask.
+        own_dice: Dice of the reward network's own segmentation, its truth map cut at 0.5; None when unlabelled.
     """
 
     features: np.ndarray
     table: SampleTable
+    own_dice: float | None = None
 
     @property
     def context(self) -> PromptContext:
@@ -59,9 +62,10 @@ def _prompt_table(world: World, sample: Sample, network: Judge, vision_features:
     image = sample.load_image()
     answer = world.bank.answer(image)
     masks = world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5
-    scores = score_masks(network, image, masks.astype(np.float32))
-    table = measure_sample(sample.sample_id, sample.group_id, scores, masks, sample.load_mask())
-    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table)
+    judged, truth = judge_masks(network, image, masks.astype(np.float32)), sample.load_mask()
+    table = measure_sample(sample.sample_id, sample.group_id, judged["score"], masks, truth)
+    own = None if truth is None else float(dice(judged["truth_map"][None] > 0.5, truth[None])[0])
+    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own)
 
 
 def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
@@ -95,6 +99,7 @@ def _to_json(entry: PromptTable) -> dict[str, Any]:
         "group_id": table.group_id,
         "features": entry.features.tolist(),
         "scores": table.scores.tolist(),
+        "own_dice": entry.own_dice,
         "metrics": {name: values.tolist() for name, values in table.metrics.items()} if table.metrics else None,
     }
 
@@ -107,4 +112,4 @@ def _from_json(entry: dict[str, Any]) -> PromptTable:
         np.array(entry["scores"], dtype=np.float32),
         {name: np.array(values) for name, values in metrics.items()} if metrics else None,
     )
-    return PromptTable(np.array(entry["features"], dtype=np.float32), table)
+    return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"])

@@ -10,7 +10,13 @@ import torch
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.embedded import DEFAULT_DATA, DEFAULT_FOLDER, angiogram_folder, embedded_angiograms
+from rl_reward_network.data.embedded import (
+    DEFAULT_DATA,
+    DEFAULT_FOLDER,
+    RECIPE_FILE,
+    angiogram_folder,
+    embedded_angiograms,
+)
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
@@ -143,7 +149,7 @@ def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample
     Raises:
         ValueError: what `read_annotations` refuses.
     """
-    theirs = data_root.exists() and not (data_root / "recipe.json").exists()
+    theirs = data_root.exists() and not (data_root / RECIPE_FILE).exists()
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
