@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all: written beside their place, then renamed into it."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -63,6 +64,23 @@ def _placed(temporary: Path, path: Path) -> Iterator[None]:
         shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold `folder` (made when missing), so that no other process does; the system lets go when this one ends or dies.
+
+    Raises:
+        BlockingIOError: another process holds it and `wait` is False.
+    """
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

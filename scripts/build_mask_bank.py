@@ -36,7 +36,7 @@ def main(args: Args) -> None:
         if config.gpu is None and torch.cuda.is_available():
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
-        world = _opened(config, rank, ranks)
+        world = open_world(config)
         share = world.samples[rank::ranks]
         world.bank.build((sample.load_image() for sample in share), len(share))
         counts = _summed(world, ranks)
@@ -46,16 +46,6 @@ def main(args: Args) -> None:
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()
-
-
-def _opened(config: WorldConfig, rank: int, ranks: int) -> World:
-    """The world; the first rank opens it before the others, since that may render the embedded data."""
-    if ranks > 1 and rank > 0:
-        distributed.barrier()
-    world = open_world(config)
-    if ranks > 1 and rank == 0:
-        distributed.barrier()
-    return world
 
 
 def _summed(world: World, ranks: int) -> str:

@@ -39,6 +39,7 @@ def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_ran
         "dice": (np.float32, (5,)),
         "spread": (np.float32, (5,)),
         "members": (np.float32, (5, 2, 4)),
+        "truth_map": (np.float32, (20, 30)),
     }
     assert np.array_equal(score_masks(network, IMAGE, MASKS), found["score"])
 

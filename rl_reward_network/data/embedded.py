@@ -6,6 +6,7 @@ and the test of the observation may read it.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.artefacts import locked, read_json, whole_folder, write_json
 from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.regions import write_regions
@@ -61,11 +62,12 @@ def embedded_regions(parent: Path = DEFAULT_FOLDER) -> Path:
 
 def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) -> Path:
     """`folder`, made by this very recipe, now if it is not there yet (whole or not at all)."""
-    if not folder.exists():
-        tqdm.write(f"rendering {folder.resolve()}, once")
-        with whole_folder(folder) as temporary:
-            make(temporary)
-            write_json(temporary / RECIPE_FILE, recipe)
+    with nullcontext() if folder.exists() else locked(folder.parent):  # others wait while one renders
+        if not folder.exists():
+            tqdm.write(f"rendering {folder.resolve()}, once")
+            with whole_folder(folder) as temporary:
+                make(temporary)
+                write_json(temporary / RECIPE_FILE, recipe)
     if not (folder / RECIPE_FILE).exists():
         raise ValueError(f"{folder}: is there, but was not rendered by this program; move it, or name it as DATA_ROOT")
     if (found := read_json(folder / RECIPE_FILE)) != recipe:

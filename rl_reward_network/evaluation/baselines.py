@@ -97,7 +97,12 @@ def ridge_per_prompt(features: np.ndarray, rewards: np.ndarray, new_features: np
         features: float (N, F) of the training images.
         rewards: float (N, P), what PPO was paid there.
         new_features: float (M, F).
+
+    Returns:
+        int64 (M,); from a single training image its best prompt, always.
     """
+    if len(features) < 2:  # nothing can be left out
+        return np.full(len(new_features), rewards[0].argmax(), dtype=np.int64)
     ridge = RidgeCV(alphas=np.logspace(-2, 4, 13), alpha_per_target=True)
     model = make_pipeline(StandardScaler(), ridge).fit(features, rewards - rewards.mean(axis=1, keepdims=True))
     return model.predict(new_features).argmax(axis=1).astype(np.int64)

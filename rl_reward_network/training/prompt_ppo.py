@@ -66,6 +66,7 @@ def train_prompt_policy(
         with one_thread():
             model.learn(config.whole_timesteps - model.num_timesteps, recorder, reset_num_timesteps=not state)
     finally:
+        recorder.close()
         logger.close()
         venv.close()
     if recorder.peak and recorder.over_optimised_at_the_end():
@@ -195,8 +196,10 @@ class _Recorder(BaseCallback):
         dices = [float(context.dice[action]) for context, action in pairs if context.dice is not None]
         return [float(context.scores[action]) for context, action in pairs], dices
 
-    def _on_training_end(self) -> None:
-        self.bar.close()
+    def close(self) -> None:
+        """Close the progress bar, which would otherwise come after the last message."""
+        if hasattr(self, "bar"):
+            self.bar.close()
 
     def _record(self, tag: str, values: Sequence[float]) -> None:
         """The mean, where there is something to average (unlabelled images have no Dice)."""

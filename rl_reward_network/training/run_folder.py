@@ -1,19 +1,18 @@
 """Run folders: where a run writes, and what it says about itself."""
 
-import fcntl
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.artefacts import locked, read_json, write_json
 from rl_reward_network.data.splits import save_split
 from rl_reward_network.training.world import World, WorldConfig
 
@@ -21,14 +20,11 @@ PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "
 
 
 def new_run_folder(output_dir: Path, kind: str) -> Path:
-    """A path `<output_dir>/<kind>_<time>` that does not exist yet; `describe_run` makes it."""
-    stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
-    run = output_dir / f"{kind}_{stamp}"
-    number = 1
-    while run.exists():
-        number += 1
-        run = output_dir / f"{kind}_{stamp}_{number}"
-    return run
+    """A path `<output_dir>/<kind>_<time>` that does not exist yet; `describe_run` makes it.
+
+    To the microsecond: runs that a script starts together must not share a folder.
+    """
+    return output_dir / f"{kind}_{datetime.now():%Y%m%d_%H%M%S_%f}"
 
 
 def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
@@ -68,16 +64,12 @@ def only_here(run: Path) -> Iterator[None]:
     Raises:
         ValueError: another process holds it.
     """
-    run.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run, os.O_RDONLY)
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it when the process ends or dies
+            held.enter_context(locked(run, wait=False))
         except BlockingIOError:
             raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager

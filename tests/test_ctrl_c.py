@@ -1,0 +1,104 @@
+"""Ctrl-C at any stage: a clean message, never a traceback, and a run that can go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import write_tiny_data
+
+ROOT = Path(__file__).resolve().parents[1]
+STOPPED = "stopped; finished files are kept. Run the same command again, with --resume where it has that flag"
+USUAL = ["--model_path", "model", "--data_root", "data", "--output_dir", "outputs"]
+STEP_1 = ["scripts.train_reward_network", "quick", "--steps", "6", *USUAL]
+STEP_2 = ["scripts.finetune_sa2va_with_rl", "quick", "--reward_steps", "8", "--total_timesteps", "60000", *USUAL]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "model").symlink_to(tiny_checkpoint)
+    return write_tiny_data(folder / "data").parent
+
+
+def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
+    """Exit status and what was said, after ctrl-C (to the whole group, as a terminal sends it) once `at` was said."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VIRTUAL_ENV": sys.prefix}
+        | {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        | {"MODEL_PATH": "model", "DATA_ROOT": "data", "OUTPUT_DIR": "outputs"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said, deadline = b"", time.monotonic() + 200
+    while at.encode() not in said:
+        piece = os.read(process.stdout.fileno(), 4096)
+        assert piece, f"it ended before {at!r}: {said.decode()}"
+        assert time.monotonic() < deadline
+        said += piece
+    os.killpg(process.pid, signal.SIGINT)
+    rest = process.communicate(timeout=100)[0]
+    return process.returncode, (said + rest).decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "at"),
+    [
+        (STEP_1, "masks:"),
+        (STEP_1, "member 1 of 3:"),
+        pytest.param(STEP_1, "calibrating on val patients:", marks=pytest.mark.slow),
+        pytest.param(STEP_1, "test patients:", marks=pytest.mark.slow),
+        (STEP_2, "PPO:"),
+    ],
+)
+def test_every_stage_stops_with_one_message(folder: Path, command: list[str], at: str) -> None:
+    code, said = interrupted([sys.executable, "-P", "-m", *command], folder, at)
+    assert code == -signal.SIGINT, "the shell must learn that it was interrupted"
+    assert said.rstrip().endswith(STOPPED), said
+    assert "Traceback" not in said
+
+
+def test_in_the_imports_too(folder: Path) -> None:
+    """They take seconds; -v says when torch comes."""
+    code, said = interrupted([sys.executable, "-P", "-v", "-m", *STEP_1], folder, "import 'torch.types'")
+    assert code == -signal.SIGINT
+    assert STOPPED in said
+    assert "Traceback" not in said
+
+
+def test_the_shell_file_keeps_the_message_in_its_log(folder: Path) -> None:
+    before = set((ROOT / "logs").glob("*.log"))
+    command = ["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "6"]
+    code, said = interrupted(command, folder, "member 1 of 3:")
+    assert code in (-signal.SIGINT, 130)
+    assert STOPPED in said
+    (log,) = set((ROOT / "logs").glob("*.log")) - before
+    assert STOPPED in log.read_text()
+    log.unlink()
+
+
+@pytest.mark.slow
+def test_the_interrupted_run_goes_on(folder: Path) -> None:
+    """Once more from the start, cut in the training, then resumed: it finishes in the same folder."""
+    interrupted([sys.executable, "-P", "-m", *STEP_1, "--seed", "3"], folder, "member 2 of 3:")
+    before = set((folder / "outputs").glob("reward_net_*"))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", *STEP_1, "--seed", "3", "--resume"],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set((folder / "outputs").glob("reward_net_*")) == before
+    newest = max(before, key=lambda run: run.stat().st_mtime)
+    assert f"reward network: outputs/{newest.name}/best_reward_net" in done.stdout
+    assert (newest / "agreement.json").exists()

@@ -1,0 +1,222 @@
+"""Faults, on the small model: killed anywhere, twice at once, a dead rank, a folder that was moved. Minutes: run by
+
+python -m pytest -m slow tests/test_faults.py
+"""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import write_tiny_data
+from safetensors.numpy import load_file
+
+from rl_reward_network.training.prompt_policy import load_policy
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+FINETUNE = [
+    sys.executable,
+    "-P",
+    "-m",
+    "scripts.finetune_sa2va_with_rl",
+    "quick",
+    "--reward_steps",
+    "12",
+    "--gpu",
+    "-1",
+]
+FINETUNE += ["--total_timesteps", "6000", "--n_steps", "64", "--model_path", "model", "--data_root", "data"]
+EVALUATE = [sys.executable, "-P", "-m", "scripts.evaluate_rl_finetuned_sa2va", "--model_path"]
+KILLS = 10
+STAGES = {  # what is said on the screen when a stage begins, and when it is over
+    "bank": ("masks:", "masks of reward patients:"),
+    "reward": ("member 1 of 3:", "calibrating on val patients:"),
+    "ppo": ("PPO:", "prompt policy: "),
+    "evaluation": ("test patients:", "report: "),
+}
+
+
+@pytest.fixture(scope="module")
+def user(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and data of 24 patients."""
+    folder = tmp_path_factory.mktemp("user")
+    shutil.copytree(tiny_checkpoint, folder / "model")
+    return write_tiny_data(folder / "data", images=24).parent
+
+
+def started(command: list[str], folder: Path, said: Path) -> subprocess.Popen[bytes]:
+    """A command whose screen goes into the file `said`."""
+    with said.open("wb") as file:
+        return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT)
+
+
+def wait_for(words: str, said: Path, process: subprocess.Popen[bytes]) -> float:
+    """The time at which `words` were on the screen."""
+    while words not in said.read_text():
+        assert process.poll() is None or words in said.read_text(), said.read_text()
+        time.sleep(0.005)
+    return time.monotonic()
+
+
+def finished(command: list[str], folder: Path, said: Path) -> None:
+    """The command, to its end."""
+    assert started(command, folder, said).wait() == 0, said.read_text()
+
+
+def run_of(outputs: Path) -> Path:
+    (run,) = (path.parent for path in outputs.glob("sa2va_rl_finetune_*/final_model"))
+    return run
+
+
+def numbers(outputs: Path) -> dict[str, Any]:
+    """Everything that is measured or learned, to the last bit."""
+    run = run_of(outputs)
+    found: dict[str, Any] = {name: (run / name).read_text() for name in ("tables.json", "metrics.jsonl", "split.json")}
+    found |= {name: (run / "evaluation" / name).read_text() for name in ("eval.csv", "eval_patients.csv")}
+    summary = json.loads((run / "evaluation" / "eval.json").read_text())
+    found |= {name: summary[name] for name in ("verdict", "deployment", "rows", "notes")}
+    weights = {name: tensor.numpy().tobytes() for name, tensor in load_policy(run / "final_model").state_dict().items()}
+    reward = {name: array.tobytes() for name, array in load_file(run / "reward_net" / "model.safetensors").items()}
+    return found | {"policy": weights, "reward network": reward}
+
+
+@pytest.fixture(scope="module")
+def unkilled(user: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """The numbers of a run that nobody killed, and how many seconds each stage takes."""
+    seconds = {}
+    for stages, command in ((("bank", "reward", "ppo"), FINETUNE), (("evaluation",), EVALUATE)):
+        arguments = ["--output_dir", "whole"] if command is FINETUNE else [str(run_of(user / "whole") / "final_model")]
+        process = started([*command, *arguments], user, user / "said")
+        for stage in stages:
+            first, last = (wait_for(words, user / "said", process) for words in STAGES[stage])
+            seconds[stage] = last - first
+        assert process.wait() == 0
+    return numbers(user / "whole"), seconds
+
+
+def prepared(user: Path, outputs: Path, stage: str) -> None:
+    """What a run has when the stage begins."""
+    if stage in ("bank", "reward"):
+        return
+    shutil.copytree(user / "whole", outputs)
+    shutil.rmtree(run_of(outputs) if stage == "ppo" else run_of(outputs) / "evaluation")
+
+
+@pytest.mark.parametrize("kill", range(KILLS))
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_a_random_point_and_resumed(
+    user: Path, unkilled: tuple[dict[str, Any], dict[str, float]], tmp_path: Path, stage: str, kill: int
+) -> None:
+    expected, seconds = unkilled
+    outputs, said = tmp_path / "outputs", tmp_path / "said"
+    prepared(user, outputs, stage)
+    train = [*FINETUNE, "--output_dir", str(outputs), "--resume"]
+    command = [*EVALUATE, str(run_of(outputs) / "final_model")] if stage == "evaluation" else train
+    process = started(command, user, said)
+    wait_for(STAGES[stage][0], said, process)
+    time.sleep(np.random.default_rng([list(STAGES).index(stage), kill]).uniform(0, 0.9) * seconds[stage])
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
+    if stage != "evaluation":
+        finished(train, user, said)
+    finished([*EVALUATE, str(run_of(outputs) / "final_model")], user, said)
+    found = numbers(outputs)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_two_runs_at_once_on_one_bank(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
+    """Both start from nothing: each ends in the numbers it would have had alone, and every mask is whole."""
+    outputs = user / "together"
+    both = [started([*FINETUNE, "--output_dir", "together"], user, user / f"said_{n}") for n in range(2)]
+    assert [process.wait() for process in both] == [0, 0], [(user / f"said_{n}").read_text() for n in range(2)]
+    alone, runs = run_of(user / "whole"), list(outputs.glob("sa2va_rl_finetune_*"))
+    assert len(runs) == 2
+    for run in runs:
+        for name in ("tables.json", "metrics.jsonl"):
+            assert (run / name).read_text() == (alone / name).read_text()
+    assert same_banks(outputs, user / "whole") >= 18
+
+
+def same_banks(one: Path, other: Path) -> int:
+    """How many files both banks have; they are equal, and none is left half-written."""
+    names = {path.name for path in (one / "mask_bank").iterdir()} & {
+        path.name for path in (other / "mask_bank").iterdir()
+    }
+    for name in names:
+        first, second = (load_file(bank / "mask_bank" / name) for bank in (one, other))
+        assert all(np.array_equal(array, second[key]) for key, array in first.items())
+    assert all(path.suffix == ".safetensors" and path.name[0] != "." for path in (one / "mask_bank").iterdir())
+    return len(names)
+
+
+def children(process: int) -> list[int]:
+    """Process ids of the children of a process."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="there is no `ps` here to find the ranks with")
+def test_a_dead_rank_leaves_a_bank_that_the_next_run_finishes(user: Path, tmp_path: Path) -> None:
+    script = ["-m", "scripts.build_mask_bank", "--model_path", "model", "--data_root", "data", "--gpu", "-1"]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
+    build, said = [*ranks, "--output_dir", str(tmp_path)], tmp_path / "said"
+    process = started(build, user, said)
+    wait_for("masks:", said, process)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    assert process.wait() != 0, "torchrun must say that a rank died"
+    before = len(list((tmp_path / "mask_bank").glob("*.safetensors"))) if (tmp_path / "mask_bank").exists() else 0
+    assert before < 24
+    finished(build, user, said)
+    finished([sys.executable, *script, "--output_dir", str(user / "alone")], user, said)
+    for path in (tmp_path / "mask_bank").glob(".*"):
+        path.unlink()  # what the dead rank was writing; nobody reads it
+    assert same_banks(tmp_path, user / "alone") == 24
+
+
+def test_a_run_folder_on_another_machine(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
+    """The run alone with model and data elsewhere; and the whole project moved, where nothing need be said."""
+    expected, other = unkilled[0], user.parent / "other"
+    shutil.rmtree(other, ignore_errors=True)
+    shutil.copytree(run_of(user / "whole"), other / "runs" / "r", ignore=shutil.ignore_patterns("evaluation"))
+    shutil.copytree(user / "model", other / "m")
+    shutil.copytree(user / "data", other / "d")
+    hidden = user.rename(user.with_name("hidden"))
+    try:
+        place = [*EVALUATE, "runs/r/final_model"]
+        for flags, complaint in ([], "give --data_root"), (["--data_root", "d"], "give --base_model"):
+            assert started([*place, *flags], other, other / "said").wait() == 2
+            assert complaint in (other / "said").read_text()
+        finished([*place, "--data_root", "d", "--base_model", "m"], other, other / "said")
+        assert (other / "runs/r/evaluation/eval.csv").read_text() == expected["eval.csv"]
+        shutil.rmtree(run_of(hidden / "whole") / "evaluation")
+        finished([*EVALUATE, str(run_of(hidden / "whole") / "final_model")], hidden, hidden / "said")
+        assert numbers(hidden / "whole") == expected
+    finally:
+        hidden.rename(user)
+
+
+def test_names_only_where_they_are_asked_for(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
+    run = run_of(user / "whole")
+    plain = {path.name: path.read_text() for path in (run / "evaluation").iterdir()}
+    for text in plain.values():
+        assert "_1_frame_000001" not in text
+        assert str(user) not in text
+    finished([*EVALUATE, str(run / "final_model"), "--show_names"], user, user / "said")
+    with (run / "evaluation" / "eval.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {
+        f"P{int(row['group_id']):04d}({row['group_id']})_1_frame_000001.png" == row["sample_id"] for row in rows
+    } == {True}
+    assert "_1_frame_000001.png</h3>" in (run / "evaluation" / "report.html").read_text()
+    for name, text in plain.items():
+        (run / "evaluation" / name).write_text(text)
