@@ -24,18 +24,9 @@ from rl_reward_network.training.prompt_policy import load_policy
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-FINETUNE = [
-    sys.executable,
-    "-P",
-    "-m",
-    "scripts.finetune_sa2va_with_rl",
-    "quick",
-    "--reward_steps",
-    "12",
-    "--gpu",
-    "-1",
-]
-FINETUNE += ["--total_timesteps", "6000", "--n_steps", "64", "--model_path", "model", "--data_root", "data"]
+WORLD = ["--model_path", "model", "--data_root", "data", "--gpu", "-1"]
+SETTINGS = ["--reward_steps", "12", "--total_timesteps", "6000", "--n_steps", "64"]
+FINETUNE = [sys.executable, "-P", "-m", "scripts.finetune_sa2va_with_rl", "quick", *WORLD, *SETTINGS]
 EVALUATE = [sys.executable, "-P", "-m", "scripts.evaluate_rl_finetuned_sa2va", "--model_path"]
 KILLS = 10
 STAGES = {  # what is said on the screen when a stage begins, and when it is over
@@ -115,10 +106,10 @@ def prepared(user: Path, outputs: Path, stage: str) -> None:
 @pytest.mark.parametrize("kill", range(KILLS))
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_at_a_random_point_and_resumed(
-    user: Path, unkilled: tuple[dict[str, Any], dict[str, float]], tmp_path: Path, stage: str, kill: int
+    user: Path, unkilled: tuple[dict[str, Any], dict[str, float]], stage: str, kill: int
 ) -> None:
     expected, seconds = unkilled
-    outputs, said = tmp_path / "outputs", tmp_path / "said"
+    outputs, said = user / f"{stage}_{kill}", user / "said"
     prepared(user, outputs, stage)
     train = [*FINETUNE, "--output_dir", str(outputs), "--resume"]
     command = [*EVALUATE, str(run_of(outputs) / "final_model")] if stage == "evaluation" else train
@@ -149,14 +140,11 @@ def test_two_runs_at_once_on_one_bank(user: Path, unkilled: tuple[dict[str, Any]
 
 def same_banks(one: Path, other: Path) -> int:
     """How many files both banks have; they are equal, and none is left half-written."""
-    names = {path.name for path in (one / "mask_bank").iterdir()} & {
-        path.name for path in (other / "mask_bank").iterdir()
-    }
-    for name in names:
-        first, second = (load_file(bank / "mask_bank" / name) for bank in (one, other))
-        assert all(np.array_equal(array, second[key]) for key, array in first.items())
-    assert all(path.suffix == ".safetensors" and path.name[0] != "." for path in (one / "mask_bank").iterdir())
-    return len(names)
+    first, second = ({path.name: load_file(path) for path in (o / "mask_bank").iterdir()} for o in (one, other))
+    both = first.keys() & second.keys()
+    assert all(np.array_equal(array, second[name][key]) for name in both for key, array in first[name].items())
+    assert not any(name.startswith(".") for name in first)
+    return len(both)
 
 
 def children(process: int) -> list[int]:
@@ -167,7 +155,7 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="there is no `ps` here to find the ranks with")
 def test_a_dead_rank_leaves_a_bank_that_the_next_run_finishes(user: Path, tmp_path: Path) -> None:
-    script = ["-m", "scripts.build_mask_bank", "--model_path", "model", "--data_root", "data", "--gpu", "-1"]
+    script = ["-m", "scripts.build_mask_bank", *WORLD]
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
     build, said = [*ranks, "--output_dir", str(tmp_path)], tmp_path / "said"
     process = started(build, user, said)
@@ -214,9 +202,8 @@ def test_names_only_where_they_are_asked_for(user: Path, unkilled: tuple[dict[st
     finished([*EVALUATE, str(run / "final_model"), "--show_names"], user, user / "said")
     with (run / "evaluation" / "eval.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {
-        f"P{int(row['group_id']):04d}({row['group_id']})_1_frame_000001.png" == row["sample_id"] for row in rows
-    } == {True}
+    for row in rows:
+        assert row["sample_id"] == f"P{int(row['group_id']):04d}({row['group_id']})_1_frame_000001.png"
     assert "_1_frame_000001.png</h3>" in (run / "evaluation" / "report.html").read_text()
     for name, text in plain.items():
         (run / "evaluation" / name).write_text(text)
