@@ -1,7 +1,11 @@
-"""A tiny Sa2VA of our own in the original layout: random weights that talk, so that every path can run in seconds."""
+"""A tiny Sa2VA of our own in the original layout, random weights that talk, so that every path can run in seconds; and
+what several files of tests need to run commands as a user does.
+"""
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +38,7 @@ CHASE = SHARED / "realdata" / "chase_db1"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the official model's reference outputs are not here")
 needs_chase = pytest.mark.skipif(not CHASE.exists(), reason="the CHASE_DB1 photographs are not here")
 
+SMALLEST = ["--total_timesteps", "64", "--reward_steps", "8"]  # of the main job: under a minute
 SPECIAL = [
     *("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<img>", "</img>", "<IMG_CONTEXT>"),
     *("<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>", "[SEG]", "<p>", "</p>", "<vp>", "</vp>"),
@@ -228,3 +233,23 @@ def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     bank = MaskBank(folder / "bank", segment, "known", PROMPTS)
     config = WorldConfig(data_root=folder)
     return World(config, samples, make_split(samples, 0), PROMPTS, segmenter, bank)  # type: ignore[arg-type]
+
+
+def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in this very virtual environment, without the network."""
+    own = {
+        **os.environ,
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+    }
+    return subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def installed() -> None:
+    """The shell files install what is not there; here everything is."""
+    stamp = Path(sys.prefix) / ".rl_reward_network_installed"
+    if not stamp.exists():
+        pytest.skip("this environment was not made by run_tests.sh, so the shell files would install into it")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import write_tiny_data
+from conftest import SMALLEST, shell, write_tiny_data
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -22,28 +22,7 @@ from rl_reward_network.training.prompt_policy import load_policy
 from rl_reward_network.training.world import WorldConfig, open_world
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALLEST = ["--total_timesteps", "64", "--reward_steps", "8"]
 ENVIRONMENT = {"MODEL_PATH": "model", "DATA_ROOT": "data", "OUTPUT_DIR": "outputs"}  # relative to the user's folder
-
-
-def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command in this very virtual environment, without the network."""
-    own = {
-        **os.environ,
-        "VIRTUAL_ENV": sys.prefix,
-        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "2",
-    }
-    return subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture(scope="module")
-def installed() -> None:
-    """The shell files install what is not there; here everything is."""
-    stamp = Path(sys.prefix) / ".rl_reward_network_installed"
-    if not stamp.exists():
-        pytest.skip("this environment was not made by run_tests.sh, so the shell files would install into it")
 
 
 @pytest.fixture(scope="module")
@@ -267,21 +246,6 @@ def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) 
         done = shell([sys.executable, "-m", *command], finished, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().splitlines()[-1].startswith(last)
-
-
-def test_the_main_job_runs_with_nothing_set(installed: None, tmp_path: Path) -> None:
-    """On the embedded model and the embedded angiograms, from a folder that stays as it was."""
-    nothing = {"MODEL_PATH": "", "DATA_ROOT": "", "OUTPUT_DIR": "runs"}
-    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], tmp_path, **nothing)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    (file,) = (tmp_path / "runs").glob("sa2va_rl_finetune_*/evaluation/eval.json")
-    evaluation = json.loads(file.read_text())
-    assert evaluation["config"]["Sa2VA"] == "sa2va-nano"
-    means = {row["name"]: row["means"]["dice"]["mean"] for row in evaluation["rows"]}
-    assert 0.65 <= means["default prompt"] <= 0.80
-    assert means["oracle"] >= means["best fixed prompt"] + 0.05
-    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""No default path calls the network, and nothing that came from elsewhere is unpickled."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from conftest import SMALLEST, shell
+
+ROOT = Path(__file__).resolve().parents[1]
+WATCH = """
+import os, socket
+
+def refused(*arguments, **_):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(f"{arguments!r}\\n")
+    raise OSError("no network in this test")
+
+class Watched(socket.socket):
+    def connect(self, address):
+        return super().connect(address) if self.family == socket.AF_UNIX else refused(address)
+
+    connect_ex = connect
+
+socket.socket, socket.getaddrinfo, socket.create_connection = Watched, refused, refused
+"""
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> dict[str, str]:
+    """Environment in which every Python notes each call of the network in a file, and refuses it."""
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
+    return {"PYTHONPATH": str(tmp_path / "watch"), "CALLS": str(tmp_path / "calls"), "HF_HUB_OFFLINE": "0"}
+
+
+def test_the_watch_works(tmp_path: Path, watched: dict[str, str]) -> None:
+    done = shell(["python", "-c", "import urllib.request as u; u.urlopen('http://example.org')"], tmp_path, **watched)
+    assert "no network in this test" in done.stderr
+    assert "example.org" in (tmp_path / "calls").read_text()
+
+
+def test_the_main_job_runs_with_nothing_set_and_calls_nobody(
+    installed: None, tmp_path: Path, watched: dict[str, str]
+) -> None:
+    """On the embedded model and the embedded angiograms, from a folder that stays as it was."""
+    user = tmp_path / "user"
+    user.mkdir()
+    nothing = {"MODEL_PATH": "", "DATA_ROOT": "", "OUTPUT_DIR": "runs"}
+    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], user, **nothing, **watched)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in user.iterdir()] == ["runs"]
+    assert not (tmp_path / "calls").exists(), (tmp_path / "calls").read_text()
+    (file,) = (user / "runs").glob("sa2va_rl_finetune_*/evaluation/eval.json")
+    evaluation = json.loads(file.read_text())
+    assert evaluation["config"]["Sa2VA"] == "sa2va-nano"
+    means = {row["name"]: row["means"]["dice"]["mean"] for row in evaluation["rows"]}
+    assert 0.65 <= means["default prompt"] <= 0.80
+    assert means["oracle"] >= means["best fixed prompt"] + 0.05
+    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
+
+
+def test_nothing_is_unpickled_and_no_remote_code_runs() -> None:
+    """Every `torch.load` reads weights only; pickle, SB3's own `load` and `trust_remote_code=True` are not used."""
+    for file in [*(ROOT / "rl_reward_network").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called, flags = ast.unparse(node.func), {flag.arg: ast.unparse(flag.value) for flag in node.keywords}
+            where = f"{file.name}:{node.lineno}: {called}"
+            if called == "torch.load":
+                assert flags.get("weights_only") == "True", where
+            assert called not in ("pickle.load", "pickle.loads", "PPO.load", "joblib.load", "eval", "exec"), where
+            assert flags.get("trust_remote_code") != "True", where
+            assert not (called == "np.load" and flags.get("allow_pickle") == "True"), where
