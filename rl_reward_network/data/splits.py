@@ -128,7 +128,8 @@ def select(samples: Iterable[Sample], split: Split, name: str) -> list[Sample]:
     """
     if name not in SPLITS:
         raise ValueError(f"split {name!r} is unknown, expected one of {', '.join(SPLITS)}")
-    return [sample for sample in samples if sample.group_id in split.groups[name]]
+    groups = set(split.groups[name])
+    return [sample for sample in samples if sample.group_id in groups]
 
 
 def spread(samples: Iterable[Sample], count: int, seed: int) -> list[Sample]:

@@ -4,6 +4,7 @@ import base64
 import csv
 import html
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -129,11 +130,12 @@ def _per_patient(result: EvaluationResult) -> str:
     """CSV text: one line per test patient and row, the means of the patient's images."""
     comparison, columns = result.comparison, list(result.comparison.rows[0].means)
     groups = [table.group_id for table in comparison.tables]
+    images = Counter(groups)
     lines: list[list[object]] = [["group_id", "images", "row", *columns]]
     for row in comparison.rows:
         means = [group_means(comparison.values(row, column), groups) for column in columns]
-        for group, numbers in zip(sorted(set(groups)), np.stack(means, axis=1), strict=True):
-            lines.append([result.named(group), groups.count(group), row.name, *_digits(numbers)])
+        for group, numbers in zip(sorted(images), np.stack(means, axis=1), strict=True):
+            lines.append([result.named(group), images[group], row.name, *_digits(numbers)])
     return _csv(lines)
 
 
