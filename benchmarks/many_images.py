@@ -3,9 +3,9 @@
     python -m benchmarks.many_images
 
 Small pictures of four per patient are written, and read, checked and split as in a run. Their masks are mocked: each
-image gets a random row of scores and metrics, on which PPO trains and the evaluation compares, with every image in both.
-Each number of images runs in a process of its own, so that the memory is its own. The last columns say how much more the
-largest takes than it would if all grew in proportion; 1.0 is linear.
+image gets a random row of scores and metrics, on which PPO trains and the evaluation compares, each image in both. Each
+number of images runs in a process of its own, so that the memory is its own. The last column says how much more the
+largest takes than it would if all grew in proportion: 1.0 is linear.
 """
 
 import json

@@ -14,8 +14,9 @@ import tyro
 from huggingface_hub import save_torch_state_dict
 
 from rl_reward_network.artefacts import whole_folder, write_json
-from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint, to_original, to_ours
+from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
+from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from scripts.cli import run
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
 from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 pytestmark = needs_golden
 BF16_MEAN = torch.tensor([0.485, 0.456, 0.406]).bfloat16().float()[:, None, None]

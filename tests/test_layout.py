@@ -116,7 +116,6 @@ def test_every_source_file_has_its_test() -> None:
         "fingerprint",
         "body_sa2va",
         "segmenter",
-        "run_folder",
         "cli",
         "agreement",
     }

@@ -10,8 +10,9 @@ from PIL import Image
 
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.training.segmenter import NO_MASK_LOGIT, Sa2VASegmenter, load_segmenter
 
 PROMPTS = ["Please segment the vessel.", "Bright vessels, please.", "X", "The main vessel only."]

@@ -11,8 +11,9 @@ import torch
 from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor, upsample_mask_logits
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 MASK_RULES = 1  # count up when the way from image and words to a mask changes: old masks are then computed again
 NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16

@@ -25,11 +25,10 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     check_shapes,
     open_checkpoint,
     tensor_shapes,
-    to_original,
-    to_ours,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
+from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, predict_forward, segment
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 

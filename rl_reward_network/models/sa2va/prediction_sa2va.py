@@ -15,12 +15,8 @@ from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.models.sa2va.processing_sa2va import (
-    ImageLike,
-    Sa2VAProcessor,
-    to_rgb,
-    upsample_mask_logits,
-)
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 MASKS_AT_ONCE = 16  # bounds the memory of an answer that repeats [SEG]

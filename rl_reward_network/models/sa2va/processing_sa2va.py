@@ -1,23 +1,26 @@
-"""From pixels and words to tensors, and from mask logits back to pixels. Coordinates live here and nowhere else.
+"""From words and pixels to a model's inputs: tokenizer, templates, tiles and regions of one checkpoint.
 
-Source: bytedance/Sa2VA@9832e1a, whose constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by Pillow,
-SAM 2's image squashed to its square) are kept. Two things differ on purpose: a region that leaves no cell of the
-16x16 grid gets its nearest one, and a mismatch between placeholders and features is an error.
+Source: bytedance/Sa2VA@9832e1a. One thing differs on purpose: a mismatch between placeholders and features is an error.
 """
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from transformers import Qwen2Tokenizer
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.pixels_sa2va import (
+    ImageLike,
+    cut_tiles,
+    region_cells,
+    sam_pixels,
+    tile_pixels,
+)
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_CONTEXT,
     IMAGE_END,
@@ -29,9 +32,6 @@ from rl_reward_network.models.sa2va.templates import (
     SEG,
     TEMPLATES,
 )
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ImageLike = Image.Image | np.ndarray
 
 
 class Sa2VAProcessor:
@@ -108,55 +108,19 @@ class Sa2VAProcessor:
 
     def tiles(self, image: ImageLike) -> list[Image.Image]:
         """The image cut into RGB tiles of `tile_size`, row by row; more than one tile adds the thumbnail at the end."""
-        picture = to_rgb(image)
-        cols, rows = tile_grid(*picture.size, self.max_tiles, self.tile_size)
-        side = self.tile_size
-        resized = picture.resize((side * cols, side * rows))
-        boxes = [(c * side, r * side, (c + 1) * side, (r + 1) * side) for r in range(rows) for c in range(cols)]
-        tiles = [resized.crop(box) for box in boxes]
-        return tiles if len(tiles) == 1 else [*tiles, picture.resize((side, side))]
+        return cut_tiles(image, self.max_tiles, self.tile_size)
 
     def pixel_values(self, tiles: Sequence[Image.Image]) -> torch.Tensor:
         """float32 (tiles, 3, S, S), ImageNet-normalised."""
-        pixels = torch.stack([_to_tensor(tile) for tile in tiles]).float() / 255
-        return _normalise(pixels, torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD))
+        return tile_pixels(tiles)
 
     def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
-        """float32 (1, 3, S, S): the image squashed to SAM 2's square.
-
-        Mean and standard deviation are rounded to bfloat16 first, as the reference does at prediction: checkpoints
-        are scored with that, and un-rounded constants move mask logits visibly.
-        """
-        squashed = to_rgb(image).resize((self.sam_image_size, self.sam_image_size))
-        mean, std = (torch.tensor(c).bfloat16().float() for c in (IMAGENET_MEAN, IMAGENET_STD))
-        return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
+        """float32 (1, 3, S, S): the image squashed to SAM 2's square."""
+        return sam_pixels(image, self.sam_image_size)
 
     def region_cells(self, regions: np.ndarray) -> torch.Tensor:
-        """bool (N, g, g) from region masks (N, H, W): the cells of the token grid each region owns.
-
-        A cell belongs to a region when the region covers its sample point (nearest interpolation). A thin region may
-        cover none; it then gets the cell nearest to one of its pixels, and a warning says so.
-
-        Raises:
-            ValueError: the array is not (N, H, W), or a region has no pixel at all.
-        """
-        masks = torch.as_tensor(np.asarray(regions)).bool()
-        if masks.ndim != 3 or not len(masks):
-            raise ValueError(
-                f"mask_prompts must be (N, H, W) with N >= 1 for each image, got shape {tuple(masks.shape)}"
-            )
-        cells = F.interpolate(masks[None].float(), size=(self.grid, self.grid), mode="nearest")[0].bool()
-        for number, (mask, cell) in enumerate(zip(masks, cells, strict=True), start=1):
-            if not mask.any():
-                raise ValueError(f"mask_prompts: region {number} has no pixel; drop it or draw it")
-            if not cell.any():
-                warnings.warn(
-                    f"region {number} ({int(mask.sum())} px) misses every cell of the {self.grid}x{self.grid} grid; "
-                    "its nearest cell is used, so the model sees it only roughly",
-                    stacklevel=2,
-                )
-                cell[_nearest_cell(mask, self.grid)] = True
-        return cells
+        """bool (N, g, g) from region masks (N, H, W); see `pixels_sa2va.region_cells`."""
+        return region_cells(regions, self.grid)
 
     # ---- text ---------------------------------------------------------------------------------------------------
 
@@ -281,60 +245,6 @@ class Sa2VAProcessor:
         ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
         mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448) -> tuple[int, int]:
-    """(columns, rows) whose shape is nearest to the image's; on a tie the larger grid wins if the image fills it.
-
-    >>> tile_grid(700, 640), tile_grid(420, 380), tile_grid(1280, 720, max_tiles=1)
-    ((2, 2), (1, 1), (1, 1))
-    """
-    grids = [(c, r) for c in range(1, max_tiles + 1) for r in range(1, max_tiles // c + 1)]
-    best, best_gap = (1, 1), float("inf")
-    for cols, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        gap = abs(width / height - cols / rows)
-        fills = width * height > 0.5 * tile_size**2 * cols * rows
-        if gap < best_gap or (gap == best_gap and fills):
-            best, best_gap = (cols, rows), gap
-    return best
-
-
-def to_rgb(image: ImageLike) -> Image.Image:
-    """The image as PIL RGB.
-
-    Raises:
-        ValueError: an array that is not uint8 (H, W, 3).
-    """
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
-        image = Image.fromarray(image)
-    return image.convert("RGB")
-
-
-def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024) -> torch.Tensor:
-    """float32 (K, H, W) logits at image size from the decoder's (K, h, w).
-
-    In two steps, over SAM 2's square, as the reference does: going straight to the image moves 0.5 % of the pixels.
-    """
-    square = F.interpolate(mask_logits[:, None].float(), size=(sam_image_size,) * 2, mode="bilinear")
-    return F.interpolate(square, size=tuple(size), mode="bilinear")[:, 0]
-
-
-def _to_tensor(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # uint8 (3, H, W)
-
-
-def _normalise(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    return (pixels - mean[:, None, None]) / std[:, None, None]
-
-
-def _nearest_cell(mask: torch.Tensor, grid: int) -> tuple[int, int]:
-    """Cell whose sample point lies nearest to a pixel of the region."""
-    pixels = mask.nonzero().double() * grid / torch.tensor(mask.shape).double()  # (n, 2) in cells
-    cells = pixels.round().clamp(max=grid - 1)
-    row, col = cells[(pixels - cells).pow(2).sum(dim=1).argmin()].long().tolist()
-    return row, col
 
 
 def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:
