@@ -84,7 +84,7 @@ class Sa2VAConfig(PreTrainedConfig):
     image_token_id: int = 151667
     seg_token_id: int = 151674
     never_sampled_ids: list[int] | None = None
-    original_config: dict | None = None
+    original_config: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
 
     @property

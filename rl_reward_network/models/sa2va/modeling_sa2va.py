@@ -179,7 +179,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             last_hidden_state=states,
         )
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Images and regions go in with the prompt only; later steps see them in the cache."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
         if not kwargs.get("is_first_iteration") and kwargs.get("use_cache", True):
