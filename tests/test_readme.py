@@ -34,7 +34,7 @@ def commands(start: str) -> list[list[str]]:
     return [line for line in words if " ".join(line).startswith(start)]
 
 
-PYTHON_COMMANDS = {line[2]: line for line in commands("python -m")}
+PYTHON_COMMANDS = {line[2]: line for line in commands("python -m") if line[2] != "pytest"}
 
 
 @pytest.mark.parametrize("module", PYTHON_COMMANDS)
