@@ -90,7 +90,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         if remedy := write_remedy(error):
-            raise ValueError(f"{path}: cannot be written ({error}); {remedy}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(f"{path}: cannot be written ({reason}); {remedy}") from error
         raise
 
 

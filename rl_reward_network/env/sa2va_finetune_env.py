@@ -164,7 +164,9 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         self._current: int | None = None
         self._steps, self._best = 0, 0.0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode with the next image; see the class for what comes back."""
         super().reset(seed=seed)
         if seed is not None or not self._waiting:
