@@ -1,5 +1,6 @@
 """How every command starts and ends: arguments by tyro, a user's mistake or a full disk as one line."""
 
+import gc
 import logging
 import os
 import sys
@@ -24,6 +25,7 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
         logging.getLogger(noisy).setLevel(logging.WARNING)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     if message := _outcome(lambda: main(_parsed(args_type, ignore_unknown))):
+        gc.collect()  # closes the progress bars that the error left open, so that the message comes last
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
@@ -33,7 +35,7 @@ def _parsed(args_type: Any, ignore_unknown: bool) -> Any:
 
 
 def _outcome(call: Callable[[], None]) -> str | None:
-    """What to tell the user, if anything. Progress bars are closed once this returns, so the message comes last."""
+    """What to tell the user, if anything; the error itself is let go."""
     try:
         call()
     except ValueError as error:
