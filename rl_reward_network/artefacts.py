@@ -13,6 +13,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+UMASK = os.umask(0)  # it can only be read by setting it
+os.umask(UMASK)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
@@ -31,7 +33,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            os.chmod(temporary, 0o644)  # mkstemp gives 0600, which nobody else could read
+            os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp gives 0600, which nobody else could read
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -89,7 +91,8 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if remedy := write_remedy(error):
+        name = getattr(error, "filename", None) or path  # the block may read files elsewhere
+        if Path(name).is_relative_to(path.parent) and (remedy := write_remedy(error)):
             reason = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f"{path}: cannot be written ({reason}); {remedy}") from error
         raise
@@ -99,16 +102,16 @@ def write_remedy(error: Exception) -> str | None:
     """What to do about an error of writing; None for one of another kind. Safetensors has words, no error number."""
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or (isinstance(error, SafetensorError) and os.strerror(errno.ENOSPC) in str(error)):
-        return "the disk is full: free some space, or name a folder on another disk (OUTPUT_DIR, --output_dir)"
+        return "the disk is full: free some space, or write to another disk (OUTPUT_DIR)"
     if number in REFUSED:
-        return "name a folder in which you may write (OUTPUT_DIR, --output_dir)"
+        return "name a folder in which you may write (OUTPUT_DIR)"
     return None
 
 
 def _open_to_readers(folder: Path) -> None:
     """Let others read what mkdtemp and safetensors keep to the owner."""
     for path in (folder, *folder.rglob("*")):
-        os.chmod(path, 0o755 if path.is_dir() else 0o644)
+        os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -130,5 +133,5 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: file not found") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); correct it there, or write it again") from None

@@ -1,5 +1,6 @@
 """Command lines over the package, run as `python -m scripts.<name>`."""
 
+import os
 import sys
 from types import TracebackType
 
@@ -15,3 +16,4 @@ def _say_stopped(kind: type[BaseException], error: BaseException, trace: Traceba
 
 
 sys.excepthook = _say_stopped
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported

@@ -16,7 +16,7 @@ import torch
 import tyro
 from torch import distributed
 
-from rl_reward_network.training.world import World, WorldConfig, open_world
+from rl_reward_network.training.world import World, WorldConfig, check_files, open_world
 from scripts.cli import run
 
 
@@ -38,6 +38,7 @@ def main(args: Args) -> None:
     try:
         world = open_world(config)
         share = world.samples[rank::ranks]
+        check_files(share)
         world.bank.build((sample.load_image() for sample in share), len(share))
         counts = _summed(world, ranks)
         if rank == 0:

@@ -2,15 +2,15 @@
 
 import gc
 import logging
-import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import tyro
 
-from rl_reward_network.artefacts import write_remedy
+from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
 
 
 def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = False) -> None:
@@ -19,10 +19,10 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
     A ValueError is a message for the user: it is printed alone and the exit status is 2. Anything else is our bug and
     keeps its traceback, but for ctrl-C (see `scripts/__init__.py`).
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     if message := _outcome(lambda: main(_parsed(args_type, ignore_unknown))):
         gc.collect()  # closes the progress bars that the error left open, so that the message comes last
@@ -40,8 +40,16 @@ def _outcome(call: Callable[[], None]) -> str | None:
         call()
     except ValueError as error:
         return str(error)
-    except OSError as error:  # where a library writes by itself
-        if (remedy := write_remedy(error)) is None:
+    except OSError as error:  # where a library reads or writes by itself
+        if error.errno not in (*FULL, *REFUSED):
             raise
-        return f"{error.filename}: cannot be written ({error.strerror}); {remedy}"
+        name = f"{error.filename}: " if error.filename else ""
+        remedy = write_remedy(error) if error.errno in FULL else "check the path and its permissions"
+        return f"{name}{error.strerror}; {remedy}"
     return None
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread; its full disk is told again, in one line, where the run next writes."""
+    if not (isinstance(failed.exc_value, OSError) and failed.exc_value.errno in FULL):
+        threading.__excepthook__(failed)

@@ -56,10 +56,7 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
         config.architectures = ["Sa2VAForConditionalGeneration"]
         config.save_pretrained(folder)
         return
-    if config.original_config is None:
-        raise ValueError(
-            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
-        )
+    assert config.original_config is not None  # `main` has checked it
     write_json(folder / "config.json", config.original_config)
     if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
         write_json(folder / "sam2_sizes.json", sizes)

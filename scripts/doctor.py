@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.data.embedded import DEFAULT_DATA, RECIPE_FILE
+from rl_reward_network.data.embedded import DEFAULT_DATA, is_rendered
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
@@ -86,7 +86,7 @@ def _model(args: Args) -> str:
     folder = open_checkpoint(args.model_path)
     config = check_checkpoint(folder)
     text = config.text_config
-    foreign = args.data_root.exists() and not (args.data_root / RECIPE_FILE).exists()
+    foreign = args.data_root.exists() and not is_rendered(args.data_root)
     hint = "; a rehearsal model, of no use on images of your own: set MODEL_PATH" if foreign else ""
     return (
         f"{'official' if folder.original else 'our'} layout, {text.num_hidden_layers} x {text.hidden_size} language "

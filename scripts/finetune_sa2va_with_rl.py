@@ -21,17 +21,20 @@ from rl_reward_network.training.policy_stage import (
     PolicyPlan,
     check_settings,
     find_policy_run,
+    has_begun,
     policy_plan,
+    policy_samples,
     run_policy_stage,
 )
 from rl_reward_network.training.reward_stage import (
+    FOLDER,
     RewardPlan,
     find_reward_network,
     find_unfinished,
     reward_plan,
     run_reward_stage,
 )
-from rl_reward_network.training.run_folder import new_run_folder
+from rl_reward_network.training.run_folder import check_new, new_run_folder
 from rl_reward_network.training.world import World, WorldConfig, open_world
 from scripts.cli import run
 from scripts.train_reward_network import show_agreement
@@ -87,6 +90,9 @@ def main(args: Args) -> None:
     plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
     rewards = reward_plan(args.world, args.mode, args.reward_steps)
     world = open_world(args.world)
+    policy_samples(world, plan)  # what is wrong with them must not come out after hours of step 1
+    if args.run_folder and not args.resume:
+        check_new(args.run_folder)
     found = _to_resume(args, world, plan, rewards) if args.resume else None
     folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
     if found and (found / FINAL).exists():
@@ -103,12 +109,13 @@ def main(args: Args) -> None:
 
 def _to_resume(args: Args, world: World, plan: PolicyPlan, rewards: RewardPlan) -> Path | None:
     """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
-    if args.run_folder is not None:
+    if args.run_folder is not None and has_begun(args.run_folder):
         check_settings(args.run_folder, world, plan)
         return args.run_folder
-    found = find_policy_run(world, plan, rewards, args.reward_net)
+    found = None if args.run_folder else find_policy_run(world, plan, rewards, args.reward_net)
     if found is None:
-        print(f"--resume: no run of step 2 with these settings in {args.world.output_dir}; a new one begins")
+        where = args.run_folder or args.world.output_dir
+        print(f"--resume: no run of step 2 with these settings in {where}; a new one begins")
     return found
 
 
@@ -121,7 +128,7 @@ def _step_1(world: World, plan: RewardPlan, resume: bool) -> Path:
     folder = (find_unfinished(world, plan) if resume else None) or new_run_folder(world.config.output_dir, "reward_net")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
-    return folder / "best_reward_net"
+    return folder / FOLDER
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.training.reward_stage import find_unfinished, reward_plan, run_reward_stage
+from rl_reward_network.training.reward_stage import FINISHED, FOLDER, find_unfinished, reward_plan, run_reward_stage
 from rl_reward_network.training.run_folder import new_run_folder
 from rl_reward_network.training.world import WorldConfig, open_world
 from scripts.cli import run
@@ -73,12 +73,12 @@ def main(args: Args) -> None:
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
     print(f"\nwhere it sees masks go wrong: {folder / 'sheet.png'}")
-    print(f"reward network: {folder / 'best_reward_net'}")
+    print(f"reward network: {folder / FOLDER}")
 
 
 def show_agreement(folder: Path) -> None:
     """agreement.json on the terminal: what was used, the tables, and what else the test said."""
-    found = read_json(folder / "agreement.json")
+    found = read_json(folder / FINISHED)
     console = Console()
     for source, rows in found["tables"].items():
         console.print(_table(f"{source}: {found['masks'][source]} masks of test patients", rows), end="\n\n")

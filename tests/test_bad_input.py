@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +244,21 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
         (),
         ("model: no .safetensors file; pickled weights are not read, convert them first",),
     ),
+    "index of weights damaged": (
+        lambda: Path("model/model.safetensors.index.json").write_text("{}"),
+        (),
+        ("model/model.safetensors.index.json: field weight_map is missing or no table; download the model again",),
+    ),
+    "tokenizer missing": (
+        lambda: [path.unlink() for path in Path("model").glob("*token*")],
+        (),
+        ("model: ", "tokenizer"),
+    ),
+    "config incomplete": (
+        lambda: Path("model/config.json").write_text(json.dumps({"model_type": "sa2va", "text_config": "qwen"})),
+        (),
+        ("model: config.json or the tokenizer's files are damaged (", "download or copy them again"),
+    ),
     "prompts missing": (
         nothing,
         ("--prompts", "prompts.txt"),
@@ -358,34 +372,15 @@ def test_a_reward_network_that_knows_the_patients(refused: Refused, split: str) 
     assert "train one on these data and this split: bash run_experiment3.sh quick" in message
 
 
+def test_a_reward_network_chosen_on_test_patients(refused: Refused) -> None:
+    save_network(patients("reward"), patients("test"))
+    message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
+    assert f"net: the reward network was chosen on {len(patients('test'))} patients of the test split" in message
+
+
 def test_a_reward_network_of_another_version(refused: Refused) -> None:
     save_network(patients("reward"), patients("val"))
     file = Path("net/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
     assert "net/config.json: field version is 1, this code reads 2; train one with `bash run_experiment3.sh" in message
-
-
-# ---- a full disk ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode != 0,
-    reason="this machine does not let a test mount a small disk of its own",
-)
-@pytest.mark.parametrize(("command", "kilobytes"), [("train", 64), ("train", 900), ("finetune", 64), ("convert", 200)])
-def test_a_full_disk(refused: Refused, command: str, kilobytes: int) -> None:
-    """A small disk in a name space of its own: the command ends in one line."""
-    save_network(patients("reward"), patients("val"))
-    python = f"{sys.executable} -P -m scripts"
-    lines = {
-        "train": f"{python}.train_reward_network quick --steps 2 {' '.join(STANDARD)} --output_dir small",
-        "finetune": f"{python}.finetune_sa2va_with_rl quick {' '.join(STANDARD)} --reward_net net --output_dir small",
-        "convert": f"{python}.convert_sa2va_checkpoint model small/ours",
-    }
-    script = f"mount -t tmpfs -o size={kilobytes}k tmpfs small && {lines[command]}; code=$?; ls -R small; exit $code"
-    Path("small").mkdir()
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "the disk is full: free some space, or name a folder on another disk" in done.stderr.splitlines()[-1]

@@ -1,4 +1,3 @@
-import pickle
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,13 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "touched",)  # type: ignore[return-value]
 
     torch.save({"x": Evil()}, tmp_path / "checkpoint.pt")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \(.*delete it, and this stage begins anew"):
         load_checkpoint(tmp_path / "checkpoint.pt")
     assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 cut off"])
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \("):
+        load_checkpoint(tmp_path / "checkpoint.pt")

@@ -51,7 +51,7 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("command", "at"),
     [
-        (STEP_1, "masks:"),
+        pytest.param(STEP_1, "masks:", marks=pytest.mark.slow),
         (STEP_1, "member 1 of 3:"),
         pytest.param(STEP_1, "calibrating on val patients:", marks=pytest.mark.slow),
         pytest.param(STEP_1, "test patients:", marks=pytest.mark.slow),

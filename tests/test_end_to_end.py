@@ -84,9 +84,9 @@ def test_no_patient_is_in_two_splits_and_no_name_is_written(finished: Path) -> N
     groups = json.loads((the_run(finished) / "split.json").read_text())["groups"]
     flat = [group for ids in groups.values() for group in ids]
     assert len(flat) == len(set(flat)) == 8
-    for file in (finished / "outputs").rglob("*"):
-        if file.suffix in (".json", ".csv", ".html", ".jsonl"):
-            assert "P0000(" not in file.read_text(), file
+    for file in (path for path in (finished / "outputs").rglob("*") if path.is_file()):
+        assert b"_frame_000001" not in file.read_bytes(), file
+        assert b"_1_frame_" not in file.read_bytes(), file
 
 
 def test_the_table_agrees_with_the_masks(finished: Path) -> None:
@@ -214,6 +214,16 @@ def test_the_shell_file_resumes_what_is_finished_by_evaluating_it(finished: Path
     report, log = done.stdout.strip().splitlines()[-2:]
     assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
     Path(log.removeprefix("log: ")).unlink()
+
+
+def test_a_run_is_not_gone_on_with_under_other_settings(finished: Path) -> None:
+    run = the_run(finished)
+    done = finetune(finished, "--resume", "--run_folder", str(run), "--learning_rate", "0.5")
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("it began with other settings (ppo); give the same, or a new run")
+    again = finetune(finished, "--run_folder", str(run))
+    assert again.returncode == 2
+    assert "holds a run already; give a new folder, or go on with it by --resume" in again.stderr
 
 
 def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:

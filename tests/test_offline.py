@@ -60,6 +60,11 @@ def test_the_main_job_runs_with_nothing_set_and_calls_nobody(
     Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
 
 
+def test_the_hub_library_sends_no_telemetry() -> None:
+    code = "import scripts.doctor; from huggingface_hub import constants as c; print(c.HF_HUB_DISABLE_TELEMETRY)"
+    assert shell(["python", "-P", "-c", code], ROOT, PYTHONPATH=str(ROOT)).stdout.strip() == "True"
+
+
 def test_nothing_is_unpickled_and_no_remote_code_runs() -> None:
     """Every `torch.load` reads weights only; pickle, SB3's own `load` and `trust_remote_code=True` are not used."""
     for file in [*(ROOT / "rl_reward_network").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]:

@@ -238,6 +238,17 @@ def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Pat
     (run / "final_model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"model_fingerprint is other, .*the kind of device it was trained on \(cpu\)"):
         evaluate_rl_finetuned_sa2va.main(args)
+    whole = read_json(run / "split.json")
+    everybody = [name for names in whole["groups"].values() for name in names]
+    for groups, message in (
+        ({"reward": everybody, "policy": [], "val": [], "test": []}, "each split needs a list of group ids"),
+        ({**whole["groups"], "test": ["0" * 12]}, r"are in no split; the split is of other data"),
+        ({**whole["groups"], "val": whole["groups"]["test"]}, r"leak: group\(s\) .* appear more than once"),
+    ):
+        (run / "split.json").write_text(json.dumps({**whole, "groups": groups}))
+        with pytest.raises(ValueError, match=rf"split\.json: .*{message}"):
+            evaluate_rl_finetuned_sa2va.main(args)
+    (run / "split.json").write_text(json.dumps(whole))
     (run / "metrics.jsonl").unlink()
     with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
         evaluate_rl_finetuned_sa2va.main(args)

@@ -172,10 +172,10 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     objects: dict[str, MaskParts] = {}
     dropped_before = notes.dropped
     for phrase, parts in zip(phrases, _masks(record, root, len(phrases), size, notes), strict=True):
-        objects[_key(phrase)] = objects.get(_key(phrase), MaskParts()) + parts
+        objects[phrase_key(phrase)] = objects.get(phrase_key(phrase), MaskParts()) + parts
     if notes.dropped > dropped_before:
         notes.left_bare += sum(not parts for parts in objects.values())
-    spelling = {_key(phrase): phrase for phrase in reversed(phrases)}  # the first spelling stays
+    spelling = {phrase_key(phrase): phrase for phrase in reversed(phrases)}  # the first spelling stays
     return [
         Sample(
             image_path=path,
@@ -236,12 +236,12 @@ def _check_declared_size(record: dict[str, Any], size: tuple[int, int]) -> None:
 def _phrases(text: Any) -> list[str]:
     """The phrases of a record, at least one, none empty."""
     phrases = [text] if isinstance(text, str) else text
-    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and _key(p) for p in phrases):
+    if not isinstance(phrases, list) or not phrases or not all(isinstance(p, str) and phrase_key(p) for p in phrases):
         raise ValueError('`text` must be a phrase or a list of phrases, none empty, e.g. ["blood vessel"]')
     return [phrase.strip() for phrase in phrases]
 
 
-def _key(phrase: str) -> str:
+def phrase_key(phrase: str) -> str:
     """What Sa2VA's question templates make of a phrase; equal keys are one question, so they need one answer."""
     return phrase.strip().lower().removesuffix(".").strip()
 

@@ -34,6 +34,11 @@ def angiogram_folder(parent: Path, no_gap: bool = False) -> Path:
     return parent / ("angiograms_no_gap" if no_gap else "angiograms")
 
 
+def is_rendered(folder: Path) -> bool:
+    """Whether this program made the folder."""
+    return (folder / RECIPE_FILE).exists()
+
+
 def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> Path:
     """The folder of the rendered angiograms below `parent`, made first if it is not there.
 
@@ -68,7 +73,7 @@ def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) ->
             with whole_folder(folder) as temporary:
                 make(temporary)
                 write_json(temporary / RECIPE_FILE, recipe)
-    if not (folder / RECIPE_FILE).exists():
+    if not is_rendered(folder):
         raise ValueError(f"{folder}: is there, but was not rendered by this program; move it, or name it as DATA_ROOT")
     if (found := read_json(folder / RECIPE_FILE)) != recipe:
         raise ValueError(f"{folder / RECIPE_FILE}: made as {found}, this version makes {recipe}; delete the folder")

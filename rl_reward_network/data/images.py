@@ -70,7 +70,8 @@ def _read(path: Path, decode: bool) -> Image.Image:
             Image.Image.getexif(image)  # while the file is open; PNG's own getexif would decode all pixels
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, EOFError, struct.error, ...
         reason = "the file is empty" if path.stat().st_size == 0 else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: not a readable image ({reason}); save it again as PNG or JPEG") from error
+        remedy = "check its permissions" if isinstance(error, PermissionError) else "save it again as PNG or JPEG"
+        raise ValueError(f"{path}: not a readable image ({reason}); {remedy}") from error
     if frames != 1:
         raise ValueError(f"{path}: holds {frames} frames, expected one; save each frame as its own PNG or JPEG")
     return image

@@ -110,7 +110,7 @@ def _parse(value: Any, path: Path) -> Split:
         raise ValueError(f"{path}: `groups` must have exactly the keys {', '.join(SPLITS)}; begin a new run")
     ids_valid = all(isinstance(ids, list) and ids and all(isinstance(i, str) for i in ids) for ids in groups.values())
     if not ids_valid or not isinstance(seed, int) or not isinstance(fingerprint, str):
-        raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint` are required")
+        raise ValueError(f"{path}: each split needs a list of group ids, and `seed` and `fingerprint`; begin a new run")
     return Split({name: tuple(groups[name]) for name in SPLITS}, seed, fingerprint)
 
 

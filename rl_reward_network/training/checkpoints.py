@@ -24,5 +24,15 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """What `save_checkpoint` wrote, its tensors on `device`; empty where there is no such file."""
-    return dict(torch.load(path, map_location=device, weights_only=True)) if path.exists() else {}
+    """What `save_checkpoint` wrote, its tensors on `device`; empty where there is no such file.
+
+    Raises:
+        ValueError: the file is damaged, or holds more than tensors and plain values.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return dict(torch.load(path, map_location=device, weights_only=True))
+    except Exception as error:  # a damaged file raises anything: RuntimeError, EOFError, KeyError, UnpicklingError ...
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: damaged ({reason}); delete it, and this stage begins anew") from None

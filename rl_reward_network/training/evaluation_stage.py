@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.data.embedded import RECIPE_FILE
+from rl_reward_network.data.embedded import is_rendered
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
@@ -78,7 +78,7 @@ def run_evaluation_stage(
         (*segmenter_note(entries, comparison), *rehearsal_note(world)),
         _overlays(world, comparison, network, samples, chosen),
         rollouts,
-        _names(samples) if show_names else {},
+        _names(world, samples) if show_names else {},
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
@@ -165,13 +165,15 @@ def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[
 
 def rehearsal_note(world: World) -> tuple[str, ...]:
     """The embedded model on images that are not its own says nothing about Sa2VA."""
-    own = world.config.model_path != DEFAULT_MODEL or (world.config.data_root / RECIPE_FILE).exists()
+    own = world.config.model_path != DEFAULT_MODEL or is_rendered(world.config.data_root)
     return () if own else (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
 
 
-def _names(samples: list[Sample]) -> dict[str, str]:
-    """The file of each image and the name of each patient, by their hashes."""
-    return {s.sample_id: s.image_path.name for s in samples} | {s.group_id: s.group for s in samples}
+def _names(world: World, samples: list[Sample]) -> dict[str, str]:
+    """The file of each image below images/ and the name of each patient, by their hashes."""
+    images = world.config.data_root / "images"
+    files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
+    return files | {sample.group_id: sample.group for sample in samples}
 
 
 def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, Any]:

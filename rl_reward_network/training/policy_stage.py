@@ -94,10 +94,7 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
     """
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(world, network, reward_net)
-    samples = {
-        "policy": world.pick("policy", plan.images, labelled=plan.reward != "net"),
-        "val": world.pick("val", plan.val_images),
-    }
+    samples = policy_samples(world, plan)
     with only_here(run):
         config = check_settings(run, world, plan, network) if resume else _describe(run, world, plan, network)
         seconds: dict[str, float] = {}
@@ -113,6 +110,18 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
         spent = {name: count - before[name] for name, count in _counts(world).items()}
         description = {"deployment": asdict(deployment), "seconds": seconds, "bank": spent, "resumed": resume}
         save_policy(model, run / FINAL, {**config, **description})
+
+
+def policy_samples(world: World, plan: PolicyPlan) -> dict[str, list[Sample]]:
+    """The images of `policy` and `val` that step 2 works on.
+
+    Raises:
+        ValueError: there are none, none is labelled although the reward needs it, or a file is damaged.
+    """
+    return {
+        "policy": world.pick("policy", plan.images, labelled=plan.reward != "net"),
+        "val": world.pick("val", plan.val_images),
+    }
 
 
 def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None) -> Path | None:
@@ -137,6 +146,11 @@ def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_
         if config.get("origin") == _origin(world, plan) and fits:
             return path.parent
     return None
+
+
+def has_begun(run: Path) -> bool:
+    """Whether there is anything in `run` but what a kill before its config.json leaves."""
+    return any(path.name not in (REWARD_NET, "split.json") and path.name[0] != "." for path in run.glob("*"))
 
 
 def check_settings(run: Path, world: World, plan: PolicyPlan, network: RewardNetwork | None = None) -> dict[str, Any]:

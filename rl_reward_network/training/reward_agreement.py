@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.evaluation.agreement import Row, agreement, coverage
+from rl_reward_network.evaluation.overlays import expected_errors
 from rl_reward_network.evaluation.reward_sheet import SheetRow
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import judge_masks, truth_map
@@ -72,7 +73,7 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
             SheetRow(
                 example.image,
                 mask,
-                np.where(mask, 1 - truth, truth),
+                expected_errors(mask, truth),
                 mask ^ example.truth,
                 source,
                 float(dice.mean()),

@@ -138,7 +138,11 @@ def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None)
 def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
     """The newest run of these very settings that was cut off."""
     for path in sorted(world.config.output_dir.glob("reward_net_*/config.json"), reverse=True):
-        config = read_json(path)
+        try:
+            config = dict(read_json(path))
+        except ValueError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=2)
+            continue
         same = (config.get("origin"), config.get("seed")) == (origin(world, plan), plan.config.seed)
         if same and not (path.parent / FINISHED).exists():
             return path.parent

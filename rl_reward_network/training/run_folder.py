@@ -38,8 +38,7 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
     Raises:
         ValueError: the folder holds a run already.
     """
-    if (run / "config.json").exists():
-        raise ValueError(f"{run}: holds a run already; give a new folder")
+    check_new(run)
     config = {
         **stage,
         "world": {name: _plain(value, run) for name, value in asdict(world.config).items()}
@@ -55,6 +54,12 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
     save_split(world.split, run / "split.json")
     write_json(run / "config.json", config)  # last: a folder with a config.json is a whole one
     return config
+
+
+def check_new(run: Path) -> None:
+    """Raise a ValueError where a run has begun already."""
+    if (run / "config.json").exists():
+        raise ValueError(f"{run}: holds a run already; give a new folder, or go on with it by --resume")
 
 
 @contextmanager
@@ -110,7 +115,7 @@ def portable(path: Path, run: Path) -> str:
     path, run = path.resolve(), run.resolve()
     project = run.parent.parent
     inside = path.is_relative_to(project) and project != project.parent  # all paths lie in /
-    return os.path.relpath(path, run) if inside else str(path)
+    return os.path.join(os.curdir, os.path.relpath(path, run)) if inside else str(path)  # with a dot: no hub id
 
 
 def world_config(
@@ -134,7 +139,8 @@ def world_config(
             "the folder where the same data are now"
         )
     model_path = model_path or located_model(run, config, "--base_model")
-    output_dir = (run / saved["output_dir"]).resolve()
+    kept = (run / saved["output_dir"]).resolve()
+    output_dir = kept if kept.is_dir() else run.parent.resolve()
     return WorldConfig(
         **{**saved, "data_root": data_root, "model_path": model_path, "output_dir": output_dir, "prompts": None}
     )

@@ -1,6 +1,7 @@
 """Sa2VA as two plain callables: masks and features of one image, and masks at image size."""
 
 import hashlib
+import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +86,8 @@ def load_segmenter(
     model, processor = load_sa2va_model(model_path, device)
     processor.max_tiles = max_tiles
     limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
-    settings = hashlib.sha256(
-        f"{model.config.to_json_string()}{sorted(processor.tokenizer.get_vocab().items())}".encode()
-    )
+    config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
+    words = sorted(processor.tokenizer.get_vocab().items())
+    settings = hashlib.sha256(f"{json.dumps(config, sort_keys=True, default=str)}{words}".encode())
     fingerprint = f"{weights_fingerprint(model)} {settings.hexdigest()[:8]} {limits}"
     return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint)

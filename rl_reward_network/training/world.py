@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.annotations import phrase_key, read_annotations
 from rl_reward_network.data.embedded import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
-    RECIPE_FILE,
     angiogram_folder,
     embedded_angiograms,
+    is_rendered,
 )
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
@@ -149,7 +149,7 @@ def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample
     Raises:
         ValueError: what `read_annotations` refuses.
     """
-    theirs = data_root.exists() and not (data_root / RECIPE_FILE).exists()
+    theirs = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
@@ -190,7 +190,7 @@ def _damage(sample: Sample) -> str | None:
 
 def _check_one_phrase(samples: list[Sample], where: Path) -> None:
     """Refuse several kinds of object: every prompt is tried on every image, so it must mean the same object."""
-    phrases = sorted({sample.text for sample in samples})
+    phrases = sorted({phrase_key(sample.text) for sample in samples})
     if len(phrases) > 1:
         raise ValueError(
             f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, write_remedy
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
@@ -96,6 +96,8 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if full := write_remedy(error):
+            raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error
         raise ValueError(f"{remedy} ({type(error).__name__})") from error
 
 
@@ -106,15 +108,20 @@ def weight_files(folder: Path) -> list[Path]:
         ValueError: no safetensors file, or one named in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
+    files = [folder / name for name in _indexed(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
     if missing := [file.name for file in files if not file.exists()]:
         raise ValueError(f"{index}: names files that are not there: {first_few(missing)}; download the model again")
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the files in an index."""
+    try:
+        return sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index}: field weight_map is missing or no table; download the model again") from None
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

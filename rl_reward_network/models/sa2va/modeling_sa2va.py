@@ -239,8 +239,16 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     """The configuration, with the ids of special tokens looked up by text in the folder's own tokenizer."""
-    config = folder.model_config()
-    processor = Sa2VAProcessor.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path))
+    try:
+        config = folder.model_config()
+        processor = Sa2VAProcessor.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path))
+    except (KeyError, TypeError, AttributeError, OSError) as error:  # what transformers makes of damaged files
+        raise ValueError(
+            f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
+        ) from error
+    except ValueError as error:
+        where = "" if str(folder.path) in str(error) else f"{folder.path}: "
+        raise ValueError(f"{where}{error}") from error
     config.image_token_id, config.seg_token_id = processor.image_token_id, processor.seg_token_id
     config.never_sampled_ids = processor.never_sampled_ids
     return config
@@ -279,10 +287,10 @@ def load_sa2va_model(
     Raises:
         ValueError: flash attention without CUDA, a GPU that is not there, or what `from_pretrained` refuses.
     """
+    check_device(device)
     cuda = torch.device(device).type == "cuda"
     if use_flash_attn and not cuda:
         raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
-    check_device(device)
     model = Sa2VAForConditionalGeneration.from_pretrained(
         path,
         dtype=torch.bfloat16 if cuda else torch.float32,
@@ -292,6 +300,10 @@ def load_sa2va_model(
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError for a GPU that is not there."""
+    """Raise a ValueError for a GPU that is not there, or a word that is no device."""
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX") from None
     if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
