@@ -18,7 +18,7 @@ import torch
 
 from rl_reward_network.data.images import load_image
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from scripts.cli import run
 
 

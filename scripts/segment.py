@@ -28,7 +28,7 @@ from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.training.policy_stage import REWARD_NET

@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_reward_network.artefacts import whole_folder
 from rl_reward_network.data.embedded import embedded_angiograms
 from rl_reward_network.data.regions import make_scenes
-from rl_reward_network.models.sa2va.modeling_sa2va import check_device
+from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.training.nano import STAGES, NanoTrainer, stage_facts
 from rl_reward_network.training.nano_card import CardFacts, write_card
 from rl_reward_network.training.nano_data import open_pictures

@@ -118,7 +118,7 @@ def test_another_model_is_refused_by_its_type(tmp_path: Path) -> None:
 def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
     """An original config.json names remote code; transformers' Auto classes would ask whether to run it."""
     code = (
-        "import sys; from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model; "
+        "import sys; from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model; "
         "assert sys.stdin.isatty() and sys.stdout.isatty(); load_sa2va_model(sys.argv[1]); print('LOADED')"
     )
     main_end, child_end = pty.openpty()

@@ -8,7 +8,7 @@ from conftest import smooth_image
 
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
 from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 TEXT = "<image>Please segment the vessel."
@@ -187,14 +187,3 @@ def test_completion_log_probs_ignore_padding(tiny_model: Any, tiny_processor: Sa
         )
     assert torch.allclose(both[1, :2], alone[0], atol=1e-4)
     assert both[1, 2:].eq(0).all()
-
-
-def test_short_form_loads_float32_on_the_cpu(tiny_checkpoint: Any) -> None:
-    model, processor = load_sa2va_model(tiny_checkpoint, device="cpu")
-    assert model.dtype == torch.float32
-    assert processor.sam_image_size == 256
-    with pytest.raises(ValueError, match="use_flash_attn needs a CUDA device"):
-        load_sa2va_model(tiny_checkpoint, use_flash_attn=True)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="0 GPUs are visible"):
-            load_sa2va_model(tiny_checkpoint, device="cuda:0")

@@ -15,7 +15,8 @@ from rl_reward_network.data.regions import caption_correct, make_scenes
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.nano import nano_tokenizer, new_nano
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.nano import NanoTrainer, Stage, stage_facts

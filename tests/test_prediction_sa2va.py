@@ -9,7 +9,7 @@ from conftest import smooth_image, write_tiny_checkpoint
 from PIL import Image
 
 from rl_reward_network.models.fingerprint import weights_fingerprint
-from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

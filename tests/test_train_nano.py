@@ -7,7 +7,7 @@ import pytest
 
 import rl_reward_network.data.embedded as embedded
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.models.sa2va.modeling_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.training import nano_card
 from rl_reward_network.training.nano import Stage
 from scripts import train_nano

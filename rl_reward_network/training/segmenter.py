@@ -11,7 +11,8 @@ import torch
 
 from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.models.fingerprint import weights_fingerprint
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

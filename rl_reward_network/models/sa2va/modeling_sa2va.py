@@ -277,33 +277,3 @@ def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int,
     if config.tie_word_embeddings:
         state.pop("lm_head.weight")
     return {key: tuple(tensor.shape) for key, tensor in (to_original(state) if original else state).items()}
-
-
-def load_sa2va_model(
-    path: str | Path, device: str = "cpu", use_flash_attn: bool = False
-) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
-
-    Raises:
-        ValueError: flash attention without CUDA, a GPU that is not there, or what `from_pretrained` refuses.
-    """
-    check_device(device)
-    cuda = torch.device(device).type == "cuda"
-    if use_flash_attn and not cuda:
-        raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
-    model = Sa2VAForConditionalGeneration.from_pretrained(
-        path,
-        dtype=torch.bfloat16 if cuda else torch.float32,
-        attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
-    )
-    return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]
-
-
-def check_device(device: str) -> None:
-    """Raise a ValueError for a GPU that is not there, or a word that is no device."""
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX") from None
-    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")

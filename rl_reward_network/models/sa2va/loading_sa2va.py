@@ -1,0 +1,38 @@
+"""Model and processor of a checkpoint in one call, on a device that is there."""
+
+from pathlib import Path
+
+import torch
+
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+
+def load_sa2va_model(
+    path: str | Path, device: str = "cpu", use_flash_attn: bool = False
+) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
+
+    Raises:
+        ValueError: flash attention without CUDA, a GPU that is not there, or what `from_pretrained` refuses.
+    """
+    check_device(device)
+    cuda = torch.device(device).type == "cuda"
+    if use_flash_attn and not cuda:
+        raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
+    model = Sa2VAForConditionalGeneration.from_pretrained(
+        path,
+        dtype=torch.bfloat16 if cuda else torch.float32,
+        attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
+    )
+    return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]
+
+
+def check_device(device: str) -> None:
+    """Raise a ValueError for a GPU that is not there, or a word that is no device."""
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX") from None
+    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
