@@ -35,6 +35,7 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     assert process.stdout is not None
     said, deadline = b"", time.monotonic() + 200
