@@ -302,6 +302,11 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
             "cannot be written (Not a directory); name a folder in which you may write",
         ),
     ),
+    "run folder holds a run": (
+        lambda: Path("data/config.json").write_text("{}"),
+        ("--run_folder", "data"),
+        ("data: holds a run already; give a new folder, or go on with it by --resume",),
+    ),
     "run folder is no run": (
         nothing,
         ("--resume", "--run_folder", "data"),

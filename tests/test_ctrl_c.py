@@ -56,7 +56,7 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
         (STEP_1, "member 1 of 3:"),
         pytest.param(STEP_1, "calibrating on val patients:", marks=pytest.mark.slow),
         pytest.param(STEP_1, "test patients:", marks=pytest.mark.slow),
-        (STEP_2, "PPO:"),
+        pytest.param(STEP_2, "PPO:", marks=pytest.mark.slow),
     ],
 )
 def test_every_stage_stops_with_one_message(folder: Path, command: list[str], at: str) -> None:

@@ -19,7 +19,8 @@ def saved(**changed: str) -> dict[str, object]:
 
 def test_paths_inside_the_project_move_with_it_and_others_stay(tmp_path: Path) -> None:
     run = tmp_path / "project" / "outputs" / "run"
-    assert portable(tmp_path / "project" / "data", run) == "./../../data"
+    assert portable(tmp_path / "project" / "data", run) == "../../data"
+    assert portable(run / "models" / "own", run) == "./models/own"
     assert portable(tmp_path / "elsewhere", run) == str(tmp_path / "elsewhere")
     assert portable(Path("/data"), Path("/outputs/run")) == "/data", "the whole machine is no project"
 

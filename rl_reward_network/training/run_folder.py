@@ -114,8 +114,10 @@ def portable(path: Path, run: Path) -> str:
     """
     path, run = path.resolve(), run.resolve()
     project = run.parent.parent
-    inside = path.is_relative_to(project) and project != project.parent  # all paths lie in /
-    return os.path.join(os.curdir, os.path.relpath(path, run)) if inside else str(path)  # with a dot: no hub id
+    if not path.is_relative_to(project) or project == project.parent:  # all paths lie in /
+        return str(path)
+    relative = os.path.relpath(path, run)
+    return relative if relative.startswith(".") else os.path.join(os.curdir, relative)  # a/b would be a hub id
 
 
 def world_config(
