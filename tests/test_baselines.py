@@ -157,3 +157,8 @@ def test_input_that_does_not_fit_is_refused():
             compared([], test, np.array(chosen))
     with pytest.raises(ValueError, match="chosen: ridge per prompt is"):
         compared([], TEST, [0, 0], ridge=[0])
+
+
+def test_ridge_from_a_single_image_takes_its_best_prompt():
+    features, rewards = np.ones((1, 3)), np.array([[0.2, 0.9, 0.4]])
+    assert ridge_per_prompt(features, rewards, np.zeros((4, 3))).tolist() == [1, 1, 1, 1]

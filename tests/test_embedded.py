@@ -1,5 +1,7 @@
 import json
 import re
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -142,3 +144,20 @@ def test_a_render_that_stops_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         embedded.embedded_angiograms(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_of_two_that_begin_at_once_one_renders_and_the_other_waits(tmp_path: Path) -> None:
+    """Each would otherwise put its folder in the place of the other's, while that one is reading."""
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        time.sleep(0.3)
+        made.append(folder)
+
+    threads = [threading.Thread(target=embedded._made, args=(tmp_path / "set", {"recipe": 1}, make)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert (tmp_path / "set" / "recipe.json").exists()

@@ -15,21 +15,29 @@ from rl_reward_network.training.prompt_tables import PromptTable
 from rl_reward_network.training.world import World
 
 
-def compared(own_dice: float | None) -> tuple[list[PromptTable], Comparison]:
-    """Eight images whose best prompt has Dice 0.8."""
-    dice = np.tile([0.5, 0.8, 0.6, 0.1], (8, 1))
+def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable], Comparison]:
+    """Images of a patient each, whose best prompt has Dice 0.8."""
+    dice = np.tile([0.5, 0.8, 0.6, 0.1], (images, 1))
     found = tables(dice, dice)
-    chosen = np.ones(8, dtype=np.int64)
+    chosen = np.ones(images, dtype=np.int64)
     comparison = compare(found, found, {POLICY: chosen, RIDGE: chosen}, decide(found, found, chosen, 0), 0)
     return [PromptTable(np.zeros(IMAGE_FEATURES, np.float32), table, own_dice) for table in found], comparison
 
 
-@pytest.mark.parametrize(("own_dice", "better"), [(0.9, True), (0.7, False)])
-def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, better: bool) -> None:
-    (note,) = segmenter_note(*compared(own_dice))
+@pytest.mark.parametrize(
+    ("own_dice", "images", "advice"),
+    [
+        (0.9, 8, ": a plain segmenter serves these images better than any choice of prompts."),
+        (0.9, 5, ": a plain segmenter may serve these images better than any choice of prompts."),
+        (0.7, 8, "]."),
+    ],
+)
+def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, images: int, advice: str) -> None:
+    """Few patients prove nothing."""
+    (note,) = segmenter_note(*compared(own_dice, images))
     assert f"own segmentation of these images has Dice {own_dice:.3f} [" in note
     assert "the best prompt of each image 0.800 [" in note
-    assert ("a plain segmenter serves these images better" in note) == better
+    assert note.endswith(advice)
 
 
 def test_unlabelled_images_tell_nothing_about_it() -> None:
