@@ -51,6 +51,7 @@ def test_two_ranks_build_the_same_bank(alone: Path, tiny_checkpoint: Path) -> No
     banks_equal(alone / "alone" / "mask_bank", alone / "ranks" / "mask_bank")
 
 
+@pytest.mark.slow
 def test_a_build_that_was_cut_off_is_finished_and_nothing_is_computed_twice(alone: Path, tiny_checkpoint: Path) -> None:
     bank = alone / "cut" / "mask_bank"
     bank.mkdir(parents=True)

@@ -224,14 +224,6 @@ def test_a_run_is_not_gone_on_with_under_other_settings(finished: Path) -> None:
     assert done.stderr.strip().endswith("it began with other settings (ppo); give the same, or a new run")
 
 
-def test_a_reward_network_of_test_patients_is_refused(finished: Path) -> None:
-    (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
-    done = finetune(finished, "--reward_net", str(reward), "--split_seed", "5")
-    assert done.returncode == 2
-    assert "the reward network was trained on" in done.stderr
-    assert len(list((finished / "outputs").glob("sa2va_rl_finetune_*"))) == 1, "nothing may be half-written"
-
-
 def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) -> None:
     done = shell(["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "2"], finished, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr

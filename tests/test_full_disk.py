@@ -49,7 +49,7 @@ def user(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         pytest.param("train", 64, marks=pytest.mark.slow),
         ("train", 900),
-        ("finetune", 64),
+        pytest.param("finetune", 64, marks=pytest.mark.slow),
         pytest.param("convert", 200, marks=pytest.mark.slow),
         ("render", 300),
     ],

@@ -72,7 +72,9 @@ def logged(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
-@pytest.mark.parametrize(("kill_after", "taken_again"), [(3, [[0, 0, 2], [0, 0, 3]]), (7, [])])
+@pytest.mark.parametrize(
+    ("kill_after", "taken_again"), [(3, [[0, 0, 2], [0, 0, 3]]), pytest.param(7, [], marks=pytest.mark.slow)]
+)
 def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
     tmp_path: Path,
     pictures: Pictures,
