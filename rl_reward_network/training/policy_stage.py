@@ -14,7 +14,7 @@ from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, origin
-from rl_reward_network.training.run_folder import clock, describe_run, only_here, read_run_config
+from rl_reward_network.training.run_folder import check_new, clock, describe_run, only_here, read_run_config
 from rl_reward_network.training.world import World
 
 KIND = "sa2va_rl_finetune"
@@ -192,8 +192,8 @@ def _counts(world: World) -> dict[str, int]:
 
 def _describe(run: Path, world: World, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
     """Begin the run folder: its own copy of the reward network, then config.json."""
-    if not (run / "config.json").exists():
-        network.save_pretrained(run / REWARD_NET)
+    check_new(run)
+    network.save_pretrained(run / REWARD_NET)
     stage = {
         "stage": "prompt policy",
         "plan": asdict(plan),
