@@ -1,0 +1,154 @@
+"""One region of an image with its caption: what the caption loops learn from, whatever file it came from."""
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from pycocotools import mask as coco
+
+from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
+from rl_reward_network.data.sample import pseudonym
+
+KEY_BYTES = 4096  # at each end of an image file: data sets of many gigabytes are grouped without reading all of it
+
+
+@dataclass(frozen=True, eq=False)
+class RegionSample:
+    """One (image, mask, caption). Nothing is decoded before it is asked for.
+
+    Attributes:
+        caption: what is said of the region, as stored, outer white space off; never empty.
+        group_id: pseudonym of what must not be in two splits (image or video), 12 hex digits.
+        series_id: pseudonym of what is nearly identical (the frames of one video); the group's where there is no video.
+        image_id: pseudonym of the image, the same for all its regions: its features are computed once.
+        sample_id: pseudonym of image and region.
+        where: file and row or key, for messages; holds no caption.
+        mask_parts: how the mask is stored.
+        open_image: decodes the image, uint8 (H, W, 3) RGB.
+    """
+
+    caption: str
+    group_id: str
+    series_id: str
+    image_id: str
+    sample_id: str
+    where: str
+    mask_parts: MaskParts = field(repr=False)
+    open_image: Callable[[], np.ndarray] = field(repr=False)
+
+    def load(self) -> tuple[np.ndarray, np.ndarray]:
+        """Image, uint8 (H, W, 3) RGB, and mask, bool (H, W).
+
+        Raises:
+            ValueError: the image is damaged, or the mask is of another size, or empty.
+        """
+        try:
+            image = self.open_image()
+        except (OSError, SyntaxError) as error:  # what Pillow makes of damaged bytes
+            raise ValueError(f"{self.where}: the image cannot be decoded ({error}); download it again") from error
+        size = image.shape[:2]
+        if wrong := [rle["size"] for rle in self.mask_parts.rles if tuple(rle["size"]) != size]:
+            raise ValueError(
+                f"{self.where}: mask_rle has size {list(wrong[0])} (H, W), the image {list(size)}; resize the mask "
+                "(nearest) or take the original image"
+            )
+        mask = rasterise(self.mask_parts, size)
+        if not mask.any():
+            raise ValueError(f"{self.where}: the region has no pixel; leave it out")
+        return image, mask
+
+
+def make_region(
+    caption: Any, rle: Any, image_id: str, where: str, open_image: Callable[[], np.ndarray], group_id: str | None = None
+) -> RegionSample:
+    """A region as data sets store it; its `sample_id` depends on image, mask and caption, not on its place in a file.
+
+    Args:
+        caption: text; anything else counts as missing.
+        rle: COCO RLE {"size": [H, W], "counts": ...}; whether that is the image's size is seen in `load`.
+        image_id: from `image_key`.
+        where: file and row or key.
+        open_image: decodes the image.
+        group_id: pseudonym of the video, which then is group and series; None: the image is its own.
+
+    Raises:
+        ValueError: the caption is missing or empty, or the RLE damaged; begins with `where`.
+    """
+    text = caption.strip() if isinstance(caption, str) else ""
+    if not text:
+        found = "empty" if isinstance(caption, str) else f"missing ({type(caption).__name__})"
+        raise ValueError(f"{where}: the caption is {found}; write one there, or leave the region out")
+    try:
+        parts = parse_rle(rle, _own_size(rle))
+    except ValueError as error:
+        raise ValueError(f"{where}: mask_rle: {error}") from error
+    group = group_id or image_id
+    sample_id = pseudonym("region", image_id, parts.digest(), text)
+    return RegionSample(text, group, group, image_id, sample_id, where, parts, open_image)
+
+
+def _own_size(rle: Any) -> tuple[int, int]:
+    """The size (H, W) that an RLE states of itself."""
+    if not isinstance(rle, dict):
+        raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
+    size = rle.get("size", [1, 1])  # a missing key is for `parse_rle` to tell
+    if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
+    return size[0], size[1]
+
+
+def image_key(file: BinaryIO, offset: int, size: int) -> str:
+    """Pseudonym of the image file that fills `size` bytes of `file` from `offset` on.
+
+    It depends on the length and on the first and last 4096 bytes. Equal files get equal keys in whatever data set they
+    are; the same picture, saved again, gets another.
+    """
+    digest = hashlib.sha256(str(size).encode())
+    for start in (0, max(size - KEY_BYTES, 0)):
+        file.seek(offset + start)
+        digest.update(file.read(min(size, KEY_BYTES)))
+    return pseudonym("image", digest.hexdigest())
+
+
+def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counter[str]) -> list[RegionSample]:
+    """The first `limit` regions (None: all), in order, without exact repeats and masks of no pixel.
+
+    Args:
+        regions: read no further than needed.
+        limit: at least 1.
+        left_out: reason -> how often; what is left out here is added.
+
+    Raises:
+        ValueError: `limit` is below 1.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}, expected at least 1 region")
+    kept: dict[str, RegionSample] = {}
+    for region in regions:
+        if not coco.area(list(region.mask_parts.rles)).any():
+            left_out["mask(s) without a pixel"] += 1
+        elif kept.setdefault(region.sample_id, region) is not region:
+            left_out["exact repeat(s)"] += 1
+        if len(kept) == limit:
+            break
+    return list(kept.values())
+
+
+def report_left_out(source: Path | str, regions: list[RegionSample], left_out: Counter[str]) -> None:
+    """One warning that counts what was left out of `source`.
+
+    Raises:
+        ValueError: there is no region at all.
+    """
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()) if count)
+    if not regions:
+        raise ValueError(
+            f"{source}: no region with a mask and a caption (left out: {counts or 'nothing'}); name other data"
+        )
+    if counts:
+        warnings.warn(f"{source}: left out {counts}", stacklevel=3)

@@ -1,0 +1,93 @@
+"""Rewards as functions of named columns, one value per generation: TRL's reward-function protocol.
+
+A function takes the columns it knows by name and swallows the rest; None means that the reward could not be had, which
+is never a 0. Columns, each a list with one entry per generation: `prompts` (what was asked), `completions` (captions
+that the policy said in loop 1, or the partner in loop 2), `captions` (references), `images` (uint8 (H, W, 3)), `masks`
+(bool (H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]` was said, which is a true 0),
+`mask_probabilities` (float32 (H, W) in [0, 1], or None likewise).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rl_reward_network.rewards.captions import meteor
+from rl_reward_network.rewards.combine import caption_reward
+from rl_reward_network.rewards.learned import Judge as RewardNetwork
+from rl_reward_network.rewards.learned import score_masks
+from rl_reward_network.rewards.masks import dice, iou
+
+RewardFunction = Callable[..., list[float | None]]
+Mask = np.ndarray | None
+
+
+class CaptionJudge(Protocol):
+    """What compares captions: a language model behind a server."""
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        """In [0, 1]; None where the judge could not be had."""
+
+
+def iou_reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
+    """Intersection over union with the truth, in [0, 1]; None without a truth."""
+    return [_overlap(iou, predicted, true) for predicted, true in zip(predicted_masks, masks, strict=True)]
+
+
+def dice_reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
+    """Dice with the truth, in [0, 1]; None without a truth."""
+    return [_overlap(dice, predicted, true) for predicted, true in zip(predicted_masks, masks, strict=True)]
+
+
+def _overlap(score: Callable[..., np.ndarray], predicted: Mask, true: Mask) -> float | None:
+    if true is None:
+        return None
+    return 0.0 if predicted is None else float(score(predicted[None], true[None])[0])
+
+
+def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+    """METEOR of each caption against its reference, divided by the reference's own, in [0, 1]."""
+    return [float(value) for value in meteor(completions, captions, normalise=True)]
+
+
+def judge_reward(judge: CaptionJudge) -> RewardFunction:
+    """The judge's score, in [0, 1]."""
+
+    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+        return judge.scores(completions, captions)
+
+    return reward
+
+
+def judged_caption_reward(judge: CaptionJudge) -> RewardFunction:
+    """0.25 METEOR + 0.75 judge, in [0, 1]; None where the judge could not be had."""
+
+    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+        said = np.array(judge.scores(completions, captions), dtype=float)  # None becomes NaN
+        both = caption_reward(meteor(completions, captions, normalise=True), said)
+        return [None if np.isnan(value) else float(value) for value in both]
+
+    return reward
+
+
+def learned_reward(network: RewardNetwork) -> RewardFunction:
+    """What the reward network thinks of each mask, in [0, 1]; no truth is needed."""
+
+    def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
+        return [_learned(network, image, mask) for image, mask in zip(images, predicted_masks, strict=True)]
+
+    return reward
+
+
+def _learned(network: RewardNetwork, image: np.ndarray, mask: Mask) -> float:
+    return 0.0 if mask is None else float(score_masks(network, image, mask[None].astype(np.float32))[0])
+
+
+def confidence_reward(*, mask_probabilities: Sequence[Mask], **_: Any) -> list[float | None]:
+    """Mean probability inside the predicted mask, scaled from 0.5..1 to 0..1: a small push towards clear edges."""
+    return [0.0 if one is None else _confidence(one) for one in mask_probabilities]
+
+
+def _confidence(probability: np.ndarray) -> float:
+    inside = probability[probability > 0.5]
+    return float(2 * inside.mean() - 1) if len(inside) else 0.0

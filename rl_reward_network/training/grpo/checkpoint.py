@@ -1,0 +1,46 @@
+"""Checkpoints of a GRPO run: everything that a resumed run needs to go on as if it had not stopped, whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import rotate_checkpoints
+
+from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.models.lora import load_trainable, save_trainable
+from rl_reward_network.training.checkpoints import load_checkpoint, save_checkpoint
+
+EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
+KEPT = 2  # checkpoints
+
+
+def save_run_state(trainer: Any) -> None:
+    """Write `checkpoint-<step>` with trained tensors, partner, optimiser, schedule, controller and waiting rollouts."""
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    if trainer.args.should_save:
+        with whole_folder(folder) as temporary:
+            save_trainable(trainer.sa2va, temporary / "trainable")
+            state: dict[str, Any] = {"spread": trainer.maker.controller.spread}
+            if trainer.ema is not None:
+                save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
+                state["ema_steps"] = trainer.ema.steps
+            save_checkpoint(temporary / STATE, state)
+            trainer._save_optimizer_and_scheduler(str(temporary))
+            trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
+        rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=KEPT)
+    trainer.accelerator.wait_for_everyone()
+
+
+def load_run_state(trainer: Any, folder: Path) -> None:
+    """Put everything back but what the Trainer itself reads (optimiser, schedule, step)."""
+    load_trainable(trainer.sa2va, folder / "trainable")
+    state = load_checkpoint(folder / STATE)
+    trainer.maker.controller.spread = state["spread"]
+    if trainer.ema is not None:
+        saved = load_file(folder / EMA_WEIGHTS)
+        with torch.no_grad():
+            for name, tensor in trainer.ema.weights.items():
+                tensor.copy_(saved[name])
+        trainer.ema.steps = state["ema_steps"]

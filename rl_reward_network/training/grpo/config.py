@@ -1,0 +1,118 @@
+"""Settings of GRPO: transformers' TrainingArguments and what GRPO adds, under TRL's names where TRL has one."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import TrainingArguments
+
+from rl_reward_network.rewards.combine import Aggregation, Scale
+from rl_reward_network.training.grpo.losses import Level, LossSettings, LossType
+from rl_reward_network.training.grpo.mask_policies import MaskPolicyName
+
+Objective = Literal["grpo", "supervised"]
+
+
+@dataclass
+class Sa2VAGRPOConfig(TrainingArguments):
+    """What a run of `Sa2VAGRPOTrainer` is asked for.
+
+    Args:
+        objective: grpo, or supervised: the reference captions and masks are learned instead of rewards (the comparison).
+        num_generations: captions per prompt, in a whole group on one process.
+        num_mask_generations: masks per prompt; they cost little, since one language-model pass serves all.
+        max_completion_length: tokens of a caption.
+        temperature: of sampling.
+        num_iterations: optimisation steps on the same rollouts.
+        loss_type, importance_sampling_level, epsilon, epsilon_high, beta, entropy_coef: see `LossSettings`; epsilon_high
+            None is epsilon.
+        scale_rewards, multi_objective_aggregation, reward_floor: see `group_advantages`.
+        mask_truncated_completions: captions cut off by the limit do not count.
+        mask_to_caption_weight, caption_to_mask_weight: of the two loops; 0 leaves a loop out.
+        mask_policy: what loop 2 samples.
+        mask_epsilon: clip of loop 2's ratio, whose log-probability is a mean over dimensions.
+        mask_beta: weight of loop 2's KL.
+        ema_decay: of the partner; 0 uses the model itself (`--no_ema`).
+        pathwise_weight: of the learned reward's gradient through the soft mask.
+        supervised_mask_weight: of the mask losses of supervised training.
+        feature_cache_gib: main memory for image features.
+        rows_at_once: most sequences decoded at once.
+    """
+
+    objective: Objective = "grpo"
+    num_generations: int = 4
+    num_mask_generations: int = 8
+    max_completion_length: int = 64
+    temperature: float = 1.0
+    num_iterations: int = 1
+    loss_type: LossType = "dapo"
+    importance_sampling_level: Level = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    beta: float = 0.04
+    entropy_coef: float = 0.0
+    scale_rewards: Scale = "group"
+    multi_objective_aggregation: Aggregation = "sum_then_normalize"
+    reward_floor: float = 0.05
+    mask_truncated_completions: bool = True
+    mask_to_caption_weight: float = 1.0
+    caption_to_mask_weight: float = 1.0
+    mask_policy: MaskPolicyName = "gaussian"
+    mask_epsilon: float = 1e-3
+    mask_beta: float = 0.04
+    ema_decay: float = 0.999
+    pathwise_weight: float = 0.0
+    supervised_mask_weight: float = 1.0
+    feature_cache_gib: float = 4.0
+    rows_at_once: int = 128
+    remove_unused_columns: bool = field(default=False)
+    average_tokens_across_devices: bool = field(default=False)
+    logging_nan_inf_filter: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        super().__post_init__()
+        check_settings(self)
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of one process in one forward pass."""
+        return self.per_device_train_batch_size // self.num_generations
+
+    @property
+    def loss_settings(self) -> LossSettings:
+        """Of the caption loop."""
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        supervised = self.objective == "supervised"
+        return LossSettings(
+            self.loss_type,
+            self.importance_sampling_level,
+            self.epsilon,
+            high,
+            0.0 if supervised else self.beta,
+            0.0 if supervised else self.entropy_coef,
+            self.max_completion_length,
+        )
+
+
+def check_settings(config: Any) -> None:
+    """Raise a ValueError that names the field, its value and the remedy."""
+    if config.num_generations < 2:
+        raise ValueError(f"num_generations is {config.num_generations}, expected 2 or more: one alone has no advantage")
+    if config.num_mask_generations < 2:
+        raise ValueError(f"num_mask_generations is {config.num_mask_generations}, expected 2 or more")
+    if config.per_device_train_batch_size % config.num_generations:
+        raise ValueError(
+            f"batch_size is {config.per_device_train_batch_size} generations, not divisible by num_generations "
+            f"{config.num_generations}: whole groups stay together; give a multiple of it"
+        )
+    for name in ("num_iterations", "max_completion_length", "rows_at_once"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected 1 or more")
+    for name in ("temperature", "epsilon", "mask_epsilon", "reward_floor"):
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected more than 0")
+    for name in ("beta", "mask_beta", "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight"):
+        if getattr(config, name) < 0:
+            raise ValueError(f"{name} is {getattr(config, name)}, expected 0 or more")
+    if not (config.mask_to_caption_weight or config.caption_to_mask_weight or config.pathwise_weight):
+        raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")

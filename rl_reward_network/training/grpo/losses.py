@@ -1,0 +1,133 @@
+"""GRPO's loss as pure functions of tensors. Names and formulas are TRL's, tested tensor by tensor against its own.
+
+Axes: N completions, T tokens (right-padded). Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300),
+DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO (2507.18071); the k3 estimator of the KL: Schulman, joschu.net/blog/kl-approx.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
+Level = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What turns log-probabilities and advantages into a loss; fields are TRL's.
+
+    Args:
+        loss_type: how token losses are averaged; see `aggregate`.
+        importance_sampling_level: whether each token or the whole completion has a ratio.
+        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
+        beta: weight of the KL to the reference.
+        entropy_coef: weight of the entropy bonus.
+        max_completion_length: tokens; what dr_grpo divides by.
+    """
+
+    loss_type: LossType = "dapo"
+    importance_sampling_level: Level = "token"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    beta: float = 0.04
+    entropy_coef: float = 0.0
+    max_completion_length: int = 64
+
+
+@dataclass(frozen=True)
+class LossParts:
+    """The loss, differentiable, and what it is made of, detached scalars.
+
+    Args:
+        loss: policy + beta * KL - entropy bonus.
+        policy_loss: with the KL, before the entropy bonus.
+        kl: mean over tokens of the k3 estimate, 0 without a reference.
+        clip_fraction: share of tokens (or completions) whose gradient is clipped away.
+        entropy: mean over tokens, in nats.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    entropy: Tensor
+
+
+def grpo_loss(
+    log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    settings: LossSettings,
+    old_log_probs: Tensor | None = None,
+    ref_log_probs: Tensor | None = None,
+    entropies: Tensor | None = None,
+    num_items: Tensor | float | None = None,
+) -> LossParts:
+    """The clipped policy loss of N completions.
+
+    Args:
+        log_probs: float (N, T), of the sampled tokens, with gradient.
+        advantages: float (N,).
+        mask: (N, T), 1 on tokens that count.
+        settings: see there.
+        old_log_probs: (N, T) when they were sampled; None is now, the ratio is then exactly 1.
+        ref_log_probs: (N, T) of the reference; needed when beta is not 0.
+        entropies: (N, T); needed when entropy_coef is not 0.
+        num_items: tokens of the whole optimisation step per process, what dapo divides by; None counts `mask`.
+    """
+    mask = mask.to(log_probs.dtype)
+    old = log_probs.detach() if old_log_probs is None else old_log_probs
+    ratio = importance_ratio(log_probs, old, mask, settings.importance_sampling_level)
+    low, high = 1 - settings.epsilon, 1 + settings.epsilon_high
+    rewarded = advantages[:, None]
+    per_token = -torch.min(ratio * rewarded, ratio.clamp(low, high) * rewarded)
+    kl = torch.zeros_like(log_probs)
+    if settings.beta:
+        assert ref_log_probs is not None
+        kl = k3(log_probs, ref_log_probs)
+        per_token = per_token + settings.beta * kl
+    policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
+    entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
+    clipped = ((ratio < low) & (rewarded < 0)) | ((ratio > high) & (rewarded > 0))
+    return LossParts(
+        policy_loss - settings.entropy_coef * entropy if settings.entropy_coef else policy_loss,
+        policy_loss.detach(),
+        _token_mean(kl, mask).detach(),
+        _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
+        entropy.detach(),
+    )
+
+
+def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, level: Level) -> Tensor:
+    """new / old probability: (N, T) of tokens, or (N, 1), the geometric mean over each completion's tokens."""
+    log_ratio = log_probs - old_log_probs
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None]
+    return log_ratio.exp()
+
+
+def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """The estimate exp(d) - d - 1 >= 0 of KL(policy || reference) at each sampled token, d = reference - policy."""
+    difference = ref_log_probs - log_probs
+    return difference.exp() - difference - 1
+
+
+def aggregate(per_token: Tensor, mask: Tensor, settings: LossSettings, num_items: Tensor | float | None) -> Tensor:
+    """One number from token losses (N, T).
+
+    grpo: mean over each completion's tokens, then over completions. bnpo: mean over the batch's tokens. dapo: sum over
+    tokens / tokens of the whole step. dr_grpo: sum over tokens / (N x longest completion allowed).
+    """
+    if settings.loss_type == "grpo":
+        return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+    total = (per_token * mask).sum()
+    if settings.loss_type == "dr_grpo":
+        return total / (len(mask) * settings.max_completion_length)
+    count = mask.sum() if settings.loss_type == "bnpo" or num_items is None else torch.as_tensor(num_items)
+    return total / count.to(total).clamp(min=1)
+
+
+def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp(min=1)

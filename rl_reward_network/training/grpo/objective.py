@@ -1,0 +1,86 @@
+"""From a batch of groups and what the policy says of them to one loss, and the numbers that are logged beside it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.losses import LossParts, LossSettings, grpo_loss
+from rl_reward_network.training.grpo.mask_policies import MaskPolicy
+from rl_reward_network.training.grpo.policy import Group, GroupOutput
+
+Pairs = list[tuple[Group, GroupOutput]]
+
+
+def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
+    """Loop 1's loss over all groups that take part in it; None when there is none."""
+    own = [(group, output) for group, output in pairs if group.describe_ids]
+    if not own:
+        return None
+    log_probs = torch.cat([_required(output.log_probs) for _, output in own])
+    advantages = torch.cat([_required(group.token_advantages) for group, _ in own]).to(log_probs)
+    mask = torch.cat([completion_mask(group, log_probs.shape[1]) for group, _ in own]).to(log_probs)
+    old = _kept([group.old for group, _ in own])
+    reference = _kept([group.reference for group, _ in own]) if settings.beta else None
+    entropies = torch.cat([_required(output.entropies) for _, output in own])
+    return grpo_loss(log_probs, advantages, mask, settings, old, reference, entropies, num_items)
+
+
+def mask_loss(pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig) -> LossParts | None:
+    """Loop 2's loss: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL."""
+    own = [(group, output) for group, output in pairs if group.segment_ids]
+    if not own:
+        return None
+    log_probs, old, divergences = [], [], []
+    for group, output in own:
+        parameters, width, actions = _required(output.parameters), _required(group.width), _required(group.actions)
+        log_probs.append(policy.log_prob(parameters, width, actions))
+        before = parameters.detach() if group.old is None else _required(group.old.parameters)
+        old.append(policy.log_prob(before, width, actions))
+        if config.mask_beta:
+            reference = _required(_required_output(group.reference).parameters)
+            divergences.append(policy.kl(parameters, reference, width))
+    new = torch.cat(log_probs)[:, None]
+    advantages = torch.cat([_required(group.mask_advantages) for group, _ in own]).to(new)
+    settings = LossSettings("grpo", "token", config.mask_epsilon, config.mask_epsilon, 0.0, 0.0, 1)
+    parts = grpo_loss(new, advantages, torch.ones_like(new), settings, torch.cat(old)[:, None])
+    if not divergences:
+        return parts
+    kl = torch.stack(divergences).mean()
+    loss = parts.loss + config.mask_beta * kl
+    return replace(parts, loss=loss, policy_loss=loss.detach(), kl=kl.detach())
+
+
+def completion_mask(group: Group, longest: int) -> Tensor:
+    """float32 (G, longest): 1 on tokens that count."""
+    rows = [torch.ones(len(completion)) for completion in group.completions]
+    mask = torch.stack([F.pad(row, (0, longest - len(row))) for row in rows])
+    return mask if group.counts is None else mask * group.counts[:, None]
+
+
+def completion_tokens(groups: Sequence[Group]) -> float:
+    """How many tokens count in loop 1."""
+    lengths = [completion_mask(group, max(map(len, group.completions))).sum() for group in groups if group.describe_ids]
+    return float(sum(lengths))
+
+
+def _kept(outputs: Sequence[GroupOutput | None]) -> Tensor | None:
+    """Log-probabilities (N, T) of earlier outputs; None where there are none."""
+    if outputs[0] is None:
+        return None
+    rows = [_required(_required_output(output).log_probs) for output in outputs]
+    longest = max(row.shape[1] for row in rows)
+    return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
+
+
+def _required(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _required_output(value: GroupOutput | None) -> GroupOutput:
+    assert value is not None
+    return value

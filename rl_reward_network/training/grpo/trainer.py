@@ -1,0 +1,268 @@
+"""The trainer: transformers' loop with rollouts in place of batches, and GRPO's loss in place of the model's.
+
+The Trainer gives steps, accumulation, schedules, data-parallel wrapping and resuming; here are rollouts, rewards, loss,
+the moving-average partner, and checkpoints that are whole (its own hold only the adapter and appear bit by bit).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer, TrainerCallback
+
+from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.training.grpo.checkpoint import load_run_state, save_run_state
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.items import GRPOItem
+from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.training.grpo.objective import caption_loss, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.policy import Group, GroupOutput, GRPOPolicy
+from rl_reward_network.training.grpo.rollouts import Reward, RolloutMaker
+from rl_reward_network.training.grpo.statistics import rollout_statistics
+
+
+class PromptSampler(Sampler[int]):
+    """Shuffled indices in chunks of one optimisation step of all processes, each chunk `repeats` times in a row.
+
+    The last, incomplete chunk of an epoch is left out. Equal seeds and epochs give equal orders.
+    """
+
+    def __init__(self, count: int, chunk: int, repeats: int, seed: int) -> None:
+        if count < chunk:
+            raise ValueError(
+                f"{count} training prompts, but one optimisation step takes {chunk}; lower batch_size or add data"
+            )
+        self.count, self.chunk, self.repeats, self.seed, self.epoch = count, chunk, repeats, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Indices per epoch."""
+        return self.count // self.chunk * self.chunk * self.repeats
+
+    def __iter__(self) -> Iterator[int]:
+        """One epoch."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.count, generator=generator).tolist()
+        for start in range(0, self.count // self.chunk * self.chunk, self.chunk):
+            for _ in range(self.repeats):
+                yield from order[start : start + self.chunk]
+
+
+class Sa2VAGRPOTrainer(Trainer):
+    """GRPO in two loops.
+
+    Args:
+        model: Sa2VA with LoRA layers, what trains in float32 (`prepare_model`).
+        processor: its processor.
+        args: settings.
+        items: prompts.
+        rewards: loop -> name -> Reward.
+    """
+
+    args: Sa2VAGRPOConfig
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Sa2VAProcessor,
+        args: Sa2VAGRPOConfig,
+        items: Sequence[GRPOItem],
+        rewards: Mapping[str, Mapping[str, Reward]],
+    ) -> None:
+        policy = GRPOPolicy(
+            model,
+            MASK_POLICIES[args.mask_policy],
+            args.temperature,
+            processor.never_sampled_ids,
+            processor.tokenizer.pad_token_id or 0,
+        )
+        super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
+        self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
+        self.sa2va = model
+        self.reference = {name: tensor for name, tensor in copied(model).items() if "lora_" not in name}
+        self.ema = EMA(model, args.ema_decay) if args.ema_decay else None
+        self.maker = RolloutMaker(model, processor, args, rewards, self.ema)
+        self.buffer: list[list[Group]] = []
+        self.statistics: dict[str, list[float]] = defaultdict(list)
+        self.add_callback(_MoveEMA(self))
+
+    # ---- data ---------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of prompts; whole groups stay on a process."""
+        return self._get_dataloader(
+            self.train_dataset,  # type: ignore[arg-type]
+            "Training",
+            self.args.prompts_per_step,
+            self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> PromptSampler:
+        chunk = self.args.prompts_per_step * self.args.gradient_accumulation_steps * self.args.world_size
+        return PromptSampler(len(self.train_dataset), chunk, self.args.num_iterations, self.args.seed)  # type: ignore[arg-type]
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[list[Group]], Tensor]:
+        """Rollouts of all micro-batches of one optimisation step, made anew every `num_iterations` steps."""
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
+            with self._out_of_memory("rollouts", "num_generations, num_mask_generations or max_dynamic_patch"):
+                self.buffer = [self._rollouts(items, number) for number, items in enumerate(batches)]
+        tokens = torch.tensor(sum(completion_tokens(groups) for groups in self.buffer), device=device)
+        count = self.accelerator.reduce(tokens, "sum") / self.args.world_size
+        return self.buffer, count
+
+    def _rollouts(self, items: Sequence[GRPOItem], number: int) -> list[Group]:
+        """Groups that tell something, with what the reference says of them."""
+        seed = (self.args.seed, self.state.global_step, self.args.process_index, number)
+        groups, samples = self.maker.make(items, seed)
+        for name, value in rollout_statistics(groups, samples, self.maker).items():
+            self.statistics[name].append(value)
+        kept = [group for group in groups if group.describe_ids or group.segment_ids]
+        if kept and (self.args.beta or self.args.mask_beta):
+            with torch.no_grad(), self.as_reference():
+                for group, output in zip(kept, self._policy(kept)[0], strict=True):
+                    group.reference = output.detached()
+        return kept
+
+    @property
+    def _policy(self) -> GRPOPolicy:
+        policy = self.accelerator.unwrap_model(self.model)
+        assert isinstance(policy, GRPOPolicy)
+        return policy
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """The model as it was before training: LoRA off, and copies of everything else that trains."""
+        with swapped(self.sa2va, self.reference), lora_off(self.sa2va):
+            yield
+
+    # ---- loss ---------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return inputs
+
+    def compute_loss(
+        self, model: nn.Module, inputs: list[Group], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The weighted loss of both loops over one micro-batch, scaled for accumulation.
+
+        Raises:
+            ValueError: it is not finite; names the step.
+        """
+        with self._out_of_memory("the loss", "batch_size or max_dynamic_patch"):
+            outputs, anchor = model(inputs)
+        pairs = list(zip(inputs, outputs, strict=True))
+        loss = anchor
+        steps = self.current_gradient_accumulation_steps
+        settings = self.args.loss_settings
+        for name, weight, parts, own_steps in (
+            (
+                "loop1",
+                self.args.mask_to_caption_weight,
+                caption_loss(pairs, settings, num_items_in_batch),
+                1 if settings.loss_type == "dapo" else steps,  # dapo divides by the tokens of the whole step already
+            ),
+            ("loop2", self.args.caption_to_mask_weight, mask_loss(pairs, self._policy.mask_policy, self.args), steps),
+        ):
+            if parts is not None:
+                loss = loss + weight * parts.loss / own_steps
+                self._note(name, parts)
+        self.statistics["total_loss"].append(float(loss.detach()))
+        if not torch.isfinite(loss):
+            raise ValueError(f"step {self.state.global_step + 1}: the loss is {float(loss.detach())}; {self._last_good()}")
+        for group, output in pairs:
+            if group.old is None and self.args.num_iterations > 1:
+                group.old = output.detached()
+        return loss
+
+    def _note(self, loop: str, parts: Any) -> None:
+        self.statistics[f"{loop}/loss"].append(float(parts.loss.detach()))
+        self.statistics[f"{loop}/policy_loss"].append(float(parts.policy_loss))
+        self.statistics[f"{loop}/kl_div"].append(float(parts.kl))
+        self.statistics[f"{loop}/clip_fraction"].append(float(parts.clip_fraction))
+        if loop == "loop1":
+            self.statistics["loop1/entropy"].append(float(parts.entropy))
+
+    def _last_good(self) -> str:
+        found = sorted(Path(str(self.args.output_dir)).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+        kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+        return f"training stops, {kept}; lower learning_rate, or raise beta"
+
+    @contextmanager
+    def _out_of_memory(self, what: str, remedy: str) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"step {self.state.global_step + 1}: out of GPU memory in {what}; lower {remedy}, or turn on "
+                "gradient_checkpointing"
+            ) from error
+
+    # ---- logs and checkpoints -----------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Everything noted since the last call, averaged over micro-batches."""
+        logs.pop("loss", None)
+        logs |= {name: sum(values) / len(values) for name, values in self.statistics.items()}
+        if self.ema is not None:
+            logs["ema_distance"] = self.ema.distance(self.sa2va)
+        self.statistics.clear()
+        super().log(logs, start_time)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        save_run_state(self)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        load_run_state(self, Path(resume_from_checkpoint))
+
+    def moved(self) -> dict[str, bool]:
+        """Which trainable tensors differ from where they began."""
+        found = {}
+        for name, parameter in trainable_tensors(self.sa2va).items():
+            start = self.reference.get(name)
+            found[name] = bool(parameter.any()) if start is None else not torch.equal(parameter, start)
+        return found
+
+
+class _MoveEMA(TrainerCallback):
+    """Moves the partner and the controller after each optimisation step."""
+
+    def __init__(self, trainer: Sa2VAGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """After the weights moved."""
+        if self.trainer.ema is not None:
+            self.trainer.ema.update(self.trainer.sa2va)
+
+
+@contextmanager
+def lora_off(model: nn.Module) -> Iterator[None]:
+    """LoRA adds nothing inside the block; peft's own switch would also flip requires_grad."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    before = [dict(layer.scaling) for layer in layers]
+    try:
+        for layer in layers:
+            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
+        yield
+    finally:
+        for layer, scaling in zip(layers, before, strict=True):
+            layer.scaling.update(scaling)
+
+
+def parts_of(output: GroupOutput) -> list[Tensor]:
+    """Everything of an output that carries a gradient."""
+    return [part for part in (output.log_probs, output.parameters, output.mask_logits) if part is not None]
