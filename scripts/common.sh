@@ -47,6 +47,19 @@ embedded_data() {  # renders the embedded angiograms where no data were named an
   [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA"
 }
 
+region_flags() {  # as world_flags, for captioned regions: those of our own making where no data are named
+  world_flags "$@" --data_root
+  EMBEDDED_DATA=""
+  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* && " $* " != *" --data"[_-]"dir"* ]]; then
+    EMBEDDED_DATA="$root/data"
+    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/regions_lamplight")
+  fi
+}
+
+embedded_regions() {  # renders the embedded regions where no data were named and they are not there yet
+  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --regions --folder "$EMBEDDED_DATA"
+}
+
 run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours
   python -P -m "$@"
 }

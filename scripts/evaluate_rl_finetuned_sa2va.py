@@ -1,9 +1,10 @@
-"""Compare a trained prompt policy with its baselines on patients it has never seen, and write the report.
+"""Compare what was trained with its baselines on patients it has never seen, and write the report.
 
     python -m scripts.evaluate_rl_finetuned_sa2va --model_path outputs/sa2va_rl_finetune_*/final_model --split test
 
-Model, data, prompts and reward network are the run's own, read from its config.json. Written: <run>/evaluation/ with
-eval.json, eval.csv and report.html (one file; open it in a browser).
+For a prompt policy these are its baselines; for a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) the model
+as it was. Model, data, prompts and reward network are the run's own, read from its config.json. Written:
+<run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser).
 """
 
 import glob
@@ -16,8 +17,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.evaluation.before_after import BeforeAfter
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence
 from rl_reward_network.training.evaluation_stage import FROZEN_CALLS, Whereabouts, run_evaluation_stage
+from rl_reward_network.training.grpo.evaluation import is_grpo_run, run_grpo_evaluation
+from rl_reward_network.training.grpo.stage import FINAL as GRPO_FINAL
 from scripts.cli import run
 
 
@@ -38,9 +42,34 @@ class Args:
 
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
-    result, report = run_evaluation_stage(newest(args.model_path), args.where, args.images, args.show_names)
-    show(result)
+    folder = newest(args.model_path)
+    if is_grpo_run(folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL):
+        changes, report = _grpo(args, folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL)
+        show_changes(changes)
+    else:
+        result, report = run_evaluation_stage(folder, args.where, args.images, args.show_names)
+        show(result)
     print(f"\nreport: {report}")
+
+
+def _grpo(args: Args, folder: Path) -> tuple[BeforeAfter, Path]:
+    return run_grpo_evaluation(folder, args.where.data_root, args.where.base_model, args.where.gpu, args.images)
+
+
+def show_changes(result: BeforeAfter) -> None:
+    """Both models on the terminal, and the verdict in words."""
+    table = Table(title="means over groups, the model as it was and after fine-tuning", box=box.SIMPLE)
+    for name in ("", "before", "after", "change [95 %]", ""):
+        table.add_column(name, no_wrap=True)
+    for row in result.rows:
+        change = f"{row.gain.mean:+.3f}"
+        if row.gain.low is not None:
+            change += f" \\[{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
+        table.add_row(row.metric, f"{row.before.mean:.3f}", f"{row.after.mean:.3f}", change, row.word)
+    for name, (before, after) in result.totals.items():
+        table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", "")
+    Console().print(table)
+    print(result.verdict.sentence)
 
 
 def newest(paths: tuple[str, ...]) -> Path:

@@ -24,14 +24,21 @@ class Args:
     no_gap: bool = False
     """Render the angiograms in which one prompt is the best for every picture, instead."""
     regions: bool = False
-    """Render the scenes of coloured objects instead."""
+    """Render the scenes of coloured objects instead, under a warm lamp."""
+    daylight: bool = False
+    """With --regions: in the light that sa2va-nano was trained in, instead."""
 
 
 def main(args: Args) -> None:
     """Render what is not there."""
     if args.regions and args.no_gap:
         raise ValueError("regions and no_gap exclude each other: one set at a time")
-    made = embedded_regions(args.folder) if args.regions else embedded_angiograms(args.folder, args.no_gap)
+    if args.daylight and not args.regions:
+        raise ValueError("daylight is for --regions: angiograms have no light")
+    if args.regions:
+        made = embedded_regions(args.folder, args.daylight)
+    else:
+        made = embedded_angiograms(args.folder, args.no_gap)
     print(f"embedded data: {made}")
 
 

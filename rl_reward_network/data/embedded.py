@@ -17,7 +17,7 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import locked, read_json, whole_folder, write_json
 from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.regions import write_regions
+from rl_reward_network.data.regions import DAYLIGHT, LAMPLIGHT, write_regions
 
 PATIENTS, SERIES, FRAMES = 160, 2, 3
 SCENES = 400
@@ -55,14 +55,25 @@ def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> 
     return _made(folder, recipe, lambda empty: write_angiograms(empty, PATIENTS, looks))
 
 
-def embedded_regions(parent: Path = DEFAULT_FOLDER) -> Path:
+def region_folder(parent: Path, daylight: bool = False) -> Path:
+    """Where the scenes stand below `parent`."""
+    return parent / ("regions" if daylight else "regions_lamplight")
+
+
+def embedded_regions(parent: Path = DEFAULT_FOLDER, daylight: bool = False) -> Path:
     """The folder of the rendered scenes below `parent` (GAR's Arrow layout), made first if it is not there.
+
+    Args:
+        parent: where `regions_lamplight` or `regions` stands.
+        daylight: as the scenes that `sa2va-nano` was trained on, of which it leaves little to learn, instead of under a
+            warm lamp: pictures unlike its training data, as a user's own are.
 
     Raises:
         ValueError: as for `embedded_angiograms`.
     """
-    recipe = {"recipe": RECIPE, "scenes": SCENES}
-    return _made(parent / "regions", recipe, lambda empty: write_regions(empty, SCENES, SEED))
+    light = DAYLIGHT if daylight else LAMPLIGHT
+    recipe = {"recipe": RECIPE, "scenes": SCENES} | ({} if daylight else {"light": list(light)})
+    return _made(region_folder(parent, daylight), recipe, lambda empty: write_regions(empty, SCENES, SEED, light=light))
 
 
 def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) -> Path:

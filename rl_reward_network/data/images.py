@@ -1,5 +1,6 @@
 """Image files as uint8 RGB arrays, turned the way the EXIF orientation asks."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,19 @@ def load_image(path: Path) -> np.ndarray:
         ValueError: missing, empty, truncated, not an image, animated or multi-page, or grey that is not an integer in
             0..65535; the message names the file and the remedy.
     """
-    image = _read(path, decode=True)
-    if image.mode.startswith(("I", "F")):
-        return np.repeat(_to_8_bit(np.asarray(image), path)[:, :, None], 3, axis=2)
-    return np.array(image.convert("RGB"))
+    return _to_rgb(_read(path, decode=True), path)
+
+
+def decode_image(data: bytes, name: str) -> np.ndarray:
+    """The picture in the bytes of an image file; otherwise as `load_image`, `name` standing for the path in messages.
+
+    Returns:
+        uint8 (H, W, 3) RGB, 0..255.
+
+    Raises:
+        ValueError: as `load_image`.
+    """
+    return _to_rgb(_still(io.BytesIO(data), name, not data, decode=True), name)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -62,26 +72,38 @@ def _read(path: Path, decode: bool) -> Image.Image:
     """The still image in a file, decoded and upright, or only its header (with the file closed again)."""
     if not path.is_file():
         raise ValueError(f"{path}: image file not found; put it there, or delete its record")
+    return _still(path, path, path.stat().st_size == 0, decode)
+
+
+def _still(source: Path | io.BytesIO, name: Path | str, empty: bool, decode: bool) -> Image.Image:
+    """The still image in a file or in memory; see `_read`."""
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a phone's JPEG with a preview
             if decode and frames == 1:
                 return ImageOps.exif_transpose(image)
             Image.Image.getexif(image)  # while the file is open; PNG's own getexif would decode all pixels
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, EOFError, struct.error, ...
-        reason = "the file is empty" if path.stat().st_size == 0 else f"{type(error).__name__}: {error}"
+        reason = "the file is empty" if empty else f"{type(error).__name__}: {error}"
         remedy = "check its permissions" if isinstance(error, PermissionError) else "save it again as PNG or JPEG"
-        raise ValueError(f"{path}: not a readable image ({reason}); {remedy}") from error
+        raise ValueError(f"{name}: not a readable image ({reason}); {remedy}") from error
     if frames != 1:
-        raise ValueError(f"{path}: holds {frames} frames, expected one; save each frame as its own PNG or JPEG")
+        raise ValueError(f"{name}: holds {frames} frames, expected one; save each frame as its own PNG or JPEG")
     return image
 
 
-def _to_8_bit(grey: np.ndarray, path: Path) -> np.ndarray:
+def _to_rgb(image: Image.Image, name: Path | str) -> np.ndarray:
+    """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
+    if image.mode.startswith(("I", "F")):
+        return np.repeat(_to_8_bit(np.asarray(image), name)[:, :, None], 3, axis=2)
+    return np.array(image.convert("RGB"))
+
+
+def _to_8_bit(grey: np.ndarray, name: Path | str) -> np.ndarray:
     """uint8 (H, W) from grey values of more than 8 bit, by the rule in `load_image`."""
     if grey.dtype.kind not in "iu" or grey.min() < 0 or grey.max() > INTEGER_RANGES[-1]:
         raise ValueError(
-            f"{path}: grey values are {grey.dtype} in {grey.min()}..{grey.max()}, expected integers in 0..65535;"
+            f"{name}: grey values are {grey.dtype} in {grey.min()}..{grey.max()}, expected integers in 0..65535;"
             " convert it to 8-bit PNG"
         )
     full = next(limit for limit in INTEGER_RANGES if grey.max() <= limit)

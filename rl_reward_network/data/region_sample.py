@@ -41,6 +41,11 @@ class RegionSample:
     mask_parts: MaskParts = field(repr=False)
     open_image: Callable[[], np.ndarray] = field(repr=False)
 
+    @property
+    def labelled(self) -> bool:
+        """Every region has a mask."""
+        return True
+
     def load(self) -> tuple[np.ndarray, np.ndarray]:
         """Image, uint8 (H, W, 3) RGB, and mask, bool (H, W).
 

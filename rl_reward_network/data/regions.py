@@ -36,6 +36,7 @@ CLEARANCE = 3.0  # pixels between two objects, and to the border
 TRIES = 64  # arrangements drawn at once; 85 % are good on average, but only 15 % in the most crowded case
 LOOKS = [(colour, shape, size) for colour in COLOURS for shape in SHAPES for size in SIZES]
 QUESTION = "Describe the region in detail."
+DAYLIGHT, LAMPLIGHT = (1.0, 1.0, 1.0), (1.0, 0.75, 0.5)  # share of red, green and blue light that reaches the camera
 SHARD_ROWS = 256
 LONGEST_FIRST = tuple(sorted(PLACES, key=len, reverse=True))  # or "top left" would be read as "top"
 WORDS = {"colour": tuple(COLOURS), "shape": SHAPES, "size": SIZES, "place": LONGEST_FIRST}
@@ -105,8 +106,16 @@ def caption_correct(text: str, obj: RegionObject) -> bool:
     return parse_caption(text) == {name: getattr(obj, name) for name in WORDS}
 
 
-def write_regions(folder: Path, count: int, seed: int, side: int = REFERENCE_SIDE) -> None:
-    """Write the scenes of `make_scenes` in GAR's layout; `folder` appears whole or not at all, replacing an older one.
+def write_regions(
+    folder: Path,
+    count: int,
+    seed: int,
+    side: int = REFERENCE_SIDE,
+    light: tuple[float, float, float] = DAYLIGHT,
+) -> None:
+    """Write the scenes of `make_scenes` in GAR's layout; `folder` appears whole or not at all, replacing an older.
+
+    Other light than DAYLIGHT makes pictures unlike what nano was trained on; captions name the objects' own colours.
 
     A row holds `image` (PNG inside), `mask_rle` (compressed COCO RLE), `conversations` (the k-th answer is the caption
     of the k-th mask) and `catagory` (GAR's own spelling; the shapes). All rows are in memory, about 0.25 MB each.
@@ -122,7 +131,9 @@ def write_regions(folder: Path, count: int, seed: int, side: int = REFERENCE_SID
     masks, turns = [{"size": [number], "counts": text}], [{"from": text, "value": text}]
     columns = hf.Features({"image": hf.Image(), "mask_rle": masks, "conversations": turns, "catagory": text})
     hf.disable_progress_bars()
-    rows = [_to_row(scene) for scene in make_scenes(count, seed, side)]  # from_generator would write into ~/.cache
+    rows = [
+        _to_row(_lit(scene, light)) for scene in make_scenes(count, seed, side)
+    ]  # from_generator would write into ~/.cache
     with whole_folder(folder) as temporary:
         hf.Dataset.from_list(rows, features=columns).save_to_disk(str(temporary), num_shards=-(-count // SHARD_ROWS))
 
@@ -139,6 +150,10 @@ def read_regions(folder: Path) -> list[Scene]:
         return [_from_row(row) for row in load_from_disk(str(folder))]
     except Exception as error:  # damaged files and other data sets: OSError, ValueError, KeyError, TypeError, ...
         raise ValueError(f"{folder}: not a folder of regions ({error!r}); write it with `write_regions`") from error
+
+
+def _lit(scene: Scene, light: tuple[float, float, float]) -> Scene:
+    return Scene((scene.image * np.array(light)).round().astype(np.uint8), scene.objects)
 
 
 def _to_row(scene: Scene) -> dict[str, Any]:

@@ -6,15 +6,14 @@ remembered), `val` chooses, `test` is looked at once.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.annotations import data_fingerprint
-from rl_reward_network.data.sample import Sample
 
 SPLITS = ("reward", "policy", "val", "test")
 FRACTIONS = (0.30, 0.30, 0.15, 0.25)  # of the groups; 14 groups give 4, 4, 2, 4
@@ -22,6 +21,29 @@ FORMAT_VERSION = 1
 OTHER_DATA = (
     "the split is of other data, or these were changed: name that data folder (--data_root), or begin a new run"
 )
+
+
+class Grouped(Protocol):
+    """What can be split: a `Sample`, a `RegionSample`, or an item made of one."""
+
+    @property
+    def sample_id(self) -> str:
+        """Pseudonym of the sample."""
+
+    @property
+    def group_id(self) -> str:
+        """Pseudonym of what must not be in two splits."""
+
+    @property
+    def series_id(self) -> str:
+        """Pseudonym of what is nearly identical."""
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is a truth."""
+
+
+S = TypeVar("S", bound=Grouped)
 
 
 @dataclass(frozen=True)
@@ -39,7 +61,7 @@ class Split:
     fingerprint: str
 
 
-def make_split(samples: Sequence[Sample], seed: int) -> Split:
+def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
@@ -61,7 +83,7 @@ def make_split(samples: Sequence[Sample], seed: int) -> Split:
     taken = iter(cut)
     groups = {name: {next(taken) for _ in range(n)} for name, n in zip(SPLITS, _counts(len(cut)), strict=True)}
     groups["policy"] |= bare
-    return Split({name: tuple(sorted(ids)) for name, ids in groups.items()}, seed, data_fingerprint(samples))
+    return Split({name: tuple(sorted(ids)) for name, ids in groups.items()}, seed, fingerprint(samples))
 
 
 def _counts(total: int) -> list[int]:
@@ -79,7 +101,7 @@ def save_split(split: Split, path: Path) -> None:
     write_json(path, {"format_version": FORMAT_VERSION, **asdict(split)})
 
 
-def load_split(path: Path, samples: Sequence[Sample]) -> Split:
+def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
     """Read a split and prove that it fits the data and does not leak.
 
     Raises:
@@ -95,7 +117,7 @@ def load_split(path: Path, samples: Sequence[Sample]) -> Split:
         raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
     if absent := owners.keys() - present:
         raise ValueError(f"{path}: group(s) {_some(absent)} are not in the data; {OTHER_DATA}")
-    if split.fingerprint != (found := data_fingerprint(samples)):
+    if split.fingerprint != (found := fingerprint(samples)):
         raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {found[:12]}; {OTHER_DATA}")
     return split
 
@@ -120,7 +142,7 @@ def _some(ids: Iterable[str]) -> str:
     return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
 
 
-def select(samples: Iterable[Sample], split: Split, name: str) -> list[Sample]:
+def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
     """The samples of one split, in the given order.
 
     Raises:
@@ -132,7 +154,7 @@ def select(samples: Iterable[Sample], split: Split, name: str) -> list[Sample]:
     return [sample for sample in samples if sample.group_id in groups]
 
 
-def spread(samples: Iterable[Sample], count: int, seed: int) -> list[Sample]:
+def spread(samples: Iterable[S], count: int, seed: int) -> list[S]:
     """`count` samples (all, if there are fewer), one of each series before a second of any.
 
     Frames of one series are nearly identical, so few of many say as much. Equal for equal samples and seed,
@@ -145,7 +167,7 @@ def spread(samples: Iterable[Sample], count: int, seed: int) -> list[Sample]:
         raise ValueError(f"count must be >= 0, got {count}")
     ordered = sorted(samples, key=lambda sample: sample.sample_id)
     random.Random(seed).shuffle(ordered)
-    series: dict[str, list[Sample]] = defaultdict(list)
+    series: dict[str, list[S]] = defaultdict(list)
     for sample in ordered:
         series[sample.series_id].append(sample)
     rounds = zip_longest(*series.values())

@@ -1,11 +1,7 @@
 """The report of an evaluation: numbers for programs, tables per image and patient, one whole page for people."""
 
-import base64
-import csv
-import html
-import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,25 +9,12 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import whole_file, write_json
-from rl_reward_network.evaluation import figures
+from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, Row
 from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, Overlay, draw_errors, draw_mask
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
-_STYLE = """
-body { font-family: system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
-.verdict { border-left: .4rem solid #357; background: #eef3f8; padding: .6rem 1rem; font-size: 1.1rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; white-space: nowrap; }
-.wrap td { white-space: normal; overflow-wrap: anywhere; }
-.panels { display: flex; flex-wrap: wrap; gap: .5rem; }
-figure { margin: 0; flex: 1 1 9rem; max-width: 25rem; }
-figcaption { font-size: .9rem; }
-img { max-width: 100%; height: auto; }
-@media (max-width: 40rem) { th, td { padding: .25rem .3rem; font-size: .85rem; } .wrap th { white-space: normal; } }
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +60,9 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 
     eval.json for programs, eval.csv per image, eval_patients.csv per patient, report.html for people.
     """
-    page, images, patients, summary = _page(result), _per_image(result), _per_patient(result), _summary(result)
+    whole, images, patients, summary = _page(result), _per_image(result), _per_patient(result), _summary(result)
     write_json(folder / "eval.json", summary)
-    for name, text in (("eval.csv", images), ("eval_patients.csv", patients), ("report.html", page)):
+    for name, text in (("eval.csv", images), ("eval_patients.csv", patients), ("report.html", whole)):
         with whole_file(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="")
     return folder / "report.html"
@@ -122,8 +105,8 @@ def _per_image(result: EvaluationResult) -> str:
         for table, weights, numbers in zip(comparison.tables, row.weights, values, strict=True):
             prompt = int(weights.argmax()) if weights.max() == 1 else ""
             ids = [result.named(name) for name in (table.sample_id, table.group_id)]
-            lines.append([*ids, row.name, prompt, *_digits(numbers)])
-    return _csv(lines)
+            lines.append([*ids, row.name, prompt, *page.digits(numbers)])
+    return page.csv_text(lines)
 
 
 def _per_patient(result: EvaluationResult) -> str:
@@ -135,18 +118,8 @@ def _per_patient(result: EvaluationResult) -> str:
     for row in comparison.rows:
         means = [group_means(comparison.values(row, column), groups) for column in columns]
         for group, numbers in zip(sorted(images), np.stack(means, axis=1), strict=True):
-            lines.append([result.named(group), images[group], row.name, *_digits(numbers)])
-    return _csv(lines)
-
-
-def _csv(lines: Iterable[Iterable[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file).writerows(lines)
-    return file.getvalue()
-
-
-def _digits(numbers: np.ndarray) -> list[str]:
-    return [f"{number:.6f}" for number in numbers]
+            lines.append([result.named(group), images[group], row.name, *page.digits(numbers)])
+    return page.csv_text(lines)
 
 
 def _page(result: EvaluationResult) -> str:
@@ -154,24 +127,19 @@ def _page(result: EvaluationResult) -> str:
     comparison, verdict = result.comparison, result.comparison.verdict
     parts = [
         "<h1>Which prompt suits which image?</h1>",
-        f'<p class="verdict">{_text(verdict.sentence)}</p>',
-        f"<p>{_text(deployed_sentence(comparison))}</p>",
+        f'<p class="verdict">{page.text(verdict.sentence)}</p>',
+        f"<p>{page.text(deployed_sentence(comparison))}</p>",
         f"<p>{len(comparison.tables)} test images of {comparison.rows[0].to_fixed.groups} patients.</p>",
-        "".join(f"<p>Note: {_text(note)}</p>" for note in (*comparison.notes, *result.notes)),
+        "".join(f"<p>Note: {page.text(note)}</p>" for note in (*comparison.notes, *result.notes)),
         *_results(comparison),
         *_choices(result),
         *_curves(result),
         "<h2>Images</h2>" if result.overlays else "",
         *(_overlay(overlay, result) for overlay in result.overlays),
         "<h2>What was evaluated</h2>",
-        _table(["setting", "value"], result.config.items(), "wrap"),
+        page.table(["setting", "value"], result.config.items(), "wrap"),
     ]
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Prompt policy: {_text(verdict.label)}</title><style>{_STYLE}</style></head>"
-    )
-    return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
+    return page.whole_page(f"Prompt policy: {verdict.label}", parts)
 
 
 def deployed_sentence(comparison: Comparison) -> str:
@@ -188,10 +156,12 @@ def _results(comparison: Comparison) -> list[str]:
     return [
         f"<h2>Results</h2><p>{criterion}, mean over patients, in [0, 1]; after it the difference to the best "
         "fixed prompt and how much of the oracle's gain over that prompt is reached.</p>",
-        _table(["row", criterion, "to best fixed", "gap closed"], [_short(row, comparison) for row in comparison.rows]),
+        page.table(
+            ["row", criterion, "to best fixed", "gap closed"], [_short(row, comparison) for row in comparison.rows]
+        ),
         "<p>The same with 95 % intervals from drawing patients again. An empty mask scores 1 where the truth is empty "
         "too, else 0. Prompts asked: how many of its answers Sa2VA must give for a new image.</p>",
-        _table(
+        page.table(
             ["row", *(_TITLES.get(column, column) for column in columns), "prompts asked"],
             [
                 [row.name, *(row.means[column] for column in columns), row.asked or "needs the truth"]
@@ -199,7 +169,7 @@ def _results(comparison: Comparison) -> list[str]:
             ],
         ),
         f"<h2>Differences of {criterion}</h2><p>Paired, image by image; sure where the interval leaves 0 out.</p>",
-        _table(
+        page.table(
             ["row", "minus default", "minus best fixed"],
             [[row.name, row.to_default, row.to_fixed] for row in comparison.rows],
         ),
@@ -216,8 +186,8 @@ def _choices(result: EvaluationResult) -> list[str]:
     counts = [comparison.row(name).weights.sum(axis=0).astype(int) for name in (POLICY, DEPLOYED)]
     return [
         "<h2>Choices</h2>",
-        _image(figures.png(figures.histogram(comparison)), "png", "How often each prompt is chosen"),
-        _table(
+        page.image(figures.png(figures.histogram(comparison)), "png", "How often each prompt is chosen"),
+        page.table(
             ["index", "prompt", POLICY, DEPLOYED],
             zip(range(len(counts[0])), result.prompts, *counts, strict=True),
             "wrap",
@@ -228,30 +198,12 @@ def _choices(result: EvaluationResult) -> list[str]:
 def _curves(result: EvaluationResult) -> list[str]:
     parts = []
     if result.comparison.labelled:
-        figure = _image(figures.png(figures.scatter(result.comparison)), "png", "Reward against Dice")
+        figure = page.image(figures.png(figures.scatter(result.comparison)), "png", "Reward against Dice")
         parts.append("<h2>Reward and truth</h2><p>Every prompt's mask on every test image.</p>" + figure)
     if any("custom/val_score" in row for row in result.rollouts):
-        figure = _image(figures.png(figures.proxy_and_gold(result.rollouts)), "png", "Reward and Dice in training")
+        figure = page.image(figures.png(figures.proxy_and_gold(result.rollouts)), "png", "Reward and Dice in training")
         parts.append("<h2>Training</h2>" + figure)
     return parts
-
-
-def _text(value: object) -> str:
-    """Text that cannot be read as markup."""
-    return html.escape(str(value))
-
-
-def _table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = "scroll") -> str:
-    """An HTML table that scrolls sideways on a narrow screen, or breaks its words there (style "wrap")."""
-    head = "".join(f"<th>{_text(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="{style}"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _image(data: bytes, kind: str, description: str) -> str:
-    """An image inside the page."""
-    encoded = base64.b64encode(data).decode()
-    return f'<img src="data:image/{kind};base64,{encoded}" alt="{_text(description)}">'
 
 
 def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
@@ -266,7 +218,8 @@ def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
         panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
     panels.append((f"{POLICY}: where the reward net expects errors", draw_errors(overlay.image, overlay.error_map)))
     figures_html = "".join(
-        f"<figure>{_image(data, 'jpeg', name)}<figcaption>{_text(name)}</figcaption></figure>" for name, data in panels
+        f"<figure>{page.image(data, 'jpeg', name)}<figcaption>{page.text(name)}</figcaption></figure>"
+        for name, data in panels
     )
     title = f"{overlay.title}: {result.named(overlay.sample_id)}"
-    return f'<h3>{_text(title)}</h3><div class="panels">{figures_html}</div>'
+    return f'<h3>{page.text(title)}</h3><div class="panels">{figures_html}</div>'

@@ -1,4 +1,4 @@
-"""Other weights of the same model: a moving average (the partner) and the start (the reference), swapped in for a while.
+"""Other weights of the same model: a moving average (the partner) and the start (the reference), for a while.
 
 Averages are float32: at a decay of 0.999 a bfloat16 one keeps less than a fifth of the movement it should make.
 """

@@ -1,13 +1,14 @@
 """Rewards as functions of named columns, one value per generation: TRL's reward-function protocol.
 
 A function takes the columns it knows by name and swallows the rest; None means that the reward could not be had, which
-is never a 0. Columns, each a list with one entry per generation: `prompts` (what was asked), `completions` (captions
-that the policy said in loop 1, or the partner in loop 2), `captions` (references), `images` (uint8 (H, W, 3)), `masks`
-(bool (H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]` was said, which is a true 0),
+is never a 0. Columns, each a list with one entry per generation: `prompts` (what was asked), `completions` (captions of
+the policy in loop 1, of the partner in loop 2), `captions` (references), `images` (uint8 (H, W, 3)), `masks` (bool
+(H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]` was said, which is a true 0),
 `mask_probabilities` (float32 (H, W) in [0, 1], or None likewise).
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,13 +75,17 @@ def learned_reward(network: RewardNetwork) -> RewardFunction:
     """What the reward network thinks of each mask, in [0, 1]; no truth is needed."""
 
     def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
-        return [_learned(network, image, mask) for image, mask in zip(images, predicted_masks, strict=True)]
+        rows = zip(images, predicted_masks, strict=True)
+        return [score for _, own in groupby(rows, key=lambda row: id(row[0])) for score in _learned(network, list(own))]
 
     return reward
 
 
-def _learned(network: RewardNetwork, image: np.ndarray, mask: Mask) -> float:
-    return 0.0 if mask is None else float(score_masks(network, image, mask[None].astype(np.float32))[0])
+def _learned(network: RewardNetwork, rows: list[tuple[np.ndarray, Mask]]) -> list[float]:
+    """Scores of masks of one image, which is looked at once; 0 where there is no mask."""
+    masks = [np.zeros(image.shape[:2], dtype=bool) if mask is None else mask for image, mask in rows]
+    scores = score_masks(network, rows[0][0], np.stack(masks).astype(np.float32))
+    return [0.0 if mask is None else float(score) for (_, mask), score in zip(rows, scores, strict=True)]
 
 
 def confidence_reward(*, mask_probabilities: Sequence[Mask], **_: Any) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a GRPO run: everything that a resumed run needs to go on as if it had not stopped, whole or not at all."""
+"""Checkpoints of a GRPO run: all that a resumed run needs to go on as if it had not stopped, whole or not at all."""
 
 from pathlib import Path
 from typing import Any

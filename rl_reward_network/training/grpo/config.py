@@ -17,14 +17,14 @@ class Sa2VAGRPOConfig(TrainingArguments):
     """What a run of `Sa2VAGRPOTrainer` is asked for.
 
     Args:
-        objective: grpo, or supervised: the reference captions and masks are learned instead of rewards (the comparison).
+        objective: grpo, or supervised: reference captions and masks are learned instead of rewards (the comparison).
         num_generations: captions per prompt, in a whole group on one process.
         num_mask_generations: masks per prompt; they cost little, since one language-model pass serves all.
         max_completion_length: tokens of a caption.
         temperature: of sampling.
         num_iterations: optimisation steps on the same rollouts.
-        loss_type, importance_sampling_level, epsilon, epsilon_high, beta, entropy_coef: see `LossSettings`; epsilon_high
-            None is epsilon.
+        loss_type, importance_sampling_level, epsilon, epsilon_high, beta, entropy_coef: see `LossSettings`;
+            epsilon_high None is epsilon.
         scale_rewards, multi_objective_aggregation, reward_floor: see `group_advantages`.
         mask_truncated_completions: captions cut off by the limit do not count.
         mask_to_caption_weight, caption_to_mask_weight: of the two loops; 0 leaves a loop out.

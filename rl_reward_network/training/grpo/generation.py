@@ -71,9 +71,7 @@ class ImageContext:
             embeds = self._embed(padded["input_ids"], [rows.flatten(0, 1) for rows in self.rows])
             self.mask = padded["attention_mask"]
             self.cache = DynamicCache(config=model.config.text_config)
-            model.model(
-                inputs_embeds=embeds, attention_mask=self.mask, past_key_values=self.cache, use_cache=True
-            )
+            model.model(inputs_embeds=embeds, attention_mask=self.mask, past_key_values=self.cache, use_cache=True)
 
     def _embed(self, ids: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """(N, T, D) with placeholders filled, in order, by rows (R, D)."""

@@ -20,6 +20,7 @@ class GRPOItem:
         group_id, series_id, sample_id: pseudonyms, see `RegionSample`.
         caption: the reference; empty where there is none, so no caption loop.
         question: what asks for the mask.
+        labelled: whether there is a true mask.
         load: image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
     """
 
@@ -29,6 +30,7 @@ class GRPOItem:
     sample_id: str
     caption: str
     question: str
+    labelled: bool
     load: Callable[[], tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
 
 
@@ -41,6 +43,7 @@ def region_item(sample: RegionSample) -> GRPOItem:
         sample.sample_id,
         sample.caption,
         segment_question(sample.caption),
+        True,
         sample.load,
     )
 
@@ -54,6 +57,7 @@ def prompted_item(sample: Sample, question: str) -> GRPOItem:
         sample.sample_id,
         "",
         question,
+        sample.labelled,
         lambda: (sample.load_image(), sample.load_mask()),
     )
 

@@ -1,7 +1,8 @@
 """GRPO's loss as pure functions of tensors. Names and formulas are TRL's, tested tensor by tensor against its own.
 
 Axes: N completions, T tokens (right-padded). Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300),
-DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO (2507.18071); the k3 estimator of the KL: Schulman, joschu.net/blog/kl-approx.
+DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO (2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL
+Divergence", 2020.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,9 @@ MaskPolicyName = Literal["gaussian", "bernoulli", "candidates"]
 class MaskPolicy(Protocol):
     """A distribution over masks of one image that can be sampled, scored and compared with a reference."""
 
-    first_spread: float
+    @property
+    def first_spread(self) -> float:
+        """The spread to begin with."""
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
         """The distribution's parameters (D,) of one `[SEG]` embedding (C,), with gradient."""

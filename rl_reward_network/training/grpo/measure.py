@@ -75,6 +75,21 @@ def measure(
     )
 
 
+def draw_captions(
+    model: Any, processor: Sa2VAProcessor, items: Sequence[GRPOItem], cache: FeatureCache, captions: Sequence[str]
+) -> np.ndarray:
+    """float64 (N,): IoU of the mask that the model draws from each caption with the item's region."""
+    found: list[float] = []
+    for start in range(0, len(items), AT_ONCE):
+        batch, own = (
+            _open(model, processor, items[start : start + AT_ONCE], cache, 1),
+            captions[start : start + AT_ONCE],
+        )
+        masks = batch.draw(list(range(len(own))), [segment_question(caption) for caption in own])
+        found += [_iou(mask, truth) for mask, truth in zip(masks, batch.truths, strict=True) if truth is not None]
+    return np.array(found)
+
+
 @dataclass
 class _Batch:
     """A batch of items with everything that is asked about them."""
@@ -156,7 +171,10 @@ def _captioned(
     """Greedy captions of the true regions, and the metrics of both loops."""
     truths = [mask for mask in batch.truths if mask is not None]
     references = [item.caption for item in batch.items]
-    greedy, generator = Decoding(batch.longest), torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    greedy, generator = (
+        Decoding(batch.longest),
+        torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0])),
+    )
     captions = [caption for (caption,) in batch.describe(rows, truths, greedy, 1)]
     sampled = batch.describe(rows, truths, Decoding(batch.longest, 1.0, generator=generator), SAMPLED)
     wanted = sorted({(row, text) for row in rows for text in (captions[row], *sampled[row]) if text})

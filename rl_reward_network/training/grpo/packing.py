@@ -63,7 +63,11 @@ def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
 
 def _row(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Ids and positions (L,), what sees what (L, L), and where each segment starts."""
-    starts, ends, ids, places, owners = [], [], [], [], []
+    starts: list[int] = []
+    ends: list[int] = []  # position behind each segment's last token
+    ids: list[int] = []
+    places: list[int] = []
+    owners: list[int] = []
     above = torch.zeros(len(tree), len(tree), dtype=torch.bool)
     for number, segment in enumerate(tree):
         if not len(segment.token_ids):

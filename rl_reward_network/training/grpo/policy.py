@@ -1,4 +1,4 @@
-"""The policy as one module: from a batch of rollouts to everything a loss needs, in one pass through the language model.
+"""The policy as one module: from a batch of rollouts to all a loss needs, in one pass through the language model.
 
 It is a module of its own so that data-parallel wrappers see one forward pass for one backward pass.
 Axes: P groups, G completions of each, T tokens, D width of a mask policy's parameters.
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +38,7 @@ class Group:
         width: its width when they were sampled.
         mask_advantages: float32 (G,).
         old, reference: what `GRPOPolicy` gave for this group when sampled (None: ratio 1), and under the reference.
+        image: uint8 (H, W, 3), and truth: bool (H, W) or None; for losses on the mask itself.
     """
 
     image_id: str
@@ -53,6 +55,8 @@ class Group:
     mask_advantages: Tensor | None = None
     old: "GroupOutput | None" = None
     reference: "GroupOutput | None" = None
+    image: np.ndarray | None = None
+    truth: np.ndarray | None = None
 
 
 @dataclass
@@ -74,6 +78,10 @@ class GroupOutput:
         """Without gradients, to be kept."""
         parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits)
         return GroupOutput(*(None if part is None else part.detach() for part in parts))
+
+    def differentiable(self) -> list[Tensor]:
+        """What a loss may be made of."""
+        return [part for part in (self.log_probs, self.parameters, self.mask_logits) if part is not None]
 
 
 class GRPOPolicy(nn.Module):
@@ -105,6 +113,10 @@ class GRPOPolicy(nn.Module):
         """
         anchor = torch.stack([p.flatten()[0].float() * 0 for p in self.parameters() if p.requires_grad]).sum()
         return (self._outputs(groups, with_masks) if groups else []), anchor
+
+    def activation_checkpointing_enable(self, **_: Any) -> None:
+        """Compute the language model's activations twice; called by the Trainer."""
+        self.sa2va.gradient_checkpointing_enable({"use_reentrant": False})
 
     def _outputs(self, groups: Sequence[Group], with_masks: bool) -> list[GroupOutput]:
         images = _by_image(groups)

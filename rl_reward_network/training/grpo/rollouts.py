@@ -18,6 +18,7 @@ from torch import Tensor
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 from rl_reward_network.rewards.combine import Advantages, group_advantages
 from rl_reward_network.rewards.functions import RewardFunction
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
@@ -63,8 +64,10 @@ class RolloutMaker:
         processor: its processor.
         config: of the run.
         rewards: loop ("loop1", "loop2") -> name -> Reward.
-        ema: the partner's weights; None is the model itself.
+        shuffle: deal out the values of each term at random over all groups: a control.
     """
+
+    ema: EMA | None = None  # the partner's weights; None is the model itself
 
     def __init__(
         self,
@@ -72,9 +75,9 @@ class RolloutMaker:
         processor: Sa2VAProcessor,
         config: Sa2VAGRPOConfig,
         rewards: Mapping[str, Mapping[str, Reward]],
-        ema: EMA | None,
+        shuffle: bool = False,
     ) -> None:
-        self.model, self.processor, self.config, self.rewards, self.ema = model, processor, config, rewards, ema
+        self.model, self.processor, self.config, self.rewards, self.shuffle = model, processor, config, rewards, shuffle
         self.cache = FeatureCache(model, processor, config.feature_cache_gib)
         self.mask_policy = MASK_POLICIES[config.mask_policy]
         self.controller = SpreadController(self.mask_policy.first_spread)
@@ -84,7 +87,13 @@ class RolloutMaker:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
         scenes, features = self._open(items)
         groups = [
-            Group(scene.item.image_id, features[scene.place], self._ask(scene.place, features, DESCRIBE).prefix_ids)
+            Group(
+                scene.item.image_id,
+                features[scene.place],
+                self._ask(scene.place, features, DESCRIBE).prefix_ids,
+                image=scene.image,
+                truth=scene.mask,
+            )
             for scene in scenes
         ]
         policy = self._context(features)
@@ -97,8 +106,29 @@ class RolloutMaker:
                 samples["loop1"] = self._draw_captions(partner, scenes, describing)
             if drawing is not None:
                 samples["loop2"] = self._describe_masks(partner, scenes, drawing, features)
-        self._reward(samples, groups, len(scenes))
+        self._reward(samples, groups, len(scenes), seed)
         return groups, samples
+
+    def supervise(self, items: Sequence[GRPOItem]) -> list[Group]:
+        """Groups that hold the reference caption and mask in place of samples: one completion, of advantage 1."""
+        scenes, features = self._open(items)
+        answer = self.processor.token_ids(SEG_ANSWERS[1])
+        seg = answer[: answer.index(self.processor.seg_token_id) + 1]
+        return [self._reference_group(scene, features, seg) for scene in scenes]
+
+    def _reference_group(self, scene: Scene, features: Sequence[ImageFeatures], seg: list[int]) -> Group:
+        drawing = self._ask(scene.place, features, scene.item.question)
+        group = Group(
+            scene.item.image_id, features[scene.place], drawing.prefix_ids, image=scene.image, truth=scene.mask
+        )
+        if self.config.caption_to_mask_weight or self.config.pathwise_weight:
+            group.segment_ids = drawing.suffix_ids + seg
+        if self.config.mask_to_caption_weight and scene.item.caption:
+            describing = self._ask(scene.place, features, DESCRIBE, scene.mask)
+            group.describe_ids, group.cells = describing.suffix_ids, describing.cells
+            group.completions = [self.processor.token_ids(scene.item.caption + self.processor.template.suffix)]
+            group.token_advantages = torch.ones(1)
+        return group
 
     def _open(self, items: Sequence[GRPOItem]) -> tuple[list[Scene], list[ImageFeatures]]:
         """Decode images and masks; the features of each image once."""
@@ -179,7 +209,7 @@ class RolloutMaker:
         generator: torch.Generator,
     ) -> list[np.ndarray | None] | None:
         """Per prompt float32 (G, H, W) probabilities, None without `[SEG]`; None altogether where this loop is off."""
-        if not self.config.caption_to_mask_weight:
+        if not self.config.caption_to_mask_weight and not self.config.pathwise_weight:
             return None
         questions = [self._ask(scene.place, features, scene.item.question) for scene in scenes]
         drawn: list[np.ndarray | None] = []
@@ -230,11 +260,13 @@ class RolloutMaker:
 
     # ---- both ---------------------------------------------------------------------------------------------------
 
-    def _reward(self, samples: dict[str, Samples], groups: Sequence[Group], prompts: int) -> None:
+    def _reward(self, samples: dict[str, Samples], groups: Sequence[Group], prompts: int, seed: Sequence[int]) -> None:
         """Terms and advantages of each loop, the latter noted in the groups; groups without spread drop out."""
         for loop, own in samples.items():
             rewards = self.rewards[loop]
             own.terms = {name: _values(reward, own, prompts) for name, reward in rewards.items()}
+            if self.shuffle:
+                own.terms = {name: _shuffled(values, seed) for name, values in own.terms.items()}
             paid = {name: own.terms[name] for name, reward in rewards.items() if reward.weight}
             weights = {name: reward.weight for name, reward in rewards.items()}
             how, scale = self.config.multi_objective_aggregation, self.config.scale_rewards
@@ -246,7 +278,8 @@ class RolloutMaker:
                     group.describe_ids = group.describe_ids if own.advantages.spread[number] else []
                 else:
                     group.mask_advantages = values
-                    group.segment_ids = group.segment_ids if own.advantages.spread[number] else []
+                    pathwise = bool(self.config.pathwise_weight)  # needs no spread
+                    group.segment_ids = group.segment_ids if own.advantages.spread[number] or pathwise else []
 
 
 def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:
@@ -260,6 +293,11 @@ def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:
     if found.shape != (wanted,):
         raise ValueError(f"a reward function returned {found.shape} values for {wanted} generations")
     return found.reshape(prompts, -1)
+
+
+def _shuffled(values: np.ndarray, seed: Sequence[int]) -> np.ndarray:
+    """The same values (P, G), dealt out anew."""
+    return np.random.default_rng(list(seed)).permutation(values.ravel()).reshape(values.shape)
 
 
 def _columns(scenes: Sequence[Scene], numbers: list[int], prompts: list[str], said: list[str]) -> dict[str, list[Any]]:

@@ -21,10 +21,12 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.training.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.items import GRPOItem
+from rl_reward_network.training.grpo.losses import LossParts
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.training.grpo.objective import caption_loss, completion_tokens, mask_loss
-from rl_reward_network.training.grpo.policy import Group, GroupOutput, GRPOPolicy
-from rl_reward_network.training.grpo.rollouts import Reward, RolloutMaker
+from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
+from rl_reward_network.training.grpo.objective import Pairs, caption_loss, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
+from rl_reward_network.training.grpo.rollouts import Reward, RolloutMaker, Samples
 from rl_reward_network.training.grpo.statistics import rollout_statistics
 
 
@@ -67,6 +69,8 @@ class Sa2VAGRPOTrainer(Trainer):
         args: settings.
         items: prompts.
         rewards: loop -> name -> Reward.
+        pathwise: the reward whose own gradient is followed, needed where `pathwise_weight` is not 0.
+        shuffle_rewards: the control: rewards are dealt out at random, so that nothing can be learned from them.
     """
 
     args: Sa2VAGRPOConfig
@@ -78,7 +82,13 @@ class Sa2VAGRPOTrainer(Trainer):
         args: Sa2VAGRPOConfig,
         items: Sequence[GRPOItem],
         rewards: Mapping[str, Mapping[str, Reward]],
+        pathwise: PathwiseReward | None = None,
+        shuffle_rewards: bool = False,
     ) -> None:
+        if args.pathwise_weight and pathwise is None:
+            raise ValueError(
+                f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"
+            )
         policy = GRPOPolicy(
             model,
             MASK_POLICIES[args.mask_policy],
@@ -88,17 +98,23 @@ class Sa2VAGRPOTrainer(Trainer):
         )
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
-        self.sa2va = model
-        self.reference = {name: tensor for name, tensor in copied(model).items() if "lora_" not in name}
-        self.ema = EMA(model, args.ema_decay) if args.ema_decay else None
-        self.maker = RolloutMaker(model, processor, args, rewards, self.ema)
+        self.sa2va, self.pathwise = model, pathwise
+        self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)
+        self.begin()
+        self.last_samples: dict[str, Samples] = {}
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)
         self.add_callback(_MoveEMA(self))
 
+    def begin(self) -> None:
+        """Take what trains now as the reference and as the partner's start; again after more has been frozen."""
+        self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
+        self.ema = EMA(self.sa2va, self.args.ema_decay) if self.args.ema_decay else None
+        self.maker.ema = self.ema
+
     # ---- data ---------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[GRPOItem]:
         """Batches of prompts; whole groups stay on a process."""
         return self._get_dataloader(
             self.train_dataset,  # type: ignore[arg-type]
@@ -126,8 +142,11 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _rollouts(self, items: Sequence[GRPOItem], number: int) -> list[Group]:
         """Groups that tell something, with what the reference says of them."""
+        if self.args.objective == "supervised":
+            return self.maker.supervise(items)
         seed = (self.args.seed, self.state.global_step, self.args.process_index, number)
         groups, samples = self.maker.make(items, seed)
+        self.last_samples = samples
         for name, value in rollout_statistics(groups, samples, self.maker).items():
             self.statistics[name].append(value)
         kept = [group for group in groups if group.describe_ids or group.segment_ids]
@@ -136,6 +155,15 @@ class Sa2VAGRPOTrainer(Trainer):
                 for group, output in zip(kept, self._policy(kept)[0], strict=True):
                     group.reference = output.detached()
         return kept
+
+    def probe(self, items: Sequence[GRPOItem]) -> list[Group]:
+        """Groups of some items that take part in every enabled loop, whatever they are worth."""
+        return self.maker.supervise(items)
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether a loss looks at the mask itself, and so reaches the mask decoder."""
+        return bool(self.args.pathwise_weight) or self.args.objective == "supervised"
 
     @property
     def _policy(self) -> GRPOPolicy:
@@ -154,7 +182,7 @@ class Sa2VAGRPOTrainer(Trainer):
     def _prepare_inputs(self, inputs: Any) -> Any:
         return inputs
 
-    def compute_loss(
+    def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: list[Group], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The weighted loss of both loops over one micro-batch, scaled for accumulation.
@@ -163,7 +191,7 @@ class Sa2VAGRPOTrainer(Trainer):
             ValueError: it is not finite; names the step.
         """
         with self._out_of_memory("the loss", "batch_size or max_dynamic_patch"):
-            outputs, anchor = model(inputs)
+            outputs, anchor = model(inputs, self.needs_masks)
         pairs = list(zip(inputs, outputs, strict=True))
         loss = anchor
         steps = self.current_gradient_accumulation_steps
@@ -175,18 +203,38 @@ class Sa2VAGRPOTrainer(Trainer):
                 caption_loss(pairs, settings, num_items_in_batch),
                 1 if settings.loss_type == "dapo" else steps,  # dapo divides by the tokens of the whole step already
             ),
-            ("loop2", self.args.caption_to_mask_weight, mask_loss(pairs, self._policy.mask_policy, self.args), steps),
+            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs), steps),
         ):
             if parts is not None:
                 loss = loss + weight * parts.loss / own_steps
                 self._note(name, parts)
+        loss = loss + self._mask_terms(pairs) / steps
         self.statistics["total_loss"].append(float(loss.detach()))
         if not torch.isfinite(loss):
-            raise ValueError(f"step {self.state.global_step + 1}: the loss is {float(loss.detach())}; {self._last_good()}")
+            raise ValueError(
+                f"step {self.state.global_step + 1}: the loss is {float(loss.detach())}; {self._last_good()}"
+            )
         for group, output in pairs:
             if group.old is None and self.args.num_iterations > 1:
                 group.old = output.detached()
         return loss
+
+    def _mask_policy_loss(self, pairs: Pairs) -> LossParts | None:
+        return None if self.args.objective == "supervised" else mask_loss(pairs, self._policy.mask_policy, self.args)
+
+    def _mask_terms(self, pairs: Pairs) -> Tensor:
+        """Losses that look at the mask of the mean action: the learned reward's gradient, or supervision."""
+        total = torch.zeros((), device=self.args.device)
+        shown = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
+        if shown and self.args.objective == "supervised":
+            supervised = supervised_mask_loss(shown)
+            self.statistics["loss/mask"].append(float(supervised.detach()))
+            total = total + self.args.supervised_mask_weight * supervised
+        if shown and self.args.pathwise_weight and self.pathwise is not None:
+            score = self.pathwise.mean_score(shown)
+            self.statistics["loop2/pathwise_score"].append(float(score.detach()))
+            total = total - self.args.pathwise_weight * score
+        return total
 
     def _note(self, loop: str, parts: Any) -> None:
         self.statistics[f"{loop}/loss"].append(float(parts.loss.detach()))
@@ -229,11 +277,13 @@ class Sa2VAGRPOTrainer(Trainer):
         load_run_state(self, Path(resume_from_checkpoint))
 
     def moved(self) -> dict[str, bool]:
-        """Which trainable tensors differ from where they began."""
+        """Which trainable tensors differ from where they began; of LoRA, lora_B began at 0 and lora_A goes along."""
         found = {}
         for name, parameter in trainable_tensors(self.sa2va).items():
-            start = self.reference.get(name)
-            found[name] = bool(parameter.any()) if start is None else not torch.equal(parameter, start)
+            if name in self.reference:
+                found[name] = not torch.equal(parameter, self.reference[name])
+            elif "lora_B" in name:
+                found[name] = bool(parameter.any())
         return found
 
 
@@ -261,8 +311,3 @@ def lora_off(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, scaling in zip(layers, before, strict=True):
             layer.scaling.update(scaling)
-
-
-def parts_of(output: GroupOutput) -> list[Tensor]:
-    """Everything of an output that carries a gradient."""
-    return [part for part in (output.log_probs, output.parameters, output.mask_logits) if part is not None]

@@ -1,0 +1,230 @@
+"""Reader of Grasp-Any-Region (GAR): Arrow shards whose rows hold an image, one or more masks and a conversation.
+
+| column | meaning |
+|---|---|
+| `image` | an image file as a struct of `bytes` and `path`, as bytes, as a path, or as text "data:base64,..." |
+| `mask_rle` | one COCO RLE {size: [H, W], counts}, or a list of them; null: the conversation is about the whole image |
+| `conversations` | a list of {from: "human" or "gpt", value: text} |
+| `catagory` (sic) | not read |
+
+Where no turn names a `<PromptN>`, the k-th answer is the caption of the k-th mask, and later answers are left out.
+Where one does, N counts the masks from 0, and an answer is a caption only if it and its question name one and the same
+mask; its `<PromptN>` becomes "the region", words that hold wherever the caption is read. Rows without a mask and turns
+about several masks, or none, are left out. One warning counts all that.
+
+Source: Haochen-Wang409/Grasp-Any-Region, its training data set; unlike it, nothing is refetched after an error.
+"""
+
+import base64
+import io
+import mmap
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import write_remedy
+from rl_reward_network.data.images import decode_image
+from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = ("image", "mask_rle", "conversations")
+PROMPT = re.compile(r"<Prompt(\d+)>")
+PROMPT_FIRST = re.compile(r"(^|[.!?]\s+)<Prompt\d+>")  # at the start of a sentence
+SHARDS_OPEN = 64  # at a time: each holds a file open, and the whole data set has more shards than a process may
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
+
+
+def read_grasp_any_region(path: Path | str, limit: int | None = None) -> list[RegionSample]:
+    """Every captioned region, in the order of shards and rows; images are not decoded, and read at both ends only.
+
+    Args:
+        path: what `locate` takes.
+        limit: stop after so many regions; None: all.
+
+    Raises:
+        ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
+            mask, or with more masks than captions; the message names shard and row, and the remedy.
+    """
+    folder = locate(path)
+    shards = arrow_shards(folder)
+    if not shards:
+        raise ValueError(f"{folder}: no *.arrow file in it; give a folder of Grasp-Any-Region, or download it again")
+    left_out: Counter[str] = Counter()
+    bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
+    regions = collect((region for shard in bar for region in _read_shard(shard, left_out)), limit, left_out)
+    report_left_out(folder, regions, left_out)
+    return regions
+
+
+def arrow_shards(folder: Path) -> list[Path]:
+    """The `*.arrow` files below `folder`, sorted; hidden ones and the caches of `datasets` (`cache-*`) do not count."""
+    shards = sorted(folder.rglob("*.arrow"))
+    return [s for s in shards if not any(part.startswith((".", "cache-")) for part in s.relative_to(folder).parts)]
+
+
+def is_hub_id(path: Path | str) -> bool:
+    """Whether this can only be meant as owner/name on the hub: it looks so, and there is no such folder."""
+    return HUB_ID.fullmatch(str(path)) is not None and not Path(path).exists()
+
+
+def locate(path: Path | str) -> Path:
+    """The folder with the shards; of a hub id `owner/name`, *.arrow and *.json files are downloaded, all of them.
+
+    A folder may be as `save_to_disk` wrote it, bare or partial shards without the JSON files, or a parent of such
+    folders. To read a part of the data set, download that part and give its folder.
+
+    Raises:
+        ValueError: no such folder, and not a hub id that can be fetched.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    remedy = f"{path}: no such folder, and not a hub id that can be fetched; give a folder, or an id like owner/name"
+    if not is_hub_id(path):
+        raise ValueError(remedy)
+    try:
+        return Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=["*.arrow", "*.json"]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if full := write_remedy(error):
+            raise ValueError(f"{path}: cannot be downloaded ({error}); {full}") from error
+        raise ValueError(f"{remedy} ({type(error).__name__})") from error
+
+
+def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
+    """The regions of one shard, row by row."""
+    batches = _open_shard(shard).select(["mask_rle", "conversations"]).to_batches()  # no image among them
+    for row, stored in enumerate(stored for batch in batches for stored in batch.to_pylist()):
+        where = f"{shard}: row {row}"
+        if not (rles := _masks(stored["mask_rle"])):
+            left_out["row(s) without a mask"] += 1
+        elif captions := _captions(stored["conversations"], len(rles), where, left_out):
+            with _image_file(shard, row) as file:
+                image_id = image_key(file, 0, file.seek(0, 2))
+            opened = partial(_open_image, shard, row)
+            for index, caption in captions:
+                yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened)
+
+
+def _open_shard(shard: Path) -> "pa.Table":
+    """One shard as a table, memory-mapped, its columns checked; works on a bare shard, as `load_from_disk` does not."""
+    table = _map_shard(shard, shard.stat().st_mtime_ns)
+    if not set(COLUMNS) <= set(table.column_names):
+        raise ValueError(
+            f"{shard}: columns are {', '.join(table.column_names)}, expected {', '.join(COLUMNS)}; it is not a shard "
+            "of Grasp-Any-Region"
+        )
+    return table
+
+
+@lru_cache(maxsize=SHARDS_OPEN)
+def _map_shard(shard: Path, changed: int) -> "pa.Table":
+    """The table in an Arrow stream; `changed` is its time stamp, so that a file written anew is read anew.
+
+    Neither `Dataset.from_file` nor `pyarrow.memory_map`: both ask the system to fetch what they map, so that to look
+    at the captions alone would read every image from the disk.
+    """
+    import pyarrow as pa  # here: a quarter of a second, and most commands read no shard
+
+    try:
+        with shard.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped.madvise(mmap.MADV_RANDOM)
+        return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError, and so is what mmap makes of an empty file
+        raise ValueError(f"{shard}: cut off, or no Arrow stream ({error}); download it again") from error
+
+
+def _masks(stored: Any) -> list[Any]:
+    """The RLEs of a row, which holds one, a list, or none: null, or one of nulls, as some writers store null."""
+    rles = [stored] if isinstance(stored, dict) else stored or []
+    return [] if all(isinstance(rle, dict) and set(map(type, rle.values())) == {type(None)} for rle in rles) else rles
+
+
+def _captions(turns: Any, masks: int, where: str, left_out: Counter[str]) -> list[tuple[int, Any]]:
+    """(index of the mask, caption) by the rule in the module text; a caption may still be None or empty."""
+    pairs = _questions_and_answers(turns, where)
+    named = [{int(number) for number in PROMPT.findall(f"{question} {answer}")} for question, answer in pairs]
+    if any(named):
+        kept = [(*names, _in_words(pair[1])) for names, pair in zip(named, pairs, strict=True) if len(names) == 1]
+        if wrong := [number for number, _ in kept if number >= masks]:
+            raise ValueError(
+                f"{where}: <Prompt{wrong[0]}> is named, but mask_rle holds {masks} mask(s); leave the row out"
+            )
+        left_out["turn(s) about several masks or none"] += len(pairs) - len(kept)
+        return kept
+    if len(pairs) < masks:
+        raise ValueError(
+            f"{where}: mask_rle holds {masks} mask(s), but conversations only {len(pairs)} caption(s) (turns from "
+            "'gpt'); add the missing ones, or leave the row out"
+        )
+    left_out["answer(s) after that of the last mask"] += len(pairs) - masks
+    return [(index, pair[1]) for index, pair in enumerate(pairs[:masks])]
+
+
+def _questions_and_answers(turns: Any, where: str) -> list[tuple[str, Any]]:
+    """(question, answer) of each turn from 'gpt'; the question is all that was said since the answer before."""
+    if not isinstance(turns, list | None) or not all(isinstance(turn, dict) for turn in turns or []):
+        raise ValueError(f"{where}: conversations must be a list of {{from, value}}, got {type(turns).__name__}")
+    pairs, question = [], ""
+    for turn in turns or []:
+        if turn.get("from") == "gpt":
+            pairs.append((question, turn.get("value")))
+            question = ""
+        else:
+            question += f" {turn.get('value')}"
+    return pairs
+
+
+def _in_words(answer: Any) -> Any:
+    """`answer` with "the region" for `<PromptN>`, a capital at the start of a sentence."""
+    if not isinstance(answer, str):
+        return answer
+    return PROMPT.sub("the region", PROMPT_FIRST.sub(r"\1The region", answer.strip()))
+
+
+def _image_file(shard: Path, row: int) -> BinaryIO:
+    """The stored image file of a row, open for reading."""
+    import pyarrow as pa
+
+    cell = _open_shard(shard).column("image").slice(row, 1).chunk(0)
+    if pa.types.is_struct(cell.type) and not cell.null_count:
+        forms = [cell.field(name) for name in ("bytes", "path") if cell.type.get_field_index(name) >= 0]
+        cell = next((form for form in forms if not form.null_count), cell)
+    if cell.null_count or cell.type not in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string()):
+        raise ValueError(f"{shard}: row {row}: column image holds no image file and no path; download the shard again")
+    if cell.type in (pa.binary(), pa.large_binary()):
+        return pa.BufferReader(_bytes_in(cell))
+    try:
+        return _named_file(cell[0].as_py(), shard.parent)
+    except (OSError, ValueError) as error:  # no such file, or not base64
+        raise ValueError(f"{shard}: row {row}: the image cannot be opened ({error}); put the file there") from error
+
+
+def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
+    """The bytes of an array of one item, not copied; `cell[0]` would copy, and so read from the disk, all of them."""
+    _, offsets, data = cell.buffers()
+    wide = np.int64 if str(cell.type) == "large_binary" else np.int32
+    start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
+    return data.slice(start, end - start)
+
+
+def _named_file(text: str, folder: Path) -> BinaryIO:
+    """The file at a path, which may be relative to `folder`, or inside "data:base64,..."."""
+    if text.startswith("data:"):
+        return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
+    return (folder / text).open("rb")
+
+
+def _open_image(shard: Path, row: int) -> np.ndarray:
+    """The image of a row, uint8 (H, W, 3) RGB."""
+    with _image_file(shard, row) as file:
+        return decode_image(file.read(), f"{shard}: row {row}")

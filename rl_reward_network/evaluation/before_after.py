@@ -1,0 +1,207 @@
+"""A fine-tuned model beside the model as it was, item by item: rows with intervals, a verdict, a page with pictures.
+
+Groups (images, videos or patients) are drawn again, not items. Axes: N test items.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.evaluation import page
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap
+from rl_reward_network.evaluation.figures import png
+from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, draw_mask
+
+MEANINGS = {
+    "iou_of_drawn": "IoU of mask' (mask, caption, mask again: the reward of loop 1)",
+    "expected_iou_of_drawn": "the same, captions sampled at temperature 1",
+    "iou_of_drawn_by_base": "IoU of mask', drawn by the model as it was",
+    "meteor": "METEOR of the caption",
+    "expected_meteor": "the same, captions sampled at temperature 1",
+    "cycle_meteor": "METEOR of caption' (caption, mask, caption again: the reward of loop 2)",
+    "iou": "IoU of the mask that is asked for",
+    "dice": "Dice of the mask that is asked for",
+    "precision": "precision of the mask that is asked for",
+    "recall": "recall of the mask that is asked for",
+    "learned": "reward network's score of the mask that is asked for",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of both models, and their paired difference."""
+
+    metric: str
+    before: Estimate
+    after: Estimate
+    gain: Estimate
+
+    @property
+    def word(self) -> str:
+        """better, worse or cannot tell."""
+        if self.gain.groups < MIN_PATIENTS or self.gain.low is None or self.gain.high is None:
+            return "cannot tell"
+        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "cannot tell"
+
+
+@dataclass(frozen=True, eq=False)
+class ShownItem:
+    """A test item to look at: uint8 (H, W, 3) image, masks bool (H, W) or None, and what was said."""
+
+    title: str
+    image: np.ndarray
+    truth: np.ndarray | None
+    before: np.ndarray | None
+    after: np.ndarray | None
+    words: tuple[str, str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class BeforeAfter:
+    """All that the report is made of.
+
+    Args:
+        rows: one per metric.
+        criterion: the metric the verdict is on.
+        totals: what exists for all items together only, name -> (before, after), such as cIoU.
+        values: model -> metric -> float64 (N,), for the CSV file.
+        ids: (sample, group) of each item.
+        config: what was evaluated.
+        notes: remarks.
+        shown: pictures.
+        curves: lines of metrics.jsonl.
+    """
+
+    rows: tuple[Difference, ...]
+    criterion: str
+    totals: dict[str, tuple[float, float]]
+    values: dict[str, dict[str, np.ndarray]]
+    ids: tuple[tuple[str, str], ...]
+    config: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    shown: tuple[ShownItem, ...] = ()
+    curves: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the numbers allow to say."""
+        row = next(row for row in self.rows if row.metric == self.criterion)
+        meaning = MEANINGS.get(row.metric, row.metric)
+        return Verdict(
+            row.word, f"{row.word.capitalize()}: {meaning}, {_signed(row.gain)} on {row.gain.groups} groups."
+        )
+
+
+def compare_models(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
+) -> tuple[Difference, ...]:
+    """A row for each metric that both have a value of, on the items where both have one."""
+    rows = []
+    for metric in before:
+        known = ~(np.isnan(before[metric]) | np.isnan(after[metric]))
+        if known.any():
+            own = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+            old, new = before[metric][known], after[metric][known]
+            estimates = [group_bootstrap(values, own, seed) for values in (old, new, new - old)]
+            rows.append(Difference(metric, *estimates))
+    return tuple(rows)
+
+
+def write_before_after(folder: Path, result: BeforeAfter) -> Path:
+    """Write eval.json, eval.csv and report.html, each whole or not at all; the path of the last."""
+    whole = _page(result)
+    write_json(folder / "eval.json", summary(result))
+    for name, content in (("eval.csv", _per_item(result)), ("report.html", whole)):
+        with whole_file(folder / name) as temporary:
+            temporary.write_text(content, encoding="utf-8", newline="")
+    return folder / "report.html"
+
+
+def summary(result: BeforeAfter) -> dict[str, Any]:
+    """What eval.json holds."""
+    return {
+        "verdict": asdict(result.verdict),
+        "criterion": result.criterion,
+        "items": len(result.ids),
+        "rows": [{**asdict(row), "word": row.word} for row in result.rows],
+        "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
+        "notes": list(result.notes),
+        "config": result.config,
+    }
+
+
+def _per_item(result: BeforeAfter) -> str:
+    metrics = [row.metric for row in result.rows]
+    lines: list[list[object]] = [["sample_id", "group_id", "model", *metrics]]
+    for model, values in result.values.items():
+        for number, ids in enumerate(result.ids):
+            lines.append([*ids, model, *page.digits(np.array([values[metric][number] for metric in metrics]))])
+    return page.csv_text(lines)
+
+
+def _page(result: BeforeAfter) -> str:
+    verdict = result.verdict
+    parts = [
+        "<h1>What did fine-tuning change?</h1>",
+        f'<p class="verdict">{page.text(verdict.sentence)}</p>',
+        f"<p>{len(result.ids)} test items; means over groups with 95 % intervals from drawing groups again.</p>",
+        "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
+        page.table(["metric", "before", "after", "after - before", ""], [_cells(row) for row in result.rows]),
+        page.table(["all items together", "before", "after"], _totals(result)) if result.totals else "",
+        *_curves(result.curves),
+        "<h2>Images</h2>" if result.shown else "",
+        *(_item(item) for item in result.shown),
+        "<h2>What was evaluated</h2>",
+        page.table(["setting", "value"], result.config.items(), "wrap"),
+    ]
+    return page.whole_page(f"Fine-tuning: {verdict.label}", parts)
+
+
+def _cells(row: Difference) -> list[str]:
+    return [MEANINGS.get(row.metric, row.metric), str(row.before), str(row.after), _signed(row.gain), row.word]
+
+
+def _totals(result: BeforeAfter) -> list[list[str]]:
+    return [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
+
+
+def _signed(estimate: Estimate) -> str:
+    if estimate.low is None:
+        return f"{estimate.mean:+.3f}"
+    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def _item(item: ShownItem) -> str:
+    panels = [
+        (f"truth: {item.words[0]}", item.truth, TRUTH),
+        (f"before: {item.words[1]}", item.before, FIRST),
+        (f"after: {item.words[2]}", item.after, CHOSEN),
+    ]
+    figures = "".join(
+        f"<figure>{page.image(draw_mask(item.image, mask, colour), 'jpeg', name)}"
+        f"<figcaption>{page.text(name)}</figcaption></figure>"
+        for name, mask, colour in panels
+    )
+    return f'<h3>{page.text(item.title)}</h3><div class="panels">{figures}</div>'
+
+
+def _curves(lines: Sequence[dict[str, Any]]) -> list[str]:
+    tags = [tag for tag in ("loop1/reward_mean", "loop2/reward_mean") if any(tag in line for line in lines)]
+    if not tags:
+        return []
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.subplots()
+    for tag in tags:
+        points = [(line["step"], line[tag]) for line in lines if tag in line]
+        steps, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+        axes.plot(steps, values, alpha=0.3, color=f"C{tags.index(tag)}")
+        width = max(1, len(values) // 10)
+        axes.plot(steps[width - 1 :], np.convolve(values, np.ones(width) / width, "valid"), label=tag)
+    axes.set(xlabel="optimisation step", ylabel="reward of sampled rollouts (training)")
+    axes.legend()
+    return ["<h2>Training</h2>", page.image(png(figure), "png", "Rewards in training")]

@@ -1,0 +1,77 @@
+"""Which judge is asked, and how: checked when it is said, before anything is sent."""
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+NO_KEY = "no-key"  # the package openai wants some key even for servers without keys
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """Which judge, and how patiently it is asked.
+
+    Attributes:
+        base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored where the host is this machine.
+        model: the name under which the server serves it.
+        api_key_env: environment variable that holds the key; servers without keys need none.
+        max_concurrency: most requests under way at once.
+        timeout_s: longest wait for one attempt, in seconds.
+        max_retries: attempts after the first.
+        cache_path: file of replies kept for later runs; None: for this run only. Replies are told apart by the model's
+            name, not by the server's: two models served under one name need two files.
+        max_consecutive_failures: after so many failures in a row the judge counts as dead, and asking is an error.
+
+    Raises:
+        ValueError: a value out of range; the message names it.
+    """
+
+    base_url: str
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    max_concurrency: int = 8
+    timeout_s: float = 60.0
+    max_retries: int = 2
+    cache_path: Path | None = None
+    max_consecutive_failures: int = 50
+
+    def __post_init__(self) -> None:
+        _check_url(self.base_url)
+        if not self.model.strip():
+            raise ValueError("the judge's model is empty; give the name that the server gives it")
+        least = {"max_concurrency": 1, "timeout_s": 1e-3, "max_retries": 0, "max_consecutive_failures": 1}
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise ValueError(f"the judge's {name} is {getattr(self, name)}, expected {bound:g} or more")
+
+
+def api_key(name: str) -> str:
+    """The key in the environment variable `name`; NO_KEY where it is not set, for servers that want none."""
+    key = os.environ.get(name, "").strip() or NO_KEY
+    if not key.isascii() or not key.isprintable():
+        raise ValueError(f"the key in the environment variable {name} has characters that cannot be sent; set it again")
+    return key
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` points at this machine: localhost, 127.x.x.x or ::1."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_url(url: str) -> None:
+    """Refuse what is no address, or holds a secret that messages would show."""
+    if set("@?#") & set(url):
+        raise ValueError("the judge's base url holds a name, a password or a query; put the key in the environment")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        valid = False
+    if not valid or not url.isprintable() or " " in url:
+        raise ValueError(f"the judge's base url is {url!r}, expected http(s)://host[:port]/path, such as .../v1")

@@ -1,0 +1,161 @@
+"""The evaluation of a GRPO run: the model as it was and as it is now, on items of groups that training has not seen."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
+from rl_reward_network.models.ema import copied, swapped
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import load_trainable
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.training.grpo.features import FeatureCache
+from rl_reward_network.training.grpo.items import GRPOItem
+from rl_reward_network.training.grpo.measure import Measured, draw_captions, measure
+from rl_reward_network.training.grpo.setup import prepare_model
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.training.run_folder import located_model
+
+SPLIT = "test"
+SHOWN = 3  # items at each end
+
+
+def is_grpo_run(final_model: Path) -> bool:
+    """Whether a folder was written by GRPO, not by the prompt policy."""
+    path = final_model / "config.json"
+    return path.exists() and read_json(path).get("stage") == "grpo"
+
+
+def run_grpo_evaluation(
+    final_model: Path,
+    data_root: Path | None = None,
+    base_model: str | None = None,
+    gpu: int | None = None,
+    items: int | None = None,
+) -> tuple[BeforeAfter, Path]:
+    """Compare both models, and write `<run>/evaluation/`.
+
+    Args:
+        final_model: of a GRPO run.
+        data_root, base_model: where data and Sa2VA are now, if not where they were.
+        gpu: index; -1 is the CPU; None is as in training.
+        items: at most so many test items; the folder is then `evaluation_<number>`.
+
+    Raises:
+        ValueError: the run is not whole, or data or model are others than in training.
+    """
+    start, run, config = time.perf_counter(), final_model.parent, read_json(final_model / "config.json")
+    world = _open(config, run, data_root, gpu)
+    picked = world.pick(SPLIT)[:items]
+    path = base_model or located_model(run, config, "--base_model")
+    model, processor = load_sa2va_model(path, world.config.device)
+    if weights_fingerprint(model) != config["origin"]["model_fingerprint"]:
+        raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
+    processor.max_tiles = world.config.max_dynamic_patch
+    prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
+    cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
+    start_weights = copied(model)
+    before = measure(model, processor, picked, cache, longest, desc="before")
+    load_trainable(model, final_model / "trainable")
+    after = measure(model, processor, picked, cache, longest, desc="after")
+    with swapped(model, start_weights):
+        _add_neutral_partner(model, processor, picked, cache, before, after)
+    result = _result(world, config, picked, before, after, run, (time.perf_counter() - start) / 60)
+    return result, write_before_after(run / ("evaluation" if items is None else f"evaluation_{len(picked)}"), result)
+
+
+def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:
+    saved = config["world"]
+    root = data_root or (run / saved["data_root"]).resolve()
+    if not root.is_dir():
+        raise ValueError(
+            f"{run / 'config.json'}: field world.data_root is {saved['data_root']}, no folder here; give --data_root"
+        )
+    own = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
+    return open_grpo_world(replace(own, gpu=own.gpu if gpu is None else gpu), run / "split.json")
+
+
+def _add_neutral_partner(
+    model: Any, processor: Any, items: list[GRPOItem], cache: FeatureCache, before: Measured, after: Measured
+) -> None:
+    """Masks of both models' captions drawn by the model as it was: a private language would show here."""
+    if "iou_of_drawn" in before.values:
+        name = "iou_of_drawn_by_base"
+        before.values[name] = before.values["iou_of_drawn"]
+        after.values[name] = draw_captions(model, processor, items, cache, after.captions)
+
+
+def _result(
+    world: GRPOWorld,
+    config: dict[str, Any],
+    items: list[GRPOItem],
+    before: Measured,
+    after: Measured,
+    run: Path,
+    minutes: float,
+) -> BeforeAfter:
+    groups = [item.group_id for item in items]
+    criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice"
+    labelled = bool(np.isfinite(before.values["dice"]).any())
+    totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
+    rows = compare_models(before.values, after.values, groups, world.config.seed)
+    return BeforeAfter(
+        rows,
+        criterion,
+        totals,
+        {"before": before.values, "after": after.values},
+        tuple((item.sample_id, item.group_id) for item in items),
+        _about(config, minutes),
+        (),
+        _shown(items, before, after, criterion),
+        _lines(run / "metrics.jsonl"),
+    )
+
+
+def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:
+    """The items that gained most, and those that lost most."""
+    gain = after.values[criterion] - before.values[criterion]
+    order = np.argsort(-np.nan_to_num(gain), kind="stable")
+    picks = [("gained most", int(n)) for n in order[:SHOWN]] + [("lost most", int(n)) for n in order[::-1][:SHOWN]]
+    shown = []
+    for title, number in picks:
+        image, truth = items[number].load()
+        words = (items[number].caption or items[number].question, before.captions[number], after.captions[number])
+        masks = before.masks[number], after.masks[number]
+        shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, words))
+    return tuple(shown)
+
+
+def _lines(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.exists():
+        return ()
+    return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
+
+
+def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
+    origin = config["origin"]
+    return {
+        "mode": origin["mode"],
+        "objective": origin["settings"]["objective"],
+        "split": SPLIT,
+        "Sa2VA": Path(config["world"]["model_path"]).name,
+        "model fingerprint": origin["model_fingerprint"],
+        "data": config["data"],
+        "data fingerprint": origin["data_fingerprint"][:16],
+        "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
+        "caption judge": origin["judge"]["model"] if origin["judge"] else "none: METEOR",
+        "METEOR": config.get("meteor_variant", ""),
+        "shuffled rewards (control)": origin["shuffle_rewards"],
+        "steps": config["steps"],
+        "learning rate": origin["settings"]["learning_rate"],
+        "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
+        "seed": origin["seed"],
+        "commit": config["commit"],
+        "training: minutes": f"{config['minutes']:.1f}",
+        "evaluation: minutes": f"{minutes:.1f}",
+    }

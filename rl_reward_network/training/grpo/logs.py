@@ -1,0 +1,111 @@
+"""What a GRPO run says while it works: curves for TensorBoard, the same numbers as lines, pictures, a progress bar."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from skimage.segmentation import find_boundaries
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from rl_reward_network.artefacts import whole_file
+
+TAGS_FROM_TRAINER = {"grad_norm", "learning_rate", "epoch"}
+ENDS = "train_"  # what the Trainer says of the whole run
+PICTURES_EVERY = 25  # log calls
+SHOWN = 4  # groups
+TRUTH, MADE = (0, 200, 90), (255, 160, 0)
+
+
+class GRPOLogs(TrainerCallback):
+    """Writes `<run>/logs` and `<run>/metrics.jsonl`.
+
+    Args:
+        run: run folder.
+        trainer: Sa2VAGRPOTrainer.
+    """
+
+    def __init__(self, run: Path, trainer: Any) -> None:
+        self.run, self.trainer, self.calls = run, trainer, 0
+        self.writer: SummaryWriter | None = None
+        self.bar: tqdm[Any] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the files; lines and points behind the step that a resumed run goes on from are cut off."""
+        if not state.is_world_process_zero:
+            return
+        keep_lines(self.run / "metrics.jsonl", state.global_step)
+        self.writer = SummaryWriter(str(self.run / "logs"), purge_step=state.global_step + 1)
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Move the bar."""
+        if self.bar is not None:
+            self.bar.update()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """One point of each curve."""
+        if self.writer is None or not logs or any(name.startswith(ENDS) for name in logs):
+            return
+        for name, value in logs.items():
+            self.writer.add_scalar(name, value, state.global_step)
+        with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        if self.bar is not None:
+            shown = {loop: logs[f"{loop}/reward_mean"] for loop in ("loop1", "loop2") if f"{loop}/reward_mean" in logs}
+            self.bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
+        if self.calls % PICTURES_EVERY == 0:
+            self._pictures(state.global_step)
+        self.calls += 1
+
+    def _pictures(self, step: int) -> None:
+        assert self.writer is not None
+        for loop, samples in self.trainer.last_samples.items():
+            columns = samples.columns
+            count = len(columns["prompts"])
+            every = max(1, count // (samples.advantages.values.shape[0] or 1))
+            rows = list(range(0, count, every))[:SHOWN]
+            self.writer.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
+            text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
+            self.writer.add_text(f"{loop}/completions", text, step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the files."""
+        if self.writer is not None:
+            self.writer.close()
+        if self.bar is not None:
+            self.bar.close()
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Drop the lines of steps after `step`: a run that was cut off writes them again."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+    with whole_file(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except json.JSONDecodeError:  # the line that a kill cut off
+        return float("inf")
+
+
+def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 192) -> np.ndarray:
+    """uint8 (side, n * side, 3): images with the outlines of the truth (green) and the made mask (orange)."""
+    panels = []
+    for row in rows:
+        image = columns["images"][row].copy()
+        for mask, colour in ((columns["masks"][row], TRUTH), (columns["predicted_masks"][row], MADE)):
+            if mask is not None:
+                image[find_boundaries(mask, mode="outer")] = colour
+        panel = Image.fromarray(image).resize((side, side))
+        ImageDraw.Draw(panel).text((4, side - 14), columns["completions"][row][:36], fill=(255, 255, 255))
+        panels.append(np.asarray(panel))
+    return np.concatenate(panels, axis=1)

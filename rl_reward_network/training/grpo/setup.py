@@ -1,0 +1,73 @@
+"""Which tensors GRPO trains: LoRA and what the enabled losses reach; all else is frozen, and proved to stay so."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
+from rl_reward_network.training.grpo.items import GRPOItem
+
+
+def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0) -> None:
+    """Put LoRA on a loaded Sa2VA, freeze the rest but `lora.TRAINABLE`, and make float32 what trains.
+
+    Raises:
+        ValueError: dropout is not 0, or `setup_lora` refuses.
+    """
+    if lora_dropout:
+        raise ValueError(
+            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
+            "one caption differ by chance; supervised training may use it, GRPO may not"
+        )
+    setup_lora(model, r, lora_alpha, 0.0)
+    if not any("lora_" in name for name, _ in model.named_parameters()):
+        raise ValueError("LoRA found no layer of this model to adapt; its language model is not Qwen2")
+    freeze_parameters(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # steps of RL size round away in bfloat16
+
+
+def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
+    """Freeze what no enabled loss gives a gradient to, found by one backward pass; returns the names.
+
+    Args:
+        trainer: Sa2VAGRPOTrainer, before its first step.
+        items: a few prompts to try.
+    """
+    trainer.sa2va.train()
+    groups = trainer.probe(items)
+    outputs, anchor = trainer._policy(groups, trainer.needs_masks)
+    loss = anchor + sum(part.float().sum() for output in outputs for part in output.differentiable())
+    unreached = unreached_parameters(trainer.sa2va, loss)
+    for name in unreached:
+        trainer.sa2va.get_parameter(name).requires_grad_(False)
+    return unreached
+
+
+def frozen_digests(model: nn.Module) -> dict[str, str]:
+    """SHA-256 of the bytes of each frozen tensor."""
+    return {
+        name: hashlib.sha256(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
+
+
+def check_movement(moved: dict[str, bool], before: dict[str, str], after: dict[str, str]) -> None:
+    """Raise unless every trainable tensor moved and every frozen one is what it was, to the bit.
+
+    Raises:
+        ValueError: names the tensors.
+    """
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
+    if changed:
+        raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
+    if still := [name for name, has_moved in moved.items() if not has_moved]:
+        raise ValueError(
+            f"{len(still)} of {len(moved)} trainable tensors did not move, first {still[:3]}; train longer, raise the "
+            "learning rate, or look whether frac_zero_std was 1 all the time"
+        )

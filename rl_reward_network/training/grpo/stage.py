@@ -1,0 +1,246 @@
+"""A GRPO run as a whole: open, train, prove what moved, save."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.data.splits import save_split
+from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import parameter_table, save_trainable
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.rewards.functions import (
+    CaptionJudge,
+    confidence_reward,
+    dice_reward,
+    iou_reward,
+    judge_reward,
+    judged_caption_reward,
+    learned_reward,
+    meteor_reward,
+)
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.logs import GRPOLogs
+from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
+from rl_reward_network.training.grpo.rollouts import Reward
+from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
+from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.training.grpo.world import GRPOWorld
+from rl_reward_network.training.run_folder import check_new, clock, only_here, portable, provenance
+
+KIND = "sa2va_grpo"
+FINAL = "final_model"
+STAGE = "grpo"
+PROBED = 4  # items on which unreached tensors are found
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """Weight of each reward term; 0 is logged where it can be computed, but not paid.
+
+    Args:
+        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
+        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the truth.
+        learned: of loop 2: the reward network's score of the sampled mask.
+        confidence: of loop 2: how clear the sampled mask's edges are.
+    """
+
+    iou: float = 1.0
+    caption: float = 0.0
+    loop2_caption: float = 1.0
+    loop2_iou: float = 0.0
+    learned: float = 0.0
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True)
+class GRPOPlan:
+    """What a run is asked for.
+
+    Args:
+        mode: quick or full.
+        weights: of the rewards.
+        lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
+        settings: fields of `Sa2VAGRPOConfig`.
+        judge: where the judge is, without its key; None without one.
+        reward_net: fingerprint of the reward network; None without one.
+        shuffle_rewards: the control: each step's rewards are dealt out at random.
+    """
+
+    mode: str
+    weights: RewardWeights = field(default_factory=RewardWeights)
+    lora_r: int = 128
+    lora_alpha: int = 256
+    lora_dropout: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    judge: dict[str, Any] | None = None
+    reward_net: str | None = None
+    shuffle_rewards: bool = False
+
+
+def loop_rewards(
+    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, judge_loop2: bool, network: RewardNetwork | None
+) -> dict[str, dict[str, Reward]]:
+    """The rewards of both loops; every term that can be had is there, so that it is logged.
+
+    Raises:
+        ValueError: a weight without what it needs.
+    """
+    weights = plan.weights
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
+    loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
+    if kind == "regions":
+        loop1["meteor"] = Reward(meteor_reward, 0.0 if judge else weights.caption)
+        loop2["meteor"] = Reward(meteor_reward, 0.0 if judge_loop2 else weights.loop2_caption)
+        if judge is not None:
+            loop1["caption"] = Reward(judged_caption_reward(judge), weights.caption)
+            loop1["judge"] = Reward(judge_reward(judge), 0.0)
+            if judge_loop2:
+                loop2["caption"] = Reward(judged_caption_reward(judge), weights.loop2_caption)
+    if network is not None:
+        loop2["learned"] = Reward(learned_reward(network), weights.learned)
+    elif weights.learned:
+        raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    return {"loop1": loop1, "loop2": loop2}
+
+
+def training_arguments(world: GRPOWorld, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+    """The Trainer's settings for this run."""
+    cuda = world.config.device != "cpu"
+    if cuda and "LOCAL_RANK" not in os.environ:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", world.config.device.partition(":")[2] or "0")
+    return Sa2VAGRPOConfig(
+        output_dir=str(run),
+        seed=world.config.seed,
+        data_seed=world.config.seed,
+        use_cpu=not cuda,
+        bf16=cuda,
+        report_to="none",
+        disable_tqdm=True,
+        **plan.settings,
+    )
+
+
+def run_grpo_stage(
+    world: GRPOWorld,
+    plan: GRPOPlan,
+    run: Path,
+    resume: bool = False,
+    judge: CaptionJudge | None = None,
+    judge_loop2: bool = False,
+    network: RewardNetwork | None = None,
+) -> None:
+    """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
+
+    Raises:
+        ValueError: settings that do not go together, another run in the folder, a loss that is not finite, or a
+            trainable tensor that did not move.
+    """
+    model, processor = load_sa2va_model(world.config.model_path, world.config.device)
+    processor.max_tiles = world.config.max_dynamic_patch
+    fingerprint = weights_fingerprint(model)
+    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
+    args = training_arguments(world, plan, run)
+    rewards = loop_rewards(plan, world.kind, judge, judge_loop2, network)
+    pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
+    # The reward network remembers its own training patients, so a run that it pays must not see them.
+    items = world.pick("policy") if network is not None else world.pick("reward", "policy")
+    trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
+    frozen = freeze_unreached(trainer, items[:PROBED])
+    trainer.begin()
+    with only_here(run):
+        origin = describe(world, plan, fingerprint)
+        if resume:
+            check_same(run, origin)
+        else:
+            _begin(run, world, origin, trainer, frozen)
+        seconds: dict[str, float] = {}
+        with clock(seconds, "training"):
+            _train(trainer, run, resume)
+        _save(trainer, run, seconds["training"] / 60)
+
+
+def _train(trainer: Sa2VAGRPOTrainer, run: Path, resume: bool) -> None:
+    """The Trainer's loop, and the proof of what moved."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(GRPOLogs(run, trainer))
+    before = frozen_digests(trainer.sa2va)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(run)) if resume else None)
+    if trainer.args.learning_rate:
+        check_movement(trainer.moved(), before, frozen_digests(trainer.sa2va))
+
+
+def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
+    """What must be the same for a run to be resumed."""
+    return {
+        **asdict(plan),
+        "seed": world.config.seed,
+        "max_dynamic_patch": world.config.max_dynamic_patch,
+        "data_fingerprint": world.split.fingerprint,
+        "split_seed": world.split.seed,
+        "model_fingerprint": fingerprint,
+    }
+
+
+def _begin(run: Path, world: GRPOWorld, origin: dict[str, Any], trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
+    check_new(run)
+    model = Path(world.config.model_path)
+    config = {
+        "stage": STAGE,
+        "origin": origin,
+        "world": {
+            **{name: value for name, value in asdict(world.config).items() if not isinstance(value, Path)},
+            "data_root": portable(world.config.data_root, run),
+            "output_dir": portable(world.config.output_dir, run),
+            "model_path": portable(model, run) if model.exists() else world.config.model_path,
+        },
+        "kind": world.kind,
+        "data": world.seen,
+        "groups": {name: len(ids) for name, ids in world.split.groups.items()},
+        "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
+        "frozen_because_unreached": frozen,
+        "trainable": sorted(trainable_tensors(trainer.sa2va)),
+        "meteor_variant": meteor_variant() if world.kind == "regions" else "",
+        **provenance(),
+    }
+    save_split(world.split, run / "split.json")
+    write_json(run / "config.json", config)
+
+
+def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise unless the run in the folder began with these settings.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    config = read_json(run / "config.json")
+    began = config.get("origin", {}) if config.get("stage") == STAGE else {}
+    plain = _plain(wanted)
+    if differ := [name for name, value in plain.items() if began.get(name) != value]:
+        raise ValueError(
+            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
+        )
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    return dict(json.loads(json.dumps(value)))
+
+
+def _save(trainer: Sa2VAGRPOTrainer, run: Path, minutes: float) -> None:
+    """final_model/: what was trained, beside the run's config."""
+    if trainer.args.should_save:
+        config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, "minutes": minutes}
+        with whole_folder(run / FINAL) as temporary:
+            save_trainable(trainer.sa2va, temporary / "trainable")
+            write_json(temporary / "config.json", config)

@@ -1,0 +1,134 @@
+"""What a GRPO run works on: the items of each split, from caption data or from annotated images."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from rl_reward_network.data.annotations import data_fingerprint
+from rl_reward_network.data.embedded import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
+from rl_reward_network.data.region_data import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.splits import Split, load_split, make_split, select
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.training.grpo.items import GRPOItem, prompted_item, region_item
+from rl_reward_network.training.world import read_samples, split_samples
+
+DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
+DatasetName = Literal["auto", "gar", "dam", "annotations"]
+
+
+@dataclass(frozen=True)
+class GRPOWorldConfig:
+    """Model and data of a GRPO run."""
+
+    model_path: str = DEFAULT_MODEL
+    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data_dir"])] = DEFAULT_REGIONS
+    """Captioned regions (Grasp-Any-Region or describe-anything), or annotated images (DATA_ROOT)."""
+    dataset_name: DatasetName = "auto"
+    """auto looks what is in data_root; gar, dam and annotations insist."""
+    output_dir: Path = Path("outputs")
+    """Parent of the run folders (OUTPUT_DIR)."""
+    seed: int = 0
+    """Seed of everything drawn at random (SEED), but not of the split."""
+    split_seed: int = 0
+    """Seed of the split."""
+    gpu: int | None = None
+    """Index of the GPU (GPU); without it the first one if there is any, else the CPU; -1 is the CPU."""
+    max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max_tiles"])] = 1
+    """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
+    max_regions: int | None = None
+    """Read at most so many regions; without it all."""
+    group_regex: str | None = None
+    """Of annotated images: regular expression with a group named `group` that finds the patient in a file name."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts nothing can be done with."""
+        if self.max_dynamic_patch < 1:
+            raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
+        if self.max_regions is not None and self.max_regions < 4:
+            raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
+
+    @property
+    def device(self) -> str:
+        """Name of the device for torch."""
+        if self.gpu is None:
+            return "cuda:0" if torch.cuda.is_available() else "cpu"
+        return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
+
+
+@dataclass(frozen=True)
+class GRPOWorld:
+    """Opened data.
+
+    Args:
+        config: what was asked for.
+        kind: regions (with captions), or images (one question for all).
+        seen: one line on what was read.
+        items: all.
+        split: by image, video or patient.
+    """
+
+    config: GRPOWorldConfig
+    kind: Literal["regions", "images"]
+    seen: str
+    items: list[GRPOItem]
+    split: Split
+
+    def pick(self, *names: str) -> list[GRPOItem]:
+        """Items of some splits.
+
+        Raises:
+            ValueError: there are none.
+        """
+        found = [item for name in names for item in select(self.items, self.split, name)]
+        if not found:
+            raise ValueError(f"{self.config.data_root}: no item in the split {' or '.join(names)}; give more data")
+        return found
+
+
+def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, question: str = PROMPTS[0]) -> GRPOWorld:
+    """Read the data and split them; embedded data are rendered first when they are not there.
+
+    Args:
+        config: what to open.
+        split_file: an earlier run's split.json, used if it fits the data.
+        question: what is asked about annotated images.
+
+    Raises:
+        ValueError: what a reader refuses.
+    """
+    root = config.data_root
+    if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
+        embedded_regions(DEFAULT_FOLDER)
+    if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
+        samples = read_samples(root, config.group_regex)
+        made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
+        items = [prompted_item(sample, question) for sample in samples]
+        return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
+    regions, seen = read_region_data(root, config.dataset_name, config.max_regions)
+    if split_file:
+        made = load_split(split_file, regions, region_fingerprint)
+    else:
+        made = make_split(regions, config.split_seed, region_fingerprint)
+    return GRPOWorld(config, "regions", seen, [region_item(sample) for sample in regions], made)
+
+
+def _annotated(root: Path) -> bool:
+    """Whether a folder holds annotated images and neither caption set."""
+    if not (root / "annotations.json").is_file():
+        return False
+    try:
+        recognise(root)
+    except ValueError:
+        return True
+    return False
+
+
+__all__ = ["DEFAULT_REGIONS", "GRPOWorld", "GRPOWorldConfig", "data_fingerprint", "open_grpo_world"]

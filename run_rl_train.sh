@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
+#   bash run_rl_train.sh quick|full [flags of scripts.train_sa2va_rl]
+# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED
+#   -> $OUTPUT_DIR/sa2va_grpo_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$root/scripts/common.sh"
+mode="${1:-}"
+check_mode "$mode" run_rl_train.sh
+shift
+if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
+  echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
+  exit 2
+fi
+ensure_environment ""
+region_flags "$@"
+mkdir -p "$root/logs"
+log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S).log"
+said="$(mktemp)"
+trap 'rm -f "$said"' EXIT
+{
+  embedded_regions
+  run_module scripts.train_sa2va_rl "$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@" \
+    | tee -i "$said"
+  # the model before and after, on images nobody has seen
+  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test
+} 2>&1 | tee -i "$log"
+echo "log: $log"

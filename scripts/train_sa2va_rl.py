@@ -1,0 +1,265 @@
+"""Fine-tune Sa2VA's LoRA weights by GRPO: mask -> caption -> mask', and caption -> mask -> caption'.
+
+    python -m scripts.train_sa2va_rl quick --model_path MODEL --data_root DATA
+
+Loop 1 pays a caption by the mask that a moving average of the model draws from it; loop 2 pays a mask by the caption
+that the same partner gives it. Data are captioned regions (Grasp-Any-Region or describe-anything), or annotated images
+with a reward network (--reward_net), which needs no labels. With --resume the newest run of these settings goes on.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.rewards.combine import Aggregation, Scale
+from rl_reward_network.rewards.judge import Judge
+from rl_reward_network.rewards.judge_config import JudgeConfig
+from rl_reward_network.training.grpo.losses import Level, LossType
+from rl_reward_network.training.grpo.mask_policies import MaskPolicyName
+from rl_reward_network.training.grpo.stage import FINAL, KIND, STAGE, GRPOPlan, RewardWeights, run_grpo_stage
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.training.run_folder import new_run_folder
+from scripts.cli import run
+
+NANO = {"learning_rate": 3e-4, "batch_size": 64, "lora_r": 16, "lora_alpha": 32}  # the measured best, docs/log.md
+REAL = {"learning_rate": 1e-5, "batch_size": 8, "lora_r": 128, "lora_alpha": 256}
+STEPS = {"quick": 120}  # of nano on two CPU cores: minutes
+EPOCHS = {"quick": 1.0, "full": 3.0}
+
+
+@dataclass(frozen=True)
+class GRPOArgs:
+    """Settings of GRPO; names are TRL's, with the original specification's beside them."""
+
+    batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--per_device_train_batch_size"])] = None
+    """Captions per process and forward pass, a multiple of num_generations: 64 on the embedded model, else 8."""
+    num_generations: int = 4
+    """Captions per region; the reward is compared among them."""
+    num_mask_generations: int = 8
+    """Masks per phrase; they share one language-model pass."""
+    gradient_accumulation_steps: int = 1
+    """Forward passes per optimisation step."""
+    learning_rate: float | None = None
+    """Of AdamW: 3e-4 on the embedded model, else 1e-5."""
+    num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num_train_epochs"])] = None
+    """Passes over the training regions: quick 1, full 3."""
+    max_steps: int | None = None
+    """Optimisation steps, in place of num_epochs: quick 120 on the embedded model."""
+    kl_coef: Annotated[float, tyro.conf.arg(aliases=["--beta"])] = 0.04
+    """Weight of the KL to the model as it was."""
+    clip_range: Annotated[float, tyro.conf.arg(aliases=["--epsilon"])] = 0.2
+    """Clip of the ratio of new to old probability."""
+    epsilon_high: float | None = None
+    """Upper clip, if another."""
+    num_iterations: int = 1
+    """Optimisation steps on the same rollouts."""
+    mask_to_caption_weight: float = 1.0
+    """Weight of loop 1; 0 leaves it out."""
+    caption_to_mask_weight: float = 1.0
+    """Weight of loop 2; 0 leaves it out."""
+    loss_type: LossType = "dapo"
+    """How token losses are averaged."""
+    importance_sampling_level: Level = "token"
+    """Whether each token or the whole caption has a ratio."""
+    scale_rewards: Scale = "group"
+    """What centred rewards are divided by: the deviation of the group, of the batch, or nothing."""
+    multi_objective_aggregation: Aggregation = "sum_then_normalize"
+    """Add rewards and then scale, or scale each by itself first."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    temperature: float = 1.0
+    """Of sampling."""
+    max_completion_length: int | None = None
+    """Tokens of a caption: 24 on the embedded model, else 128."""
+    mask_policy: MaskPolicyName = "gaussian"
+    """What loop 2 samples: noise on the [SEG] embedding, cells of a grid, or SAM 2's candidates."""
+    ema_decay: float = 0.999
+    """Decay of the partner, which is a moving average of the model."""
+    no_ema: bool = False
+    """The partner is the model itself."""
+    lora_r: int | None = None
+    """Rank of LoRA: 16 on the embedded model, else 128."""
+    lora_alpha: int | None = None
+    """Scale of LoRA: twice the rank."""
+    lora_dropout: float = 0.0
+    """Must be 0: with dropout log-probabilities differ by chance."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice, to save memory."""
+    save_steps: int = 50
+    """Steps between checkpoints."""
+    deepspeed: Path | None = None
+    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one."""
+
+
+@dataclass(frozen=True)
+class RewardArgs:
+    """What is paid."""
+
+    iou_weight: float = 1.0
+    """Loop 1: IoU of the mask drawn from the caption with the region."""
+    caption_weight: float | None = None
+    """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge. 0, or 1 with --use_llm_judge."""
+    loop2_caption_weight: float | None = None
+    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions."""
+    loop2_iou_weight: float = 0.0
+    """Loop 2: IoU of the sampled mask with the true one."""
+    learned_weight: float | None = None
+    """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
+    confidence_weight: float = 0.0
+    """Loop 2: how clear the edges of the sampled mask are."""
+    pathwise_weight: float = 0.0
+    """Weight of the reward network's own gradient through the soft mask; the only term that trains the mask decoder."""
+    reward_net: Path | None = None
+    """Folder of a reward network (REWARD_NET)."""
+    use_llm_judge: bool = False
+    """Let a language model compare captions, too (loop 1)."""
+    llm_judge_base_url: str = "http://127.0.0.1:8000/v1"
+    """Of an OpenAI-compatible server; the key is read from OPENAI_API_KEY."""
+    llm_judge_model: str | None = None
+    """Name of the judge's model, as the server calls it."""
+    use_llm_judge_loop2: bool = False
+    """Let the judge compare in loop 2 as well."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
+
+    mode: tyro.conf.Positional[Literal["quick", "full"]]
+    """quick: minutes on two CPU cores with the embedded model. full: more epochs, for a GPU and a real checkpoint."""
+    world: Annotated[GRPOWorldConfig, tyro.conf.arg(name="")] = field(default_factory=GRPOWorldConfig)
+    grpo: Annotated[GRPOArgs, tyro.conf.arg(name="")] = field(default_factory=GRPOArgs)
+    rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
+    objective: Literal["grpo", "supervised"] = "grpo"
+    """supervised: learn the reference captions and masks instead, the comparison that GRPO must stand."""
+    shuffle_rewards: bool = False
+    """The control: rewards are dealt out at random, so nothing can be gained."""
+    run_folder: Path | None = None
+    """Folder of this run; without it <output_dir>/sa2va_grpo_<time>."""
+    resume: bool = False
+    """Go on with the newest run of these settings, or with --run_folder."""
+
+
+def main(args: Args) -> None:
+    """Open the data, train, say where the model is."""
+    world = open_grpo_world(args.world)
+    print(f"data: {world.seen}")
+    network = None if args.rewards.reward_net is None else RewardNetwork.from_pretrained(args.rewards.reward_net)
+    plan = make_plan(args, world, network)
+    judge = _judge(args.rewards, args.world.output_dir)
+    found = _to_resume(args, plan) if args.resume else None
+    folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
+    if found and (found / FINAL).exists():
+        print("nothing to resume: this run is finished")
+    else:
+        run_grpo_stage(world, plan, folder, found is not None, judge, args.rewards.use_llm_judge_loop2, network)
+    print(f"\nfine-tuned model: {folder / FINAL}")
+
+
+def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GRPOPlan:
+    """The mode's settings with what the user changed.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+    embedded = args.world.model_path == DEFAULT_MODEL
+    own: dict[str, Any] = NANO if embedded else REAL
+    grpo, rewards = args.grpo, args.rewards
+    if rewards.use_llm_judge_loop2 and not rewards.use_llm_judge:
+        raise ValueError("--use_llm_judge_loop2 needs --use_llm_judge, which says where the judge is")
+    if world.kind == "images" and network is None and not rewards.loop2_iou_weight:
+        raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
+    captions = world.kind == "regions"
+    weights = RewardWeights(
+        rewards.iou_weight,
+        _or(rewards.caption_weight, 1.0 if rewards.use_llm_judge else 0.0),
+        _or(rewards.loop2_caption_weight, 1.0 if captions and network is None else 0.0),
+        rewards.loop2_iou_weight,
+        _or(rewards.learned_weight, 1.0 if network is not None else 0.0),
+        rewards.confidence_weight,
+    )
+    r = grpo.lora_r or own["lora_r"]
+    steps = grpo.max_steps or (STEPS.get(args.mode, -1) if embedded and grpo.num_epochs is None else -1)
+    settings = {
+        "objective": args.objective,
+        "per_device_train_batch_size": grpo.batch_size or own["batch_size"],
+        "num_generations": grpo.num_generations,
+        "num_mask_generations": grpo.num_mask_generations,
+        "gradient_accumulation_steps": grpo.gradient_accumulation_steps,
+        "learning_rate": _or(grpo.learning_rate, own["learning_rate"]),
+        "num_train_epochs": grpo.num_epochs or EPOCHS[args.mode],
+        "max_steps": steps,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 5,
+        "max_grad_norm": 1.0,
+        "beta": grpo.kl_coef,
+        "mask_beta": grpo.kl_coef,
+        "epsilon": grpo.clip_range,
+        "epsilon_high": grpo.epsilon_high,
+        "num_iterations": grpo.num_iterations,
+        "mask_to_caption_weight": grpo.mask_to_caption_weight if captions else 0.0,
+        "caption_to_mask_weight": grpo.caption_to_mask_weight,
+        "loss_type": grpo.loss_type,
+        "importance_sampling_level": grpo.importance_sampling_level,
+        "scale_rewards": grpo.scale_rewards,
+        "multi_objective_aggregation": grpo.multi_objective_aggregation,
+        "entropy_coef": grpo.entropy_coef,
+        "temperature": grpo.temperature,
+        "max_completion_length": grpo.max_completion_length or (24 if embedded else 128),
+        "mask_policy": grpo.mask_policy,
+        "ema_decay": 0.0 if grpo.no_ema else grpo.ema_decay,
+        "pathwise_weight": rewards.pathwise_weight,
+        "activation_checkpointing": grpo.gradient_checkpointing,
+        "logging_steps": 1 if args.mode == "quick" else 5,
+        "save_strategy": "steps",
+        "save_steps": grpo.save_steps,
+        "deepspeed": None if grpo.deepspeed is None else str(grpo.deepspeed),
+    }
+    return GRPOPlan(
+        args.mode,
+        weights,
+        r,
+        grpo.lora_alpha or 2 * r,
+        grpo.lora_dropout,
+        settings,
+        {"base_url": rewards.llm_judge_base_url, "model": rewards.llm_judge_model} if rewards.use_llm_judge else None,
+        None if network is None else network.fingerprint,
+        args.shuffle_rewards,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:
+    """The judge, asked once whether it is there."""
+    if not rewards.use_llm_judge:
+        return None
+    if rewards.llm_judge_model is None:
+        raise ValueError("--use_llm_judge needs --llm_judge_model, the model's name at the server")
+    judge = Judge(
+        JudgeConfig(rewards.llm_judge_base_url, rewards.llm_judge_model, cache_path=output_dir / "judge_cache.sqlite")
+    )
+    judge.check()
+    return judge
+
+
+def _to_resume(args: Args, plan: GRPOPlan) -> Path | None:
+    """The run that was named, or the newest that GRPO began under the output folder."""
+    if args.run_folder is not None:
+        return args.run_folder if (args.run_folder / "config.json").exists() else None
+    for path in sorted(args.world.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+        if read_json(path).get("stage") == STAGE:
+            return path.parent
+    print(f"--resume: no run of GRPO in {args.world.output_dir}; a new one begins")
+    return None
+
+
+if __name__ == "__main__":
+    run(main, Args)
