@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from rl_reward_network.data.images import image_size, load_grid, load_image
+from rl_reward_network.data.images import decode_image, image_size, load_grid, load_image
 
 UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
 STORED = {  # how the camera stored it, for each EXIF orientation (EXIF 2.32, table 6)
@@ -146,3 +146,33 @@ def test_truncated_image_is_an_error_when_its_pixels_are_read(tmp_path):
     assert image_size(path) == (64, 64)
     with pytest.raises(ValueError, match=r"bad\.png: not a readable image \(OSError: .*\); save it again"):
         load_image(path)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_bytes_give_what_their_file_gives(tmp_path, orientation):
+    path = tmp_path / "x.png"
+    rgb = np.repeat(STORED[orientation][:, :, None], 3, axis=2)
+    Image.fromarray(np.ascontiguousarray(rgb)).save(path, exif=exif(orientation))
+    image = decode_image(path.read_bytes(), "x")
+    assert image.dtype == np.uint8
+    assert np.array_equal(image, np.repeat(UPRIGHT[:, :, None], 3, axis=2))
+
+
+def test_16_bit_grey_in_bytes_is_scaled_as_in_a_file(tmp_path):
+    Image.fromarray(np.array([[0, 2048, 4095]], dtype=np.uint16)).save(tmp_path / "x.png")
+    assert decode_image((tmp_path / "x.png").read_bytes(), "x")[0, :, 1].tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "not a readable image .*save it again"),
+        ("empty", "the file is empty"),
+        ("animated", "holds 2 frames"),
+        ("truncated", "OSError"),
+    ],
+)
+def test_bytes_that_are_no_still_image_are_an_error_that_names_where_they_lie(tmp_path, kind, message):
+    data = broken_file(tmp_path, kind).read_bytes()
+    with pytest.raises(ValueError, match=f"^shard 3: row 7: .*{message}"):
+        decode_image(data, "shard 3: row 7")

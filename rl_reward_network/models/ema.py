@@ -3,6 +3,7 @@
 Averages are float32: at a decay of 0.999 a bfloat16 one keeps less than a fifth of the movement it should make.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -67,7 +68,7 @@ class EMA:
     @property
     def half_life(self) -> float:
         """Steps after which a change of the model has half arrived, once warmed up."""
-        return float(torch.tensor(0.5).log() / torch.tensor(self.decay).log()) if self.decay else 0.0
+        return math.log(0.5) / math.log(self.decay) if self.decay else 0.0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -134,10 +134,18 @@ class JudgeClient:
         try:
             completion = self._completion(request)
         except _NoReply as error:
-            self._failed(str(error))
-            if error.status in REMEDIES:
-                raise ValueError(self._stop(str(error), error.status)) from None
-            return Answer(None, None)
+            return self._unanswered(error)
+        return self._read(key, request, completion)
+
+    def _unanswered(self, error: _NoReply) -> Answer:
+        """A failure, which ends the run where no later request can succeed."""
+        self._failed(str(error))
+        if error.status in REMEDIES:
+            raise ValueError(self._stop(str(error), error.status)) from None
+        return Answer(None, None)
+
+    def _read(self, key: str, request: Request, completion: Completion) -> Answer:
+        """What a reply says; what cannot be read is a failure."""
         reply = completion.text or ""
         value = request.parse(_spoken(reply))
         if value is None:

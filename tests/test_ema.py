@@ -1,0 +1,75 @@
+"""The moving average: closed form, warm-up, precision; and weights that are swapped in and out."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rl_reward_network.models.ema import EMA, copied, swapped
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    made[1].requires_grad_(False)
+    return made
+
+
+def test_the_average_follows_the_closed_form_with_warm_up() -> None:
+    net = model()
+    ema, expected = EMA(net, decay=0.5), net[0].weight.detach().clone()
+    for step in range(6):
+        with torch.no_grad():
+            net[0].weight += 1
+        decay = min(0.5, (1 + step) / (10 + step))
+        assert ema.current_decay == decay
+        expected = decay * expected + (1 - decay) * net[0].weight.detach()
+        ema.update(net)
+    torch.testing.assert_close(ema.weights["0.weight"], expected)
+    assert set(ema.weights) == {"0.weight", "0.bias"}, "what is frozen has no average"
+    assert ema.distance(net) == pytest.approx(float((expected - net[0].weight.detach()).norm()))
+
+
+def test_the_half_life_is_in_steps() -> None:
+    assert EMA(model(), 0.999).half_life == pytest.approx(math.log(0.5) / math.log(0.999))
+
+
+def test_small_steps_arrive() -> None:
+    """In bfloat16 they would round away."""
+    net = model()
+    ema = EMA(net, decay=0.999)
+    ema.steps = 10**6
+    start = net[0].weight.detach().clone()
+    for _ in range(1000):
+        with torch.no_grad():
+            net[0].weight += 1e-5
+        ema.update(net)
+    arrived = (ema.weights["0.weight"] - start).mean().item()
+    assert arrived == pytest.approx(1e-5 * (1000 - 999 * (1 - 0.999**1000)), rel=0.02)
+
+
+def test_swapped_weights_are_back_afterwards_even_after_an_error() -> None:
+    net, other = model(), {"0.weight": torch.ones(2, 3)}
+    before = copied(net)
+    optimiser = torch.optim.SGD(net[0].parameters(), lr=1.0)
+    with pytest.raises(RuntimeError, match="stop"), swapped(net, other):
+        assert (net[0].weight == 1).all()
+        raise RuntimeError("stop")
+    assert torch.equal(net[0].weight, before["0.weight"])
+    assert net[0].weight.requires_grad
+    net(torch.ones(1, 3)).sum().backward()
+    optimiser.step()
+    assert not torch.equal(net[0].weight, before["0.weight"]), "the optimiser still moves the model's own tensors"
+    assert (other["0.weight"] == 1).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.weight: got torch\.float32 \(1, 3\)"), swapped(
+        model(), {"0.weight": torch.ones(1, 3)}
+    ):
+        pass
+    with pytest.raises(ValueError, match="ema_decay is 1, expected 0 <= ema_decay < 1"):
+        EMA(model(), 1)
+    with pytest.raises(ValueError, match="make it float32 first"):
+        EMA(model().bfloat16())
