@@ -60,7 +60,8 @@ def test_a_step_up_the_gradient_makes_the_better_action_likelier(name: str) -> N
     """The sign test: two actions, one rewarded and one punished."""
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
     start = parameters_of(name)
-    actions = torch.tensor([[0.0], [2.0]]) if name == "candidates" else policy.sample(start, width, 2, torch.Generator().manual_seed(0))  # fmt: skip
+    actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
+    actions = torch.tensor([[0.0], [2.0]]) if name == "candidates" else actions  # those drawn might be equal
     parameters = start.clone().requires_grad_(True)
     objective = (policy.log_prob(parameters, width, actions) * torch.tensor([1.0, -1.0])).sum()
     (gradient,) = torch.autograd.grad(objective, parameters)

@@ -36,7 +36,7 @@ class Advantages:
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
-    """0.25 METEOR + 0.75 judge, in [0, 1] where both are; NaN where the judge is missing (never a 0)."""
+    """0.25 METEOR + 0.75 judge, NaN where the judge is missing (never a 0)."""
     return METEOR_SHARE * meteor + JUDGE_SHARE * judge
 
 

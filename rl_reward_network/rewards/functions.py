@@ -27,7 +27,7 @@ class CaptionJudge(Protocol):
     """What compares captions: a language model behind a server."""
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """In [0, 1]; None where the judge could not be had."""
+        """In [-1, 1]; None where the judge could not be had."""
 
 
 def iou_reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
@@ -52,7 +52,7 @@ def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: A
 
 
 def judge_reward(judge: CaptionJudge) -> RewardFunction:
-    """The judge's score, in [0, 1]."""
+    """The judge's score, in [-1, 1]: what a caption says wrongly counts against it."""
 
     def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
         return judge.scores(completions, captions)
@@ -61,7 +61,7 @@ def judge_reward(judge: CaptionJudge) -> RewardFunction:
 
 
 def judged_caption_reward(judge: CaptionJudge) -> RewardFunction:
-    """0.25 METEOR + 0.75 judge, in [0, 1]; None where the judge could not be had."""
+    """0.25 METEOR + 0.75 judge, in [-0.75, 1]; None where the judge could not be had."""
 
     def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
         said = np.array(judge.scores(completions, captions), dtype=float)  # None becomes NaN

@@ -27,12 +27,14 @@ class Answer:
         token_ids: generated ids, the stop token included.
         log_probs: log-probability of each, at temperature 1 and before any suppression.
         states: the hidden state (D,) AT each token, one forward pass later than it was chosen; the last may be missing.
-        finished: a stop word or the end of sequence was reached.
+        stopped: a stop word or the end of sequence was reached.
+        finished: that, or the limit.
     """
 
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
+    stopped: bool = False
     finished: bool = False
 
     def states_at(self, token_id: int) -> list[Tensor]:
@@ -187,8 +189,8 @@ def _append(answer: Answer, index: int, log_prob: float, processor: Sa2VAProcess
         return
     answer.token_ids.append(index)
     answer.log_probs.append(log_prob)
-    stopped = index == processor.tokenizer.eos_token_id or _ends_with_stop_word(answer.token_ids, processor)
-    answer.finished = stopped or len(answer.token_ids) >= max_new_tokens
+    answer.stopped = index == processor.tokenizer.eos_token_id or _ends_with_stop_word(answer.token_ids, processor)
+    answer.finished = answer.stopped or len(answer.token_ids) >= max_new_tokens
 
 
 def _ends_with_stop_word(token_ids: list[int], processor: Sa2VAProcessor) -> bool:

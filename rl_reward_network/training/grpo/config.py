@@ -114,5 +114,10 @@ def check_settings(config: Any) -> None:
     for name in ("beta", "mask_beta", "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight"):
         if getattr(config, name) < 0:
             raise ValueError(f"{name} is {getattr(config, name)}, expected 0 or more")
+    if config.save_strategy == "steps" and int(config.save_steps) % config.num_iterations:
+        raise ValueError(
+            f"save_steps is {config.save_steps}, not a multiple of num_iterations {config.num_iterations}: a "
+            "checkpoint holds no half-used rollouts"
+        )
     if not (config.mask_to_caption_weight or config.caption_to_mask_weight or config.pathwise_weight):
         raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")

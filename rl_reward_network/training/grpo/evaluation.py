@@ -16,7 +16,7 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
-from rl_reward_network.training.grpo.measure import Measured, draw_captions, measure
+from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
 from rl_reward_network.training.grpo.setup import prepare_model
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
 from rl_reward_network.training.run_folder import located_model
@@ -60,11 +60,11 @@ def run_grpo_evaluation(
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
-    before = measure(model, processor, picked, cache, longest, desc="before")
+    before = measure(model, picked, cache, longest, desc="before")
     load_trainable(model, final_model / "trainable")
-    after = measure(model, processor, picked, cache, longest, desc="after")
+    after = measure(model, picked, cache, longest, desc="after")
     with swapped(model, start_weights):
-        _add_neutral_partner(model, processor, picked, cache, before, after)
+        _add_neutral_partner(model, picked, cache, before, after)
     result = _result(world, config, picked, before, after, run, (time.perf_counter() - start) / 60)
     return result, write_before_after(run / ("evaluation" if items is None else f"evaluation_{len(picked)}"), result)
 
@@ -81,13 +81,13 @@ def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | 
 
 
 def _add_neutral_partner(
-    model: Any, processor: Any, items: list[GRPOItem], cache: FeatureCache, before: Measured, after: Measured
+    model: Any, items: list[GRPOItem], cache: FeatureCache, before: Measured, after: Measured
 ) -> None:
     """Masks of both models' captions drawn by the model as it was: a private language would show here."""
     if "iou_of_drawn" in before.values:
         name = "iou_of_drawn_by_base"
         before.values[name] = before.values["iou_of_drawn"]
-        after.values[name] = draw_captions(model, processor, items, cache, after.captions)
+        after.values[name] = iou_of_captions(model, items, cache, after.captions)
 
 
 def _result(

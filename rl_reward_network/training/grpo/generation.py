@@ -5,15 +5,14 @@ Axes: U images, N questions (rows), T tokens, D language width, C SAM 2 width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
-from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 from rl_reward_network.training.grpo.features import ImageFeatures
@@ -40,9 +39,14 @@ class Question:
 
 def ask(processor: Sa2VAProcessor, image: int, tiles: int, text: str, cells: Tensor | None = None) -> Question:
     """The question `text` about an image of so many tiles, thumbnail included."""
-    ids = processor.token_ids(processor.prompt_text(IMAGE_PLACEHOLDER + text, tiles, cells))
-    end = ids.index(processor.token_ids(IMAGE_END)[0]) + 1
-    return Question(image, ids[:end], ids[end:], cells)
+    before, end, behind = processor.prompt_text(IMAGE_PLACEHOLDER + text, tiles, cells).partition(IMAGE_END)
+    return Question(image, _prefix_ids(processor, before + end), processor.token_ids(behind), cells)
+
+
+@lru_cache(maxsize=64)
+def _prefix_ids(processor: Sa2VAProcessor, text: str) -> list[int]:
+    """Ids of the part with the image, which is long and nearly always the same; a special token ends it."""
+    return processor.token_ids(text)
 
 
 class ImageContext:
@@ -150,8 +154,3 @@ def _selected(cache: DynamicCache, index: Tensor, config: Any) -> DynamicCache:
     for number, layer in enumerate(cache.layers):
         copy.update(layer.keys[index], layer.values[index], number)  # type: ignore[union-attr, index]
     return copy
-
-
-def probabilities(logits: Tensor, size: tuple[int, int], sam_image_size: int) -> np.ndarray:
-    """float32 (K, H, W) in [0, 1], at image size, of logits (K, h, w)."""
-    return upsample_mask_logits(logits, size, sam_image_size).sigmoid().cpu().numpy()

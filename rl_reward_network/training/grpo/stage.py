@@ -31,7 +31,7 @@ from rl_reward_network.rewards.functions import (
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.logs import GRPOLogs
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
-from rl_reward_network.training.grpo.rollouts import Reward
+from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.world import GRPOWorld

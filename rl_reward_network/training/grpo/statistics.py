@@ -9,9 +9,11 @@ import numpy as np
 from rl_reward_network.rewards.masks import iou
 from rl_reward_network.training.grpo.policy import Group
 
+ALIKE, EQUAL = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # what the controller of the spread goes by
+
 
 def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: Any) -> dict[str, float]:
-    """Rewards by term, spread, lengths, diversity; moves the controller of the mask policy, too."""
+    """Rewards by term, spread, lengths, and how different the masks of a group are."""
     found: dict[str, float] = {}
     for loop, own in samples.items():
         rewards, spread = own.advantages.rewards, own.advantages.spread
@@ -28,10 +30,8 @@ def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: 
         cut = [not kept for group in groups if group.counts is not None for kept in group.counts.tolist()]
         found["loop1/frac_truncated"] = float(np.mean(cut)) if cut else 0.0
     if "loop2" in samples:
-        diversity = median_pair_iou(samples["loop2"].columns["predicted_masks"], len(groups))
-        found["loop2/mask_iou_in_group"] = diversity
+        found[ALIKE] = median_pair_iou(samples["loop2"].columns["predicted_masks"], len(groups))
         found["loop2/spread"] = maker.controller.spread
-        maker.controller.update(diversity, found["loop2/frac_zero_std"])
     cache = maker.cache
     found["feature_cache_hits"] = cache.hits / max(1, cache.hits + cache.misses)
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
@@ -26,8 +27,9 @@ from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
 from rl_reward_network.training.grpo.objective import Pairs, caption_loss, completion_tokens, mask_loss
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
-from rl_reward_network.training.grpo.rollouts import Reward, RolloutMaker, Samples
-from rl_reward_network.training.grpo.statistics import rollout_statistics
+from rl_reward_network.training.grpo.rewarding import Reward, Samples
+from rl_reward_network.training.grpo.rollouts import RolloutMaker
+from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
 
 
 class PromptSampler(Sampler[int]):
@@ -136,6 +138,7 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             with self._out_of_memory("rollouts", "num_generations, num_mask_generations or max_dynamic_patch"):
                 self.buffer = [self._rollouts(items, number) for number, items in enumerate(batches)]
+            self._steer_spread(len(batches))
         tokens = torch.tensor(sum(completion_tokens(groups) for groups in self.buffer), device=device)
         count = self.accelerator.reduce(tokens, "sum") / self.args.world_size
         return self.buffer, count
@@ -144,7 +147,9 @@ class Sa2VAGRPOTrainer(Trainer):
         """Groups that tell something, with what the reference says of them."""
         if self.args.objective == "supervised":
             return self.maker.supervise(items)
-        seed = (self.args.seed, self.state.global_step, self.args.process_index, number)
+        # Equal for one process with two micro-batches and two processes with one: so these can be compared.
+        stream = self.args.process_index * self.args.gradient_accumulation_steps + number
+        seed = (self.args.seed, self.state.global_step, stream)
         groups, samples = self.maker.make(items, seed)
         self.last_samples = samples
         for name, value in rollout_statistics(groups, samples, self.maker).items():
@@ -155,6 +160,13 @@ class Sa2VAGRPOTrainer(Trainer):
                 for group, output in zip(kept, self._policy(kept)[0], strict=True):
                     group.reference = output.detached()
         return kept
+
+    def _steer_spread(self, batches: int) -> None:
+        """Widen or narrow the mask policy by what all processes saw in this step, so that it is the same on all."""
+        if ALIKE in self.statistics:
+            seen = [sum(self.statistics[name][-batches:]) / batches for name in (ALIKE, EQUAL)]
+            alike, equal = self.accelerator.reduce(torch.tensor(seen, device=self.args.device), "mean").tolist()
+            self.maker.controller.update(alike, equal)
 
     def probe(self, items: Sequence[GRPOItem]) -> list[Group]:
         """Groups of some items that take part in every enabled loop, whatever they are worth."""
@@ -264,11 +276,19 @@ class Sa2VAGRPOTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Everything noted since the last call, averaged over micro-batches."""
         logs.pop("loss", None)
-        logs |= {name: sum(values) / len(values) for name, values in self.statistics.items()}
+        logs |= self._averaged()
         if self.ema is not None:
             logs["ema_distance"] = self.ema.distance(self.sa2va)
         self.statistics.clear()
         super().log(logs, start_time)
+
+    def _averaged(self) -> dict[str, float]:
+        """What was noted since the last call: mean over micro-batches and processes that noted it."""
+        own = {name: sum(values) / len(values) for name, values in self.statistics.items()}
+        everyone = gather_object([own]) if self.args.world_size > 1 else [own]
+        names = dict.fromkeys(name for one in everyone for name in one)
+        found = {name: [one[name] for one in everyone if name in one] for name in names}
+        return {name: sum(values) / len(values) for name, values in found.items()}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         save_run_state(self)

@@ -1,0 +1,110 @@
+"""From samples to advantages: reward functions get columns, groups learn what each of their generations is worth."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_reward_network.rewards.combine import Advantages, group_advantages
+from rl_reward_network.rewards.functions import RewardFunction
+from rl_reward_network.training.grpo.batch import Batch, Mask
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.policy import Group
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A named term: its function and its weight; a weight of 0 is logged only."""
+
+    function: RewardFunction
+    weight: float
+
+
+@dataclass
+class Samples:
+    """What one loop has sampled.
+
+    Args:
+        columns: name -> list of P * G entries; see `rewards.functions`.
+        terms: name -> float64 (P, G), NaN where missing.
+        advantages: of all terms together; None before they are paid.
+    """
+
+    columns: dict[str, list[Any]]
+    terms: dict[str, np.ndarray] = field(default_factory=dict)
+    advantages: Advantages | None = None
+
+
+def make_columns(
+    batch: Batch, rows: Sequence[int], prompts: Sequence[str], said: Sequence[str], drawn: Sequence[Mask]
+) -> dict[str, list[Any]]:
+    """Columns of a loop.
+
+    Args:
+        batch: what the samples are about.
+        rows: the item of each generation.
+        prompts, said: what was asked, and which caption was said (by policy or partner).
+        drawn: float32 (H, W) in [0, 1] of each mask, or None.
+    """
+    return {
+        "prompts": list(prompts),
+        "completions": list(said),
+        "captions": [batch.items[row].caption for row in rows],
+        "images": [batch.images[row] for row in rows],
+        "masks": [batch.truths[row] for row in rows],
+        "mask_probabilities": list(drawn),
+        "predicted_masks": [None if one is None else one > 0.5 for one in drawn],
+    }
+
+
+def reward_groups(
+    samples: Mapping[str, Samples],
+    groups: Sequence[Group],
+    rewards: Mapping[str, Mapping[str, Reward]],
+    config: Sa2VAGRPOConfig,
+    shuffled_by: Sequence[int] | None = None,
+) -> None:
+    """Note terms and advantages in the samples, and the latter in the groups; one without spread leaves its loop.
+
+    Args:
+        samples: loop -> what was sampled.
+        groups: P of them.
+        rewards: loop -> name -> Reward.
+        config: how terms are put together.
+        shuffled_by: seed by which values are dealt out anew, for the control.
+
+    Raises:
+        ValueError: a reward function returned another number of values than there are generations.
+    """
+    for loop, own in samples.items():
+        own.terms = {name: _values(reward, own, len(groups)) for name, reward in rewards[loop].items()}
+        if shuffled_by is not None:
+            own.terms = {name: _shuffled(values, shuffled_by) for name, values in own.terms.items()}
+        weights = {name: reward.weight for name, reward in rewards[loop].items()}
+        paid = {name: own.terms[name] for name, weight in weights.items() if weight}
+        how, scale = config.multi_objective_aggregation, config.scale_rewards
+        own.advantages = group_advantages(paid, weights, how, scale, config.reward_floor)
+        for number, group in enumerate(groups):
+            values, spread = torch.tensor(own.advantages.values[number]).float(), bool(own.advantages.spread[number])
+            if loop == "loop1":
+                group.token_advantages = values
+                group.describe_ids = group.describe_ids if spread else []
+            else:
+                group.mask_advantages = values  # the learned reward's own gradient needs no spread
+                group.segment_ids = group.segment_ids if spread or config.pathwise_weight else []
+
+
+def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:
+    """float64 (P, G) of a reward function; NaN where it had none."""
+    found = np.array(reward.function(**samples.columns), dtype=float)
+    wanted = len(samples.columns["prompts"])
+    if found.shape != (wanted,):
+        raise ValueError(f"a reward function returned {found.shape} values for {wanted} generations")
+    return found.reshape(prompts, -1)
+
+
+def _shuffled(values: np.ndarray, seed: Sequence[int]) -> np.ndarray:
+    """The same values (P, G), dealt out anew."""
+    return np.random.default_rng(list(seed)).permutation(values.ravel()).reshape(values.shape)

@@ -1,0 +1,178 @@
+"""The trainer: what moves and what does not, the reference, reused rollouts, resuming, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grpo_nano import config, nano, regions, rewards, shake, trainer
+
+from rl_reward_network.training.grpo.rewarding import Reward
+from rl_reward_network.training.grpo.setup import frozen_digests
+from rl_reward_network.training.grpo.trainer import PromptSampler, Sa2VAGRPOTrainer, lora_off
+
+
+def weights(own: Sa2VAGRPOTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in own.sa2va.named_parameters() if p.requires_grad}
+
+
+def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float = 0) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=tolerance, rtol=0, msg=name)
+
+
+def test_a_run_moves_what_trains_and_nothing_else(tmp_path: Path) -> None:
+    own = trainer(tmp_path, caption=1.0, loop2_iou=1.0)
+    frozen, start = frozen_digests(own.sa2va), weights(own)
+    own.train()
+    assert frozen_digests(own.sa2va) == frozen
+    moved = own.moved()
+    assert len(moved) > 20
+    assert all(moved.values())
+    assert not all(torch.equal(start[name], tensor) for name, tensor in weights(own).items() if "lora_A" in name)
+    assert own.ema is not None
+    assert own.ema.steps == 2
+    assert 0 < own.ema.distance(own.sa2va) < sum(float((t - start[n]).norm()) for n, t in weights(own).items())
+
+
+def test_equal_seeds_give_equal_runs_and_lr_0_none(tmp_path: Path) -> None:
+    first, again, still = (trainer(tmp_path / str(n), learning_rate=lr) for n, lr in enumerate((1e-3, 1e-3, 0.0)))
+    start = weights(still)
+    for own in (first, again, still):
+        own.train()
+    assert_equal(weights(first), weights(again))
+    assert first.state.log_history[0]["loop1/reward_mean"] == again.state.log_history[0]["loop1/reward_mean"]
+    assert_equal(weights(still), start)
+
+
+def test_the_reference_is_the_model_as_it_was_at_every_step(tmp_path: Path) -> None:
+    own = trainer(tmp_path)
+    groups, _ = own.maker.sample(regions()[:2], (0, 0, 0))
+    with torch.no_grad():
+        start = [output.detached() for output in own._policy(groups)[0]]
+    own.train()
+    with torch.no_grad():
+        now = own._policy(groups)[0]
+        with own.as_reference():
+            reference = own._policy(groups)[0]
+    for before, same, after in zip(start, reference, now, strict=True):
+        torch.testing.assert_close(before.log_probs, same.log_probs, atol=1e-6, rtol=0)
+        torch.testing.assert_close(before.parameters, same.parameters, atol=1e-6, rtol=0)
+        assert not torch.equal(before.log_probs, after.log_probs)
+
+
+def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
+    model, _ = nano()
+    ids = torch.arange(20)[None]
+    plain = model(input_ids=ids).logits
+    shake(model, 0.1)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    with lora_off(model), torch.no_grad():
+        off = model(input_ids=ids).logits
+    assert torch.equal(off, plain), "text alone passes no other part that was moved"
+    assert not torch.allclose(model(input_ids=ids).logits, plain)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
+
+
+def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
+    own = trainer(tmp_path, num_iterations=2, max_steps=4, epsilon=1e-6)
+    calls: list[Any] = []
+    make = own.maker.make
+    own.maker.make = lambda items, seed: calls.append([i.sample_id for i in items]) or make(items, seed)  # type: ignore
+    own.train()
+    assert len(calls) == 2
+    clipped = [log["loop1/clip_fraction"] for log in own.state.log_history if "loop1/clip_fraction" in log]
+    assert clipped[0] == 0, "the ratio is exactly 1 on fresh rollouts"
+    assert clipped[1] > 0.1, "and is not once the weights moved"
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
+    """Supervised, where nothing is sampled: the loss must be that of all prompts together, for every loss type."""
+    for loss_type in ("dapo", "grpo"):
+        settings = {"objective": "supervised", "loss_type": loss_type, "max_steps": 1, "optim": "sgd"}
+        whole = trainer(tmp_path / f"{loss_type}1", **settings, per_device_train_batch_size=16)
+        parts = trainer(
+            tmp_path / f"{loss_type}2", **settings, per_device_train_batch_size=8, gradient_accumulation_steps=2
+        )
+        for own in (whole, parts):
+            own.train()
+        assert_equal(weights(whole), weights(parts), 2e-6)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2])
+def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, num_iterations: int) -> None:
+    settings = {"num_iterations": num_iterations, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "whole", **settings)
+    whole.train()
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    again = trainer(tmp_path / "again", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_equal(weights(whole), weights(again))
+    assert whole.ema is not None
+    assert again.ema is not None
+    assert_equal(whole.ema.weights, again.ema.weights)
+    assert whole.maker.controller.spread == again.maker.controller.spread
+    assert whole.ema.steps == again.ema.steps == 4
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_checkpoint(tmp_path: Path) -> None:
+    own = trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
+    real = own.compute_loss
+
+    def broken(model: Any, groups: Any, *args: Any, **kwargs: Any) -> Any:
+        if own.state.global_step == 2:
+            for parameter in own.sa2va.text_hidden_fcs.parameters():
+                parameter.data.fill_(float("nan"))
+            for group in groups:
+                group.segment_ids = group.segment_ids or [1]
+        return real(model, groups, *args, **kwargs)
+
+    own.compute_loss = broken  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"step 3: the loss is nan; training stops, the last good checkpoint is .*-2;"):
+        own.train()
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    own = trainer(tmp_path)
+    monkeypatch.setattr(own.maker, "make", full)
+    with pytest.raises(ValueError, match="step 1: out of GPU memory in rollouts; lower num_generations"):
+        own.train()
+    own = trainer(tmp_path)
+    monkeypatch.setattr(own.model, "forward", full)
+    monkeypatch.setattr(type(own), "_rollouts", lambda self, items, number: self.maker.supervise(items))
+    with pytest.raises(ValueError, match="out of GPU memory in the loss; lower batch_size or max_dynamic_patch"):
+        own.train()
+
+
+def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pathwise_weight is 1.0, but there is no reward network"):
+        Sa2VAGRPOTrainer(*nano(), config(tmp_path, pathwise_weight=1.0), regions(), rewards())
+
+
+def test_all_groups_without_spread_are_a_step_that_changes_nothing(tmp_path: Path) -> None:
+    model, processor = nano()
+    equal = {"a": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
+    own = Sa2VAGRPOTrainer(model, processor, config(tmp_path), regions(), {"loop1": equal, "loop2": equal})
+    start = weights(own)
+    own.train()
+    assert_equal(weights(own), start)
+    assert own.state.log_history[0]["loop1/frac_zero_std"] == 1
+
+
+def test_the_sampler_repeats_chunks_and_follows_seed_and_epoch() -> None:
+    sampler = PromptSampler(7, 3, 2, seed=0)
+    first = list(sampler)
+    assert len(first) == len(sampler) == 12
+    assert first[:3] == first[3:6]
+    assert first[6:9] == first[9:]
+    assert len(set(first)) == 6, "the incomplete chunk is left out"
+    assert list(PromptSampler(7, 3, 2, seed=0)) == first
+    assert list(PromptSampler(7, 3, 2, seed=1)) != first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    with pytest.raises(ValueError, match="2 training prompts, but one optimisation step takes 3; lower batch_size"):
+        PromptSampler(2, 3, 1, 0)
