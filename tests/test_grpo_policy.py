@@ -126,6 +126,6 @@ def test_activations_computed_twice_give_the_same_gradient(made: tuple[Any, list
         own.sa2va.train()
         outputs, _ = own._policy(groups[:2])
         found.append(torch.autograd.grad(outputs[0].log_probs.sum(), weight)[0])
-    own.sa2va.gradient_checkpointing_disable()
+    own.sa2va.activation_checkpointing_disable()
     own.sa2va.eval()
     torch.testing.assert_close(found[0], found[1])

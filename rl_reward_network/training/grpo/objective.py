@@ -23,8 +23,8 @@ def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float
     log_probs = torch.cat([_required(output.log_probs) for _, output in own])
     advantages = torch.cat([_required(group.token_advantages) for group, _ in own]).to(log_probs)
     mask = torch.cat([completion_mask(group, log_probs.shape[1]) for group, _ in own]).to(log_probs)
-    old = _kept([group.old for group, _ in own])
-    reference = _kept([group.reference for group, _ in own]) if settings.beta else None
+    old = _kept([group.old for group, _ in own], log_probs.shape[1])
+    reference = _kept([group.reference for group, _ in own], log_probs.shape[1]) if settings.beta else None
     entropies = torch.cat([_required(output.entropies) for _, output in own])
     return grpo_loss(log_probs, advantages, mask, settings, old, reference, entropies, num_items)
 
@@ -67,12 +67,11 @@ def completion_tokens(groups: Sequence[Group]) -> float:
     return float(sum(lengths))
 
 
-def _kept(outputs: Sequence[GroupOutput | None]) -> Tensor | None:
-    """Log-probabilities (N, T) of earlier outputs; None where there are none."""
+def _kept(outputs: Sequence[GroupOutput | None], longest: int) -> Tensor | None:
+    """Log-probabilities (N, longest) of earlier outputs, whatever batch they were padded for; None without any."""
     if outputs[0] is None:
         return None
     rows = [_required(_required_output(output).log_probs) for output in outputs]
-    longest = max(row.shape[1] for row in rows)
     return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
 
 

@@ -116,7 +116,7 @@ class GRPOPolicy(nn.Module):
 
     def activation_checkpointing_enable(self, **_: Any) -> None:
         """Compute the language model's activations twice; called by the Trainer."""
-        self.sa2va.gradient_checkpointing_enable({"use_reentrant": False})
+        self.sa2va.activation_checkpointing_enable({"use_reentrant": False})
 
     def _outputs(self, groups: Sequence[Group], with_masks: bool) -> list[GroupOutput]:
         images = _by_image(groups)

@@ -1,0 +1,83 @@
+"""The losses of both loops over groups: which groups count, and the numbers by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from grpo_nano import config
+
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.training.grpo.features import ImageFeatures
+from rl_reward_network.training.grpo.losses import LossSettings
+from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.training.grpo.objective import caption_loss, completion_mask, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.policy import Group, GroupOutput
+
+NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
+
+
+def caption_group(lengths: list[int], advantages: list[float], counts: list[bool] | None = None) -> Group:
+    return Group(
+        "image",
+        NOTHING,
+        [1],
+        [2],
+        completions=[[3] * length for length in lengths],
+        counts=None if counts is None else torch.tensor(counts),
+        token_advantages=torch.tensor(advantages),
+    )
+
+
+def output(lengths: list[int], longest: int, value: float = -1.0) -> GroupOutput:
+    log_probs = torch.full((len(lengths), longest), value, requires_grad=True)
+    return GroupOutput(log_probs, torch.zeros(len(lengths), longest))
+
+
+def test_captions_that_were_cut_off_do_not_count() -> None:
+    group = caption_group([2, 3], [1.0, -1.0], [True, False])
+    assert completion_mask(group, 3).tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert completion_tokens([group, Group("other", NOTHING, [1])]) == 2
+
+
+def test_loss_1_is_the_mean_over_tokens_of_all_groups() -> None:
+    groups = [caption_group([1, 3], [1.0, -1.0]), caption_group([2, 2], [0.5, -0.5])]
+    outputs = [output([1, 3], 3), output([2, 2], 3)]
+    pairs = [*zip(groups, outputs, strict=True), (Group("other", NOTHING, [1]), GroupOutput())]
+    parts = caption_loss(pairs, LossSettings("dapo", beta=0.0), 8.0)
+    assert parts is not None
+    assert parts.loss.item() == pytest.approx(-(1 * 1.0 + 3 * -1.0 + 2 * 0.5 - 2 * 0.5) / 8)
+    assert caption_loss(pairs[2:], LossSettings(), 1.0) is None
+
+
+def test_loss_1_uses_what_was_kept_even_from_a_longer_batch() -> None:
+    group = caption_group([2], [1.0])
+    group.old, group.reference = output([2], 4, -1.5), output([2], 2, -2.0)
+    parts = caption_loss([(group, output([2], 4))], LossSettings("bnpo", beta=0.1, epsilon_high=0.2), None)
+    assert parts is not None
+    k3 = torch.tensor(-1.0).exp().item() + 1 - 1
+    assert parts.kl.item() == pytest.approx(k3, abs=1e-6)
+    assert parts.loss.item() == pytest.approx(-1.2 + 0.1 * k3, abs=1e-6)  # the ratio e^0.5 is clipped to 1.2
+
+
+def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path: Path) -> None:
+    policy, settings = MASK_POLICIES["gaussian"], config(tmp_path, mask_beta=0.5)
+    mean = torch.zeros(4, requires_grad=True)
+    group = Group(
+        "image",
+        NOTHING,
+        [1],
+        segment_ids=[2],
+        actions=torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]),
+        width=torch.tensor(2.0),
+        mask_advantages=torch.tensor([1.0, -1.0]),
+        reference=GroupOutput(parameters=torch.full((4,), 1.0)),
+    )
+    parts = mask_loss([(group, GroupOutput(parameters=mean))], policy, settings)
+    assert parts is not None
+    assert parts.kl.item() == pytest.approx(1 / (2 * 4))
+    assert parts.loss.item() == pytest.approx(0.5 * parts.kl.item())
+    (gradient,) = torch.autograd.grad(parts.loss, mean)
+    # -(1/G) sum A (a - e) / (width^2 C) and the divergence's (e - e_ref) / (width^2 C)
+    assert gradient[0].item() == pytest.approx(-(1 + 1) / 2 / (4 * 4) + 0.5 * -1 / (4 * 4))
+    assert gradient[1].item() == pytest.approx(0.5 * -1 / (4 * 4))
+    assert mask_loss([(Group("other", NOTHING, [1]), GroupOutput())], policy, settings) is None
