@@ -50,6 +50,8 @@ class GRPOArgs:
     """Passes over the training regions: quick 1, full 3; on the embedded model max_steps counts instead."""
     max_steps: int | None = None
     """Optimisation steps, in place of num_epochs: quick 140, full 400 on the embedded model."""
+    max_minutes: float | None = None
+    """Stop after so many minutes of training; the result then depends on the machine's speed."""
     kl_coef: Annotated[float, tyro.conf.arg(aliases=["--beta"])] = 0.04
     """Weight of the KL to the model as it was."""
     clip_range: Annotated[float, tyro.conf.arg(aliases=["--epsilon"])] = 0.2
@@ -195,6 +197,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "learning_rate": _or(grpo.learning_rate, own["learning_rate"]),
         "num_train_epochs": grpo.num_epochs or EPOCHS[args.mode],
         "max_steps": steps,
+        "max_minutes": grpo.max_minutes,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 5,
         "max_grad_norm": 1.0,

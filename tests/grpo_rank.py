@@ -1,6 +1,6 @@
-"""One process of the distributed tests: trains two steps, and writes what it ended with.
+"""One process of the distributed tests: trains two steps, then shards a model, and writes what came of both.
 
-    python -m torch.distributed.run --standalone --nproc_per_node 2 tests/grpo_rank.py FOLDER '{"learning_rate": 1e-3}'
+    python -m torch.distributed.run --standalone --nproc_per_node 2 tests/grpo_rank.py FOLDER
 """
 
 import json
@@ -9,24 +9,91 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_nano import regions, trainer
+import torch
+from grpo_nano import regions, shake, trainer
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from rl_reward_network.models.ema import copied
+from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
+
+# Plain SGD, since Adam blows up the rounding of gradients near 0; entropy and KL, or fresh rollouts have a loss near 0.
+SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
+RANKS = 2
 
 
-def train(folder: Path, **settings: Any) -> None:
-    """Weights, partner and logs of this rank; checkpoints of all ranks go to one folder."""
-    rank = os.environ.get("RANK", "0")
-    own = trainer(folder / "run", regions(4), save_strategy="steps", save_steps=1, **settings)
+def train(folder: Path, accumulation: int = 1) -> None:
+    """Two steps; weights, partner, rollouts and logs of this process go to `folder`, its checkpoints to a folder in it.
+
+    One process with `accumulation` 2 sees the batches of two processes without.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    more = {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1, **SETTINGS}
+    own = trainer(folder / f"run_{rank}", regions(4), caption=1.0, loop2_iou=1.0, **more)
+    rollouts: list[dict[str, Any]] = []
+    make = own.maker.make
+
+    def noted(items: Any, seed: Any) -> Any:
+        groups, samples = make(items, seed)
+        actions = [None if group.actions is None else group.actions.tolist() for group in groups]
+        said = {"items": [item.sample_id for item in items], "completions": [group.completions for group in groups]}
+        rollouts.append({"seed": list(seed), **said, "actions": actions})
+        return groups, samples
+
+    own.maker.make = noted  # type: ignore[method-assign]
     own.train()
     assert own.ema is not None
     save_file(copied(own.sa2va), folder / f"weights_{rank}.safetensors")
     save_file(own.ema.weights, folder / f"ema_{rank}.safetensors")
-    seen = {"ranks": own.args.world_size, "wrapped": type(own.model_wrapped).__name__, "saves": own.args.should_save}
     logs = [line for line in own.state.log_history if "total_loss" in line]
-    (folder / f"logs_{rank}.json").write_text(json.dumps({**seen, "logs": logs, "spread": own.maker.controller.spread}))
+    seen = {"wrapped": type(own.model_wrapped).__name__, "spread": own.maker.controller.spread}
+    (folder / f"said_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **seen}))
+
+
+def shard(folder: Path) -> None:
+    """Outputs and gradients of the policy, whole and split over all processes, on other groups in each."""
+    rank = int(os.environ["RANK"])
+    own = trainer(folder / f"sharded_{rank}", objective="supervised")
+    shake(own.sa2va)
+    policy, groups = GRPOPolicy(own.sa2va, *_parts(own._policy)), own.maker.supervise(regions()[: 2 * RANKS])
+    parameters = sum(p.numel() for p in policy.parameters())
+    score(policy, groups).backward()
+    whole = {name: p.grad.clone() / RANKS for name, p in policy.named_parameters() if p.grad is not None}
+    policy.zero_grad(set_to_none=True)
+    outputs = _outputs(policy, groups[rank::RANKS])
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in own.sa2va.model.language_model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    held = sum(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor))
+    gap = [float((a - b).abs().max()) for a, b in zip(_outputs(policy, groups[rank::RANKS]), outputs, strict=True)]
+    score(policy, groups[rank::RANKS]).backward()
+    split = {name: p.grad.full_tensor() for name, p in policy.named_parameters() if p.grad is not None}  # type: ignore
+    scale = max(float(grad.abs().max()) for grad in whole.values())
+    gradients = max(float((grad - whole[name]).abs().max()) for name, grad in split.items()) / scale
+    found = {"held": held / parameters, "gap": gap, "gradients": gradients, "same": sorted(split) == sorted(whole)}
+    (folder / f"sharded_{rank}.json").write_text(json.dumps(found))
+
+
+def score(policy: Any, groups: list[Group]) -> Tensor:
+    """A number that everything a loss is made of has part in."""
+    outputs, _ = policy(groups, True)
+    return torch.stack([part.float().mean() for output in outputs for part in output.differentiable()]).sum()
+
+
+@torch.no_grad()
+def _outputs(policy: Any, groups: list[Group]) -> list[Tensor]:
+    outputs, _ = policy(groups, True)
+    return [part for output in outputs for part in output.differentiable()]
+
+
+def _parts(policy: GRPOPolicy) -> tuple[Any, ...]:
+    return policy.mask_policy, policy.temperature, policy.never, policy.pad_id
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), **json.loads(sys.argv[2]))
+    train(Path(sys.argv[1]))
+    shard(Path(sys.argv[1]))

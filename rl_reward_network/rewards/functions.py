@@ -26,6 +26,10 @@ Mask = np.ndarray | None
 class CaptionJudge(Protocol):
     """What compares captions: a language model behind a server."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often it was asked, and how that went."""
+
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         """In [-1, 1]; None where the judge could not be had."""
 

@@ -36,6 +36,7 @@ class Sa2VAGRPOConfig(TrainingArguments):
         supervised_mask_weight: of the mask losses of supervised training.
         feature_cache_gib: main memory for image features.
         rows_at_once: most sequences decoded at once.
+        max_minutes: stop after so many minutes of training, whatever the steps; None is never.
     """
 
     objective: Objective = "grpo"
@@ -64,6 +65,7 @@ class Sa2VAGRPOConfig(TrainingArguments):
     supervised_mask_weight: float = 1.0
     feature_cache_gib: float = 4.0
     rows_at_once: int = 128
+    max_minutes: float | None = None
     remove_unused_columns: bool = field(default=False)
     average_tokens_across_devices: bool = field(default=False)
     logging_nan_inf_filter: bool = field(default=False)
@@ -108,6 +110,8 @@ def check_settings(config: Any) -> None:
     for name in ("num_iterations", "max_completion_length", "rows_at_once"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}, expected 1 or more")
+    if config.max_minutes is not None and config.max_minutes <= 0:
+        raise ValueError(f"max_minutes is {config.max_minutes}, expected more than 0")
     for name in ("temperature", "epsilon", "mask_epsilon", "reward_floor"):
         if getattr(config, name) <= 0:
             raise ValueError(f"{name} is {getattr(config, name)}, expected more than 0")

@@ -155,6 +155,8 @@ def run_grpo_stage(
     # The reward network remembers its own training patients, so a run that it pays must not see them.
     items = world.pick("policy") if network is not None else world.pick("reward", "policy")
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
+    if judge is not None:
+        trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
     frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
     with only_here(run):

@@ -31,7 +31,7 @@ def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: 
         found["loop1/frac_truncated"] = float(np.mean(cut)) if cut else 0.0
     if "loop2" in samples:
         found[ALIKE] = median_pair_iou(samples["loop2"].columns["predicted_masks"], len(groups))
-        found["loop2/spread"] = maker.controller.spread
+        found["loop2/sigma"] = maker.controller.spread
     cache = maker.cache
     found["feature_cache_hits"] = cache.hits / max(1, cache.hits + cache.misses)
     return found

@@ -4,8 +4,9 @@ The Trainer gives steps, accumulation, schedules, data-parallel wrapping and res
 the moving-average partner, and checkpoints that are whole (its own hold only the adapter and appear bit by bit).
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,10 @@ class Sa2VAGRPOTrainer(Trainer):
         self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)
         self.begin()
         self.last_samples: dict[str, Samples] = {}
+        self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)
-        self.add_callback(_MoveEMA(self))
+        self.add_callback(_AfterEachStep(self))
 
     def begin(self) -> None:
         """Take what trains now as the reference and as the partner's start; again after more has been frozen."""
@@ -207,21 +209,17 @@ class Sa2VAGRPOTrainer(Trainer):
         pairs = list(zip(inputs, outputs, strict=True))
         loss = anchor
         steps = self.current_gradient_accumulation_steps
-        settings = self.args.loss_settings
-        for name, weight, parts, own_steps in (
-            (
-                "loop1",
-                self.args.mask_to_caption_weight,
-                caption_loss(pairs, settings, num_items_in_batch),
-                1 if settings.loss_type == "dapo" else steps,  # dapo divides by the tokens of the whole step already
-            ),
-            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs), steps),
+        tokens = None if num_items_in_batch is None else num_items_in_batch / steps  # of a micro-batch, on average
+        captions = caption_loss(pairs, self.args.loss_settings, tokens)
+        for name, weight, parts in (
+            ("loop1", self.args.mask_to_caption_weight, captions),
+            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs)),
         ):
             if parts is not None:
-                loss = loss + weight * parts.loss / own_steps
+                loss = loss + weight * parts.loss / steps
                 self._note(name, parts)
         loss = loss + self._mask_terms(pairs) / steps
-        self.statistics["total_loss"].append(float(loss.detach()))
+        self.statistics["total_loss"].append(float(loss.detach()) * steps)  # curves show a mean over micro-batches
         if not torch.isfinite(loss):
             raise ValueError(
                 f"step {self.state.global_step + 1}: the loss is {float(loss.detach())}; {self._last_good()}"
@@ -276,7 +274,7 @@ class Sa2VAGRPOTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Everything noted since the last call, averaged over micro-batches."""
         logs.pop("loss", None)
-        logs |= self._averaged()
+        logs |= self._averaged() | self.counters()
         if self.ema is not None:
             logs["ema_distance"] = self.ema.distance(self.sa2va)
         self.statistics.clear()
@@ -307,16 +305,24 @@ class Sa2VAGRPOTrainer(Trainer):
         return found
 
 
-class _MoveEMA(TrainerCallback):
-    """Moves the partner and the controller after each optimisation step."""
+class _AfterEachStep(TrainerCallback):
+    """Moves the partner after each optimisation step, and stops when the time is up."""
 
     def __init__(self, trainer: Sa2VAGRPOTrainer) -> None:
-        self.trainer = trainer
+        self.trainer, self.began = trainer, time.monotonic()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """The clock starts."""
+        self.began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the weights moved."""
         if self.trainer.ema is not None:
             self.trainer.ema.update(self.trainer.sa2va)
+        if args.max_minutes is not None:
+            late = torch.tensor(float(time.monotonic() - self.began > 60 * args.max_minutes), device=args.device)
+            if float(self.trainer.accelerator.reduce(late, "sum")):  # one process alone must not stop
+                control.should_training_stop = control.should_save = True
 
 
 @contextmanager

@@ -1,0 +1,109 @@
+"""What GRPO gains on the embedded regions: seeds, supervised training for the same minutes, ablations, controls.
+
+    python -m benchmarks.grpo_gains quick
+    python -m benchmarks.grpo_gains minutes --minutes 15
+
+Every run is one of `scripts.train_sa2va_rl` with the flags printed beside it, evaluated on the test scenes; a run that
+is there already is not made again, one that was cut off goes on. Numbers are after - before, with 95 % intervals from
+drawing scenes again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.training.grpo.evaluation import run_grpo_evaluation
+from rl_reward_network.training.grpo.stage import FINAL
+from scripts import train_sa2va_rl
+from scripts.cli import run
+
+SHOWN = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
+SEEDS = (0, 1, 2)
+QUICK = {f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS} | {
+    "lr 0": "--learning_rate 0",
+    "shuffled rewards": "--shuffle_rewards",
+    "design's rewards": "--caption_weight 0 --loop2_iou_weight 0 --learning_rate 3e-4",
+}
+LONG = {
+    **{f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS},
+    **{f"supervised, seed {seed}": f"--objective supervised --learning_rate 3e-4 --seed {seed}" for seed in SEEDS},
+    "loop 1 alone": "--caption_to_mask_weight 0",
+    "loop 2 alone": "--mask_to_caption_weight 0",
+    "no EMA": "--no_ema",
+    "Bernoulli masks": "--mask_policy bernoulli",
+    "candidate masks": "--mask_policy candidates",
+    "shuffled rewards": "--shuffle_rewards",
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train and evaluate a set of GRPO runs on the embedded regions."""
+
+    runs: tyro.conf.Positional[Literal["quick", "minutes"]]
+    """quick: the preset of that name, three seeds and controls. minutes: longer runs, comparison and ablations."""
+    minutes: float = 15.0
+    """Minutes of training of each of the longer runs."""
+    only: tuple[str, ...] = ()
+    """Names of the runs to make; without it all."""
+    output_dir: Path = Path("outputs/grpo_gains")
+    """Where the runs are kept."""
+
+
+def main(args: Args) -> None:
+    """Make what is missing, and show all."""
+    chosen = QUICK if args.runs == "quick" else LONG
+    if unknown := set(args.only) - set(chosen):
+        raise ValueError(f"only: no run is called {sorted(unknown)}; there are {list(chosen)}")
+    results = {}
+    for name, flags in chosen.items():
+        if not args.only or name in args.only:
+            folder = args.output_dir / f"{args.runs}_{name.replace(' ', '_').replace(',', '')}"
+            limit = "" if args.runs == "quick" else f" --max_steps 100000 --max_minutes {args.minutes}"
+            results[name] = measured(folder, f"quick {flags}{limit}".split())
+    show(results)
+
+
+def measured(folder: Path, flags: list[str]) -> dict[str, Any]:
+    """metric -> its row of eval.json; the run is made first if it is not there."""
+    if not (folder / FINAL).exists():
+        print(f"\n{folder.name}: {' '.join(flags)}")
+        resume = ["--resume"] if (folder / "config.json").exists() else []
+        wanted = [*flags, "--run_folder", str(folder), "--save_steps", "50", *resume]
+        train_sa2va_rl.main(tyro.cli(train_sa2va_rl.Args, args=wanted))
+    report = folder / "evaluation" / "eval.json"
+    if not report.exists():
+        run_grpo_evaluation(folder / FINAL)
+    found = read_json(report)
+    rows = {row["metric"]: row for row in found["rows"]}
+    ciou = found["totals"]["cIoU"]
+    return rows | {"cIoU": ciou, "steps": found["config"]["steps"], "minutes": found["config"]["training: minutes"]}
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    """The table, lines ready for a document."""
+    table = Table(box=box.MARKDOWN)
+    for name in ("run", "steps", "minutes", *SHOWN, "cIoU"):
+        table.add_column(name)
+    for name, rows in results.items():
+        cells = [_gain(rows[metric]) for metric in SHOWN]
+        ciou = rows["cIoU"]
+        table.add_row(
+            name, str(rows["steps"]), str(rows["minutes"]), *cells, f"{ciou['before']:.3f} to {ciou['after']:.3f}"
+        )
+    Console(width=240).print(table)
+
+
+def _gain(row: dict[str, Any]) -> str:
+    before, gain = row["before"]["mean"], row["gain"]
+    return f"{before:.3f} {gain['mean']:+.3f} ({gain['low']:+.3f}, {gain['high']:+.3f})"
+
+
+if __name__ == "__main__":
+    run(main, Args)

@@ -1,0 +1,115 @@
+"""Two gloo ranks against one process that accumulates two batches: the same rollouts, losses and weights; and FSDP2."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grpo_nano import trainer
+from grpo_rank import RANKS, train
+from safetensors.torch import load_file
+
+from rl_reward_network.models.ema import copied
+
+ROOT = Path(__file__).resolve().parents[1]
+TOLERANCE = 1e-5  # of losses and weights; 2e-7 was measured
+OWN = ("feature_cache_hits",)  # each rank encodes its images itself
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
+    command = [*launcher, str(ROOT / "tests" / "grpo_rank.py"), str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    train(folder, accumulation=RANKS)
+    return folder
+
+
+def said(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """What `grpo_rank.train` noted."""
+    found: dict[str, Any] = json.loads((folder / f"said_{rank}.json").read_text())
+    return found
+
+
+def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=tolerance, rtol=0, msg=name)
+
+
+def test_each_rank_makes_the_rollouts_that_one_process_makes_of_its_batch(alone: Path, ranks: Path) -> None:
+    one = said(alone)["rollouts"]
+    assert len(one) == 4, "two steps of two batches"
+    both = [said(ranks, rank)["rollouts"] for rank in range(RANKS)]
+    for number, expected in enumerate(one):
+        found = both[number % RANKS][number // RANKS]
+        assert found["seed"] == expected["seed"] == [42, number // RANKS, number % RANKS]
+        assert found["items"] == expected["items"]
+        assert found["completions"] == expected["completions"]
+        torch.testing.assert_close(torch.tensor(found["actions"]), torch.tensor(expected["actions"]))
+    assert one[0]["completions"] != one[1]["completions"], "streams are not each other's copies"
+
+
+def test_losses_and_curves_are_those_of_one_process(alone: Path, ranks: Path) -> None:
+    one, both = said(alone)["logs"], said(ranks)["logs"]
+    assert [line["step"] for line in one] == [1, 2]
+    for expected, found in zip(one, both, strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            if name not in OWN:
+                assert found[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
+    assert all(abs(line["loop1/loss"]) > 100 * TOLERANCE for line in one), "or equal losses would prove nothing"
+    assert abs(one[1]["loop2/loss"]) > 100 * TOLERANCE
+
+
+def test_curves_of_accumulated_batches_are_those_of_the_whole_step(alone: Path) -> None:
+    """`total_loss` is the weighted sum of its parts, however many batches a step has."""
+    for line in said(alone)["logs"]:
+        assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loop2/loss"], abs=1e-6)
+
+
+def test_weights_are_those_of_one_process_and_the_same_on_both_ranks(alone: Path, ranks: Path, tmp_path: Path) -> None:
+    one = load_file(alone / "weights_0.safetensors")
+    first, second = (load_file(ranks / f"weights_{rank}.safetensors") for rank in range(RANKS))
+    assert_close(first, one, TOLERANCE)
+    assert_close(second, first, 0)
+    start = copied(trainer(tmp_path).sa2va)
+    assert max(float((one[name] - start[name]).abs().max()) for name in one) > 1000 * TOLERANCE
+    assert said(ranks)["wrapped"] == "DistributedDataParallel"
+
+
+def test_the_partner_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Path, ranks: Path) -> None:
+    first, second = (load_file(ranks / f"ema_{rank}.safetensors") for rank in range(RANKS))
+    assert_close(second, first, 0)
+    assert_close(first, load_file(alone / "ema_0.safetensors"), TOLERANCE)
+    assert said(ranks, 0)["spread"] == said(ranks, 1)["spread"] == said(alone)["spread"]
+
+
+def test_only_the_first_rank_writes_checkpoints(ranks: Path) -> None:
+    assert sorted(path.name for path in (ranks / "run_0").iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert not (ranks / "run_1").exists()
+
+
+def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks: Path) -> None:
+    """FSDP2 on the policy itself; accelerate ignores FSDP on CPUs, so the Trainer under it cannot be tested here."""
+    found = [json.loads((ranks / f"sharded_{rank}.json").read_text()) for rank in range(RANKS)]
+    assert sum(one["held"] for one in found) == pytest.approx(1, abs=1e-3), "each parameter lies on one rank"
+    for one in found:
+        assert one["held"] == pytest.approx(1 / RANKS, abs=0.02)
+        assert len(one["gap"]) == 6, "log-probabilities, parameters and mask of two groups"
+        assert max(one["gap"]) <= 1e-5
+        assert one["same"], "each tensor that gets a gradient whole gets one when split"
+        assert one["gradients"] <= 1e-5, "of the largest; means over ranks of other groups"
