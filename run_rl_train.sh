@@ -14,6 +14,9 @@ if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; t
   exit 2
 fi
 ensure_environment ""
+if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
+  export CUDA_VISIBLE_DEVICES="$GPU" GPU=0
+fi
 region_flags "$@"
 mkdir -p "$root/logs"
 log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S).log"

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.rewards.combine import Aggregation, Scale
@@ -21,7 +20,14 @@ from rl_reward_network.rewards.judge import Judge
 from rl_reward_network.rewards.judge_config import JudgeConfig
 from rl_reward_network.training.grpo.losses import Level, LossType
 from rl_reward_network.training.grpo.mask_policies import MaskPolicyName
-from rl_reward_network.training.grpo.stage import FINAL, KIND, STAGE, GRPOPlan, RewardWeights, run_grpo_stage
+from rl_reward_network.training.grpo.stage import (
+    FINAL,
+    KIND,
+    GRPOPlan,
+    RewardWeights,
+    find_grpo_run,
+    run_grpo_stage,
+)
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
 from rl_reward_network.training.run_folder import new_run_folder
 from scripts.cli import run
@@ -155,7 +161,7 @@ def main(args: Args) -> None:
     network = None if args.rewards.reward_net is None else RewardNetwork.from_pretrained(args.rewards.reward_net)
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
-    found = _to_resume(args, plan) if args.resume else None
+    found = _to_resume(args, world, plan) if args.resume else None
     folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
@@ -254,15 +260,16 @@ def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:
     return judge
 
 
-def _to_resume(args: Args, plan: GRPOPlan) -> Path | None:
-    """The run that was named, or the newest that GRPO began under the output folder."""
-    if args.run_folder is not None:
-        return args.run_folder if (args.run_folder / "config.json").exists() else None
-    for path in sorted(args.world.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
-        if read_json(path).get("stage") == STAGE:
-            return path.parent
-    print(f"--resume: no run of GRPO in {args.world.output_dir}; a new one begins")
-    return None
+def _to_resume(args: Args, world: GRPOWorld, plan: GRPOPlan) -> Path | None:
+    """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
+    if args.run_folder is not None and (args.run_folder / "config.json").exists():
+        return args.run_folder
+    found = None if args.run_folder else find_grpo_run(world, plan)
+    if found is None:
+        print(
+            f"--resume: no run of GRPO with these settings in {args.run_folder or args.world.output_dir}; a new one begins"
+        )
+    return found
 
 
 if __name__ == "__main__":

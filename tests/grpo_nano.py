@@ -31,10 +31,11 @@ def regions(scenes: int = 3) -> tuple[GRPOItem, ...]:
     return tuple(found)
 
 
-def nano(r: int = 4) -> tuple[Any, Any]:
+def nano(r: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """The embedded model with LoRA whose B is not 0, so that adapter on and off differ."""
     torch.manual_seed(0)
     model, processor = load_sa2va_model("sa2va-nano")
+    model.to(dtype)
     prepare_model(model, r, 2 * r)
     return model, processor
 

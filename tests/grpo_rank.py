@@ -1,6 +1,6 @@
-"""One process of the distributed tests: trains two steps, then shards a model, and writes what came of both.
+"""One process of the distributed tests: trains two steps, then splits a model, and writes what came of both.
 
-    python -m torch.distributed.run --standalone --nproc_per_node 2 tests/grpo_rank.py FOLDER
+Started by test_grpo_distributed.py: python -m torch.distributed.run --nproc_per_node 2 tests/grpo_rank.py FOLDER
 """
 
 import json

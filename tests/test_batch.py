@@ -8,7 +8,7 @@ from grpo_nano import nano, regions, shake
 from test_grpo_generation import LONGEST, predict
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
-from rl_reward_network.training.grpo.batch import Batch, open_batch, random_stream, region_cells
+from rl_reward_network.training.grpo.batch import Batch, open_batch, random_stream
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.generation import ImageContext, Question
 from rl_reward_network.training.grpo.items import DESCRIBE, GRPOItem, segment_question

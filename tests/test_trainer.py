@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from grpo_nano import config, nano, regions, rewards, shake, trainer
 
 from rl_reward_network.training.grpo.rewarding import Reward
-from rl_reward_network.training.grpo.setup import frozen_digests
+from rl_reward_network.training.grpo.measure import measure
+from rl_reward_network.training.grpo.setup import freeze_unreached, frozen_digests
 from rl_reward_network.training.grpo.trainer import PromptSampler, Sa2VAGRPOTrainer, lora_off
 
 
@@ -174,3 +176,20 @@ def test_the_sampler_repeats_chunks_and_follows_seed_and_epoch() -> None:
     assert list(sampler) != first
     with pytest.raises(ValueError, match="2 training prompts, but one optimisation step takes 3; lower batch_size"):
         PromptSampler(2, 3, 1, 0)
+
+
+def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> None:
+    """As on a GPU: what is frozen is bfloat16, what trains float32."""
+    model, processor = nano(dtype=torch.bfloat16)
+    own = Sa2VAGRPOTrainer(model, processor, config(tmp_path, bf16=True), regions(), rewards(caption=1.0))
+    freeze_unreached(own, regions()[:2])
+    own.begin()
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    start = weights(own)
+    own.train()
+    moved = [name for name, tensor in weights(own).items() if not torch.equal(tensor, start[name])]
+    assert len(moved) == len(start)
+    with torch.no_grad(), own.accelerator.autocast():
+        measured = measure(model, regions()[:4], own.maker.cache, 16)
+    assert np.isfinite(measured.values["iou"]).all()

@@ -76,6 +76,11 @@ class Sa2VAGRPOConfig(TrainingArguments):
         check_settings(self)
 
     @property
+    def n_gpu(self) -> int:
+        """One process takes one GPU; several are used by torchrun, never by copying the model inside a process."""
+        return min(1, super().n_gpu)
+
+    @property
     def prompts_per_step(self) -> int:
         """Prompts of one process in one forward pass."""
         return self.per_device_train_batch_size // self.num_generations

@@ -4,10 +4,12 @@ Every number is per item, so that two models are compared item by item. Axes: N 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
@@ -60,10 +62,11 @@ def measure(
     1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
     caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask that the item's question asks for.
     """
-    parts = [
-        _measure_batch(model, items[start : start + AT_ONCE], cache, max_completion_length, (seed, start))
-        for start in tqdm(range(0, len(items), AT_ONCE), desc, unit=f"{AT_ONCE} items")
-    ]
+    with mixed_precision(model):
+        parts = [
+            _measure_batch(model, items[start : start + AT_ONCE], cache, max_completion_length, (seed, start))
+            for start in tqdm(range(0, len(items), AT_ONCE), desc, unit=f"{AT_ONCE} items")
+        ]
     return Measured(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
         [caption for part in parts for caption in part.captions],
@@ -75,12 +78,18 @@ def measure(
 def iou_of_captions(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, captions: Sequence[str]) -> np.ndarray:
     """float64 (N,): IoU of the mask that the model draws from each caption with the item's region."""
     found: list[float] = []
-    for start in range(0, len(items), AT_ONCE):
-        batch, own = open_batch(items[start : start + AT_ONCE], cache), captions[start : start + AT_ONCE]
-        drawn = batch.draw_captions(batch.context(model), range(len(own)), own)
-        truths = [mask for mask in batch.truths if mask is not None]
-        found += [_iou(drawn.get((row, text)), truths[row]) for row, text in enumerate(own)]
+    with mixed_precision(model):
+        for start in range(0, len(items), AT_ONCE):
+            batch, own = open_batch(items[start : start + AT_ONCE], cache), captions[start : start + AT_ONCE]
+            drawn = batch.draw_captions(batch.context(model), range(len(own)), own)
+            truths = [mask for mask in batch.truths if mask is not None]
+            found += [_iou(drawn.get((row, text)), truths[row]) for row, text in enumerate(own)]
     return np.array(found)
+
+
+def mixed_precision(model: Any) -> AbstractContextManager[Any]:
+    """Autocast where the frozen weights are bfloat16 and what trains is float32; nothing in a float32 model."""
+    return torch.autocast(model.device.type, torch.bfloat16) if model.dtype == torch.bfloat16 else nullcontext()
 
 
 def _measure_batch(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, longest: int, seed: Seed) -> Measured:

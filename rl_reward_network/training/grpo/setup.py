@@ -40,7 +40,8 @@ def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
     """
     trainer.sa2va.train()
     groups = trainer.probe(items)
-    outputs, anchor = trainer._policy(groups, trainer.needs_masks)
+    with trainer.accelerator.autocast():
+        outputs, anchor = trainer._policy(groups, trainer.needs_masks)
     loss = anchor + sum(part.float().sum() for output in outputs for part in output.differentiable())
     unreached = unreached_parameters(trainer.sa2va, loss)
     for name in unreached:

@@ -1,7 +1,6 @@
 """A GRPO run as a whole: open, train, prove what moved, save."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
-from rl_reward_network.training.grpo.world import GRPOWorld
+from rl_reward_network.training.grpo.world import GRPOWorld, check_items
 from rl_reward_network.training.run_folder import check_new, clock, only_here, portable, provenance
 
 KIND = "sa2va_grpo"
@@ -116,8 +115,6 @@ def loop_rewards(
 def training_arguments(world: GRPOWorld, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
     """The Trainer's settings for this run."""
     cuda = world.config.device != "cpu"
-    if cuda and "LOCAL_RANK" not in os.environ:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", world.config.device.partition(":")[2] or "0")
     return Sa2VAGRPOConfig(
         output_dir=str(run),
         seed=world.config.seed,
@@ -145,6 +142,8 @@ def run_grpo_stage(
         ValueError: settings that do not go together, another run in the folder, a loss that is not finite, or a
             trainable tensor that did not move.
     """
+    if not resume:
+        check_new(run)
     model, processor = load_sa2va_model(world.config.model_path, world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
     fingerprint = weights_fingerprint(model)
@@ -154,6 +153,7 @@ def run_grpo_stage(
     pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
     # The reward network remembers its own training patients, so a run that it pays must not see them.
     items = world.pick("policy") if network is not None else world.pick("reward", "policy")
+    check_items(items)
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
     if judge is not None:
         trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
@@ -217,6 +217,17 @@ def _begin(run: Path, world: GRPOWorld, origin: dict[str, Any], trainer: Sa2VAGR
     }
     save_split(world.split, run / "split.json")
     write_json(run / "config.json", config)
+
+
+def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
+    """The newest run under the output folder with these settings and data, whether finished or cut off."""
+    wanted = _plain(describe(world, plan, ""))
+    del wanted["model_fingerprint"]  # the model is not loaded yet; `check_same` compares it
+    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+        began = read_json(path).get("origin", {})
+        if all(began.get(name) == value for name, value in wanted.items()):
+            return path.parent
+    return None
 
 
 def check_same(run: Path, wanted: Mapping[str, Any]) -> None:

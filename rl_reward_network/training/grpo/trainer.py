@@ -148,17 +148,18 @@ class Sa2VAGRPOTrainer(Trainer):
     def _rollouts(self, items: Sequence[GRPOItem], number: int) -> list[Group]:
         """Groups that tell something, with what the reference says of them."""
         if self.args.objective == "supervised":
-            return self.maker.supervise(items)
+            return self.probe(items)
         # Equal for one process with two micro-batches and two processes with one: so these can be compared.
         stream = self.args.process_index * self.args.gradient_accumulation_steps + number
         seed = (self.args.seed, self.state.global_step, stream)
-        groups, samples = self.maker.make(items, seed)
+        with self.accelerator.autocast():
+            groups, samples = self.maker.make(items, seed)
         self.last_samples = samples
         for name, value in rollout_statistics(groups, samples, self.maker).items():
             self.statistics[name].append(value)
         kept = [group for group in groups if group.describe_ids or group.segment_ids]
         if kept and (self.args.beta or self.args.mask_beta):
-            with torch.no_grad(), self.as_reference():
+            with torch.no_grad(), self.as_reference(), self.accelerator.autocast():
                 for group, output in zip(kept, self._policy(kept)[0], strict=True):
                     group.reference = output.detached()
         return kept
@@ -172,7 +173,8 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def probe(self, items: Sequence[GRPOItem]) -> list[Group]:
         """Groups of some items that take part in every enabled loop, whatever they are worth."""
-        return self.maker.supervise(items)
+        with self.accelerator.autocast():
+            return self.maker.supervise(items)
 
     @property
     def needs_masks(self) -> bool:

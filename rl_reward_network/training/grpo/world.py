@@ -1,13 +1,16 @@
 """What a GRPO run works on: the items of each split, from caption data or from annotated images."""
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import tyro
+from tqdm import tqdm
 
-from rl_reward_network.data.annotations import data_fingerprint
 from rl_reward_network.data.embedded import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
 from rl_reward_network.data.region_data import read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
@@ -16,6 +19,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.training.grpo.items import GRPOItem, prompted_item, region_item
 from rl_reward_network.training.world import read_samples, split_samples
 
+CHECKED = 1000  # items whose files are decoded before a run
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
 DatasetName = Literal["auto", "gar", "dam", "annotations"]
 
@@ -37,7 +41,7 @@ class GRPOWorldConfig:
     split_seed: int = 0
     """Seed of the split."""
     gpu: int | None = None
-    """Index of the GPU (GPU); without it the first one if there is any, else the CPU; -1 is the CPU."""
+    """-1 is the CPU, 0 the first GPU, the default if there is one (GPU); take another by CUDA_VISIBLE_DEVICES."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max_tiles"])] = 1
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
     max_regions: int | None = None
@@ -51,6 +55,10 @@ class GRPOWorldConfig:
             raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
         if self.max_regions is not None and self.max_regions < 4:
             raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
+        if self.gpu is not None and self.gpu > 0:
+            raise ValueError(
+                f"gpu is {self.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={self.gpu}"
+            )
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
@@ -58,9 +66,11 @@ class GRPOWorldConfig:
     @property
     def device(self) -> str:
         """Name of the device for torch."""
-        if self.gpu is None:
-            return "cuda:0" if torch.cuda.is_available() else "cpu"
-        return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
+        if self.gpu == -1 or (self.gpu is None and not torch.cuda.is_available()):
+            return "cpu"
+        return (
+            f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's processes each take their own
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,30 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, que
     return GRPOWorld(config, "regions", seen, [region_item(sample) for sample in regions], made)
 
 
+def check_items(items: Sequence[GRPOItem]) -> None:
+    """Decode images and masks, a thousand of them spread over the whole: better now than hours later.
+
+    Raises:
+        ValueError: some cannot be read: the first one's message, and how many there are.
+    """
+    some = items[:: max(1, len(items) // CHECKED)]
+    with ThreadPoolExecutor() as threads:
+        bar = tqdm(threads.map(_damage, some), "checking files", len(some), leave=False, unit="item", delay=2)
+        damaged = [message for message in bar if message]
+    if damaged:
+        more = f" (and {len(damaged) - 1} more of {len(some)} looked at)" if len(damaged) > 1 else ""
+        raise ValueError(damaged[0] + more)
+
+
+def _damage(item: GRPOItem) -> str | None:
+    """What is wrong with the files of an item."""
+    try:
+        item.load()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _annotated(root: Path) -> bool:
     """Whether a folder holds annotated images and neither caption set."""
     if not (root / "annotations.json").is_file():
@@ -129,6 +163,3 @@ def _annotated(root: Path) -> bool:
     except ValueError:
         return True
     return False
-
-
-__all__ = ["DEFAULT_REGIONS", "GRPOWorld", "GRPOWorldConfig", "data_fingerprint", "open_grpo_world"]

@@ -1,0 +1,165 @@
+"""From samples to advantages, by hand: what is paid, what is only logged, and which groups tell nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from grpo_nano import config
+
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.data.region_sample import make_region
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.training.grpo.batch import Batch
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.features import ImageFeatures
+from rl_reward_network.training.grpo.items import region_item
+from rl_reward_network.training.grpo.policy import Group
+from rl_reward_network.training.grpo.rewarding import Reward, Samples, make_columns, reward_groups
+
+NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
+
+
+def groups(count: int = 2) -> list[Group]:
+    """Groups that take part in both loops."""
+    return [Group(str(number), NOTHING, [1], describe_ids=[2], segment_ids=[3]) for number in range(count)]
+
+
+def gives(*values: float | None) -> Any:
+    """A reward function that always returns these."""
+    return lambda **_: list(values)
+
+
+def paid(
+    folder: Path, terms: dict[str, Reward], loop: str = "loop1", shuffled_by: Any = None, **settings: Any
+) -> tuple[list[Group], Samples]:
+    """Two groups of three generations and their samples, paid by `terms`."""
+    own, samples = groups(), Samples({"prompts": ["?"] * 6})
+    reward_groups({loop: samples}, own, {loop: terms}, config(folder, **settings), shuffled_by)
+    return own, samples
+
+
+def test_columns_are_those_of_the_reward_functions() -> None:
+    image, mask = np.zeros((2, 2, 3), np.uint8), np.array([[True, False], [False, False]])
+    items = [
+        region_item(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
+    ]
+    batch = Batch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, None)  # type: ignore[arg-type]
+    soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
+    columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
+    assert {len(column) for column in columns.values()} == {3}
+    assert (columns["prompts"], columns["completions"]) == (["p", "q", "q"], ["x", "y", "z"])
+    assert columns["captions"] == ["a circle", "a cross", "a cross"]
+    assert [image.max() for image in columns["images"]] == [0, 1, 1]
+    assert [truth.sum() for truth in columns["masks"]] == [1, 3, 3]
+    assert columns["mask_probabilities"][0] is soft
+    assert columns["predicted_masks"][0].tolist() == [[True, False], [True, False]], "0.5 itself is outside"
+    assert columns["predicted_masks"][1] is columns["mask_probabilities"][1] is None
+    assert columns["predicted_masks"][2].tolist() == [[False, False], [False, True]]
+
+
+def test_advantages_are_the_centred_rewards_over_their_deviation(tmp_path: Path) -> None:
+    own, samples = paid(tmp_path, {"a": Reward(gives(1, 2, 3, 0, 0, 6), 2.0)})
+    assert samples.terms["a"].tolist() == [[1, 2, 3], [0, 0, 6]]
+    assert samples.advantages is not None
+    assert samples.advantages.rewards.tolist() == [[2, 4, 6], [0, 0, 12]]
+    assert own[0].token_advantages is not None
+    assert own[1].token_advantages is not None
+    assert own[0].token_advantages.dtype == torch.float32
+    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert own[1].token_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
+    assert own[0].mask_advantages is None, "loop 2 was not sampled"
+
+
+def test_a_weight_of_0_is_noted_and_not_paid(tmp_path: Path) -> None:
+    terms = {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0), "b": Reward(gives(9, 0, 0, 0, 0, 9), 0.0)}
+    own, samples = paid(tmp_path, terms)
+    assert samples.terms["b"].tolist() == [[9, 0, 0], [0, 0, 9]]
+    assert samples.advantages is not None
+    assert samples.advantages.rewards.tolist() == [[1, 2, 3], [3, 2, 1]]
+    assert [group.token_advantages.tolist() for group in own if group.token_advantages is not None] == [
+        pytest.approx([-1, 0, 1]),
+        pytest.approx([1, 0, -1]),
+    ]
+
+
+def test_a_missing_value_is_neutral_and_no_0(tmp_path: Path) -> None:
+    own, samples = paid(tmp_path, {"a": Reward(gives(1, None, 3, None, None, None), 1.0)})
+    np.testing.assert_array_equal(samples.terms["a"], [[1, np.nan, 3], [np.nan] * 3])
+    assert samples.advantages is not None
+    assert samples.advantages.missing == {"a": 4}
+    assert own[0].token_advantages is not None
+    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert (own[0].describe_ids, own[1].describe_ids) == ([2], []), "a group without any value tells nothing"
+
+
+@pytest.mark.parametrize(("loop", "left"), [("loop1", ([], [3])), ("loop2", ([2], []))])
+def test_a_group_without_spread_leaves_that_loop_alone(
+    tmp_path: Path, loop: str, left: tuple[list[int], list[int]]
+) -> None:
+    own, _ = paid(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, loop)
+    assert (own[0].describe_ids, own[0].segment_ids) == left
+    assert (own[1].describe_ids, own[1].segment_ids) == ([2], [3])
+    values = own[0].token_advantages if loop == "loop1" else own[0].mask_advantages
+    assert values is not None
+    assert values.tolist() == [0, 0, 0]
+
+
+def test_the_networks_own_gradient_needs_no_spread(tmp_path: Path) -> None:
+    own, _ = paid(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, "loop2", pathwise_weight=0.1)
+    assert [group.segment_ids for group in own] == [[3], [3]]
+    assert own[0].mask_advantages is not None
+    assert own[0].mask_advantages.tolist() == [0, 0, 0]
+
+
+def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
+    terms = {"a": Reward(gives(0, 0, 10, 0, 0, 10), 1.0), "b": Reward(gives(0.2, 0.1, 0, 0.2, 0.1, 0), 1.0)}
+
+    def first(**settings: Any) -> Any:
+        values = paid(tmp_path, terms, **settings)[0][0].token_advantages
+        assert values is not None
+        return pytest.approx(values.tolist(), abs=1e-6)
+
+    rewards = np.array([0.2, 0.1, 10]) - 10.3 / 3
+    assert first(scale_rewards="none") == rewards.tolist()
+    assert first() == (rewards / np.std([0.2, 0.1, 10], ddof=1)).tolist()
+    apart = np.array([-1, -1, 2]) / 3**0.5 + [1, 0, -1]
+    assert first(multi_objective_aggregation="normalize_then_sum") == apart.tolist()
+    assert first(reward_floor=100.0) == (rewards / 100).tolist()
+
+
+def test_the_control_deals_the_same_values_out_anew(tmp_path: Path) -> None:
+    reward = {"a": Reward(gives(1, 2, 3, 4, 5, None), 1.0)}
+    found = [paid(tmp_path, reward, shuffled_by=seed)[1].terms["a"] for seed in ((0, 1), (0, 1), (0, 2))]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2], equal_nan=True)
+    for values in found:
+        np.testing.assert_array_equal(np.sort(values.ravel()), [1, 2, 3, 4, 5, np.nan])
+        assert not np.array_equal(values, [[1, 2, 3], [4, 5, np.nan]], equal_nan=True)
+
+
+def test_a_reward_function_must_answer_for_every_generation(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a reward function returned \(4,\) values for 6 generations"):
+        paid(tmp_path, {"a": Reward(gives(1, 2, 3, 4), 1.0)})
+
+
+def test_an_infinite_reward_names_its_term(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reward 'depth' is infinite"):
+        paid(tmp_path, {"depth": Reward(gives(1, 2, float("inf"), 4, 5, 6), 1.0)})
+
+
+def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
+    own, settings = groups(), config(tmp_path)
+    samples = {"loop1": Samples({"prompts": ["?"] * 4}), "loop2": Samples({"prompts": ["?"] * 6})}
+    terms = {
+        "loop1": {"a": Reward(gives(0, 1, 1, 0), 1.0)},
+        "loop2": {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0)},
+    }
+    assert isinstance(settings, Sa2VAGRPOConfig)
+    reward_groups(samples, own, terms, settings)
+    half = 0.5 / np.std([0, 1], ddof=1)
+    assert own[0].token_advantages is not None
+    assert own[1].mask_advantages is not None
+    assert own[0].token_advantages.tolist() == pytest.approx([-half, half])
+    assert own[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
