@@ -266,9 +266,8 @@ def _to_resume(args: Args, world: GRPOWorld, plan: GRPOPlan) -> Path | None:
         return args.run_folder
     found = None if args.run_folder else find_grpo_run(world, plan)
     if found is None:
-        print(
-            f"--resume: no run of GRPO with these settings in {args.run_folder or args.world.output_dir}; a new one begins"
-        )
+        where = args.run_folder or args.world.output_dir
+        print(f"--resume: no run of GRPO with these settings in {where}; a new one begins")
     return found
 
 
