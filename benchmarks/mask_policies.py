@@ -3,8 +3,8 @@
     python -m benchmarks.mask_policies
 
 On test scenes, weights as they are shipped: how certain the words of the answer are (the gradient of a policy over
-words is proportional to what they leave open); then, for each mask policy and spread, how alike a group's masks are, and
-in how many groups the rewards of loop 2 differ at all.
+words is proportional to what they leave open); then, for each mask policy and spread, how alike a group's masks are,
+and in how many groups the rewards of loop 2 differ at all.
 """
 
 from dataclasses import dataclass

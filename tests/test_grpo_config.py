@@ -23,6 +23,7 @@ from rl_reward_network.training.grpo.losses import LossSettings
         ({"num_iterations": 0}, "num_iterations is 0, expected 1 or more"),
         ({"max_completion_length": 0}, "max_completion_length is 0, expected 1 or more"),
         ({"rows_at_once": -2}, "rows_at_once is -2, expected 1 or more"),
+        ({"max_minutes": 0.0}, r"max_minutes is 0\.0, expected more than 0"),
         ({"temperature": 0.0}, r"temperature is 0\.0, expected more than 0"),
         ({"epsilon": 0.0}, r"epsilon is 0\.0, expected more than 0"),
         ({"mask_epsilon": -1.0}, r"mask_epsilon is -1\.0, expected more than 0"),
@@ -56,6 +57,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, changed: dict[str, An
         {"caption_to_mask_weight": 0.0},
         {"mask_to_caption_weight": 0.0, "caption_to_mask_weight": 0.0, "pathwise_weight": 0.1},
         {"beta": 0.0, "mask_beta": 0.0},
+        {"max_minutes": 0.1},
         {"num_generations": 2, "num_mask_generations": 2},
     ],
 )

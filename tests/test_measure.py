@@ -141,7 +141,7 @@ def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> Non
     silent = GRPOItem("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
     found = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
     assert found.masks == [None]
-    assert {name: values.tolist() for name, values in found.values.items()} == dict.fromkeys(MASKED, [0.0])
+    assert {name: values.tolist() for name, values in found.values.items()} == {name: [0.0] for name in MASKED}
     assert found.overlap.tolist() == [[0, truth.sum()]]
 
 

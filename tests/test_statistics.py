@@ -59,7 +59,7 @@ def test_loop_2_says_how_alike_its_masks_are_and_how_wide_it_samples() -> None:
     found = rollout_statistics([group([]), group([])], own, MAKER)
     assert found[ALIKE] == pytest.approx((1 / 3 + 1) / 2)
     assert found[EQUAL] == 0.5
-    assert found["loop2/spread"] == 0.3
+    assert found["loop2/sigma"] == 0.3
     assert "loop1/completion_length" not in found
 
 

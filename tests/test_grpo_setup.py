@@ -1,0 +1,141 @@
+"""What trains: LoRA and what the enabled losses reach, in float32; all else is frozen, and proved to stay so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from grpo_nano import config, nano, regions, rewards
+from torch import nn
+
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
+from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
+from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
+
+DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def frozen_by(folder: Path, **changed: Any) -> tuple[set[str], set[str]]:
+    """What trains in a new trainer once the unreached is frozen, and what was frozen as unreached."""
+    model, processor = nano()
+    own = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), regions(), rewards())
+    before = trained(model)
+    unreached = set(freeze_unreached(own, regions()[:2]))
+    assert trained(model) == before - unreached
+    assert unreached < before
+    assert all(parameter.grad is None for parameter in model.parameters()), "the trial leaves no gradient behind"
+    return trained(model), unreached
+
+
+def test_lora_is_put_on_and_what_trains_is_float32() -> None:
+    model, _ = load_sa2va_model("sa2va-nano")
+    model.to(torch.bfloat16)
+    prepare_model(model, 4, 8)
+    names = trained(model)
+    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    lora = {name for name in names if "lora_" in name}
+    layers = model.config.text_config.num_hidden_layers
+    assert len(lora) == layers * 7 * 2
+    assert {min(model.get_parameter(name).shape) for name in lora} == {4}
+    rest = {name.split(".")[0] + "." + name.split(".")[1] for name in names - lora}
+    assert rest == {"model.multi_modal_projector", "text_hidden_fcs.0", "text_hidden_fcs.2", DECODER[:-1], PROMPTS[:-1]}
+
+
+def test_dropout_is_refused_with_its_reason() -> None:
+    model = nn.Linear(1, 1)
+    message = (
+        r"lora_dropout is 0\.05, expected 0: with dropout, old, reference and new log-probabilities of one caption"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare_model(model, 4, 8, 0.05)
+    assert trained(model) == {"weight", "bias"}, "refused before anything was changed"
+
+
+def test_lora_is_put_on_once() -> None:
+    model, _ = nano()
+    with pytest.raises(ValueError, match="has LoRA layers already"):
+        prepare_model(model, 4, 8)
+
+
+def test_the_mask_decoder_is_out_of_reach_of_sampled_rewards(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path)
+    assert not any(name.startswith((DECODER, PROMPTS)) for name in names)
+    assert all(name.startswith((DECODER, PROMPTS)) for name in unreached)
+    assert any(name.startswith("text_hidden_fcs") for name in names)
+    assert any(name.startswith("model.multi_modal_projector") for name in names)
+    assert len([name for name in names if "lora_" in name]) == len(
+        [name for name in trained(nano()[0]) if "lora_" in name]
+    )
+
+
+def test_losses_on_the_mask_itself_reach_it(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path, objective="supervised")
+    reached = {name for name in names if name.startswith(DECODER)}
+    assert any("conv_s0" in name for name in reached)
+    assert any("transformer" in name for name in reached)
+    assert f"{PROMPTS}not_a_point_embed.weight" in names
+    assert f"{PROMPTS}point_embed.weight" in unreached, "no point is ever clicked"
+    assert any("iou_prediction_head" in name for name in unreached), "nothing is asked of its guesses"
+
+
+def test_a_loop_that_is_off_leaves_its_part_frozen(tmp_path: Path) -> None:
+    captions, _ = frozen_by(tmp_path, caption_to_mask_weight=0.0)
+    assert not any(name.startswith("text_hidden_fcs") for name in captions)
+    masks, _ = frozen_by(tmp_path, mask_to_caption_weight=0.0)
+    assert any(name.startswith("text_hidden_fcs") for name in masks)
+
+
+def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) -> None:
+    model, processor = nano()
+    pathwise = PathwiseReward(nn.Identity(), processor.sam_image_size)  # type: ignore[arg-type]
+    own = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
+    freeze_unreached(own, regions()[:2])
+    assert any(name.startswith(DECODER) for name in trained(model))
+
+
+def digested() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1))
+    model[:2].requires_grad_(False)
+    return model
+
+
+def test_digests_are_of_frozen_tensors_and_change_with_one_bit() -> None:
+    model = digested()
+    before = frozen_digests(model)
+    assert set(before) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert frozen_digests(model) == before
+    with torch.no_grad():
+        model[2].weight += 1
+    assert frozen_digests(model) == before, "what trains may move"
+    for name in ("0.weight", "1.weight"):
+        changed = digested()
+        bits = changed.get_parameter(name).data.view(torch.uint8)
+        bits[0, -1] ^= 1
+        assert {key for key, digest in frozen_digests(changed).items() if digest != before[key]} == {name}
+
+
+def test_digests_tell_minus_0_from_0() -> None:
+    """Equal as numbers, but somebody wrote there."""
+    first, second = nn.Linear(1, 1, bias=False).requires_grad_(False), nn.Linear(1, 1, bias=False).requires_grad_(False)
+    first.weight.data.fill_(0.0)
+    second.weight.data.fill_(-0.0)
+    assert frozen_digests(first) != frozen_digests(second)
+
+
+def test_movement_is_checked_both_ways() -> None:
+    before = {"tower.a": "1", "tower.b": "2"}
+    check_movement({"lora.a": True, "lora.b": True}, before, before)
+    with pytest.raises(ValueError, match=r"1 frozen tensors changed in training, first \['tower\.b'\]; this is a bug"):
+        check_movement({"lora.a": True}, before, {"tower.a": "1", "tower.b": "3"})
+    with pytest.raises(ValueError, match=r"2 frozen tensors changed"):
+        check_movement({"lora.a": True}, before, {})
+    message = r"1 of 3 trainable tensors did not move, first \['lora\.b'\]; train longer, raise the learning rate"
+    with pytest.raises(ValueError, match=message):
+        check_movement({"lora.a": True, "lora.b": False, "lora.c": True}, before, before)
