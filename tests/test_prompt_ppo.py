@@ -10,8 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.training import prompt_ppo
+from rl_reward_network.training.over_optimisation import over_optimised
 from rl_reward_network.training.prompt_policy import choose_prompts
-from rl_reward_network.training.prompt_ppo import over_optimised, train_prompt_policy
+from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 
 TAGS = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "custom/reward_net_score", "custom/best_reward"}

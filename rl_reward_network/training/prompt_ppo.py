@@ -22,11 +22,11 @@ from rl_reward_network.artefacts import whole_file
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
 from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
 from rl_reward_network.training.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from rl_reward_network.training.over_optimisation import over_optimised
 from rl_reward_network.training.prompt_policy import architecture, choose_prompts
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 
 CHECKPOINT_SECONDS = 1.0  # no more often: writing one takes as long as ten steps
-GOLD_FALL, EVALUATIONS = 0.02, 3  # Dice below its peak, for so many evaluations in a row, ends the training
 
 
 def train_prompt_policy(
@@ -73,25 +73,6 @@ def train_prompt_policy(
         model.policy.load_state_dict(recorder.peak["policy"])
         print("back to the best weights: at the end the reward still rose, but Dice on val patients had fallen")
     return model
-
-
-def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:
-    """Whether the reward goes on rising while what it stands for has got worse.
-
-    True when gold was more than `GOLD_FALL` below its peak in each of the last `EVALUATIONS` evaluations, and the
-    moving mean of the proxy (over as many) is above what it was at that peak.
-
-    Args:
-        proxy: the reward of the greedy policy on validation images, evaluation by evaluation.
-        gold: its Dice there.
-    """
-    if len(gold) <= EVALUATIONS:
-        return False
-    peak = int(np.argmax(gold))
-    fallen = all(value < gold[peak] - GOLD_FALL for value in gold[-EVALUATIONS:])
-    return fallen and float(np.mean(proxy[-EVALUATIONS:])) > float(
-        np.mean(proxy[max(0, peak + 1 - EVALUATIONS) : peak + 1])
-    )
 
 
 @contextmanager

@@ -26,6 +26,8 @@ def save_run_state(trainer: Any) -> None:
             if trainer.ema is not None:
                 save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
                 state["ema_steps"] = trainer.ema.steps
+            if trainer.watch is not None:
+                state |= {"proxy": trainer.watch.proxy, "gold": trainer.watch.gold, "peak": trainer.watch.peak}
             save_checkpoint(temporary / STATE, state)
             trainer._save_optimizer_and_scheduler(str(temporary))
             trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
@@ -38,6 +40,8 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     load_trainable(trainer.sa2va, folder / "trainable")
     state = load_checkpoint(folder / STATE)
     trainer.maker.controller.spread = state["spread"]
+    if trainer.watch is not None:
+        trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]
     if trainer.ema is not None:
         saved = load_file(folder / EMA_WEIGHTS)
         with torch.no_grad():

@@ -13,11 +13,14 @@ from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, co
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
 from rl_reward_network.training.grpo.setup import prepare_model
+from rl_reward_network.training.grpo.stage import REWARD_NET
+from rl_reward_network.training.grpo.watch import scores
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
 from rl_reward_network.training.run_folder import located_model
 
@@ -63,6 +66,10 @@ def run_grpo_evaluation(
     before = measure(model, picked, cache, longest, desc="before")
     load_trainable(model, final_model / "trainable")
     after = measure(model, picked, cache, longest, desc="after")
+    if (run / REWARD_NET).exists():
+        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.config.device)
+        for measured in (before, after):
+            measured.values["learned"] = scores(network, picked, measured)
     with swapped(model, start_weights):
         _add_neutral_partner(model, picked, cache, before, after)
     result = _result(world, config, picked, before, after, run, (time.perf_counter() - start) / 60)

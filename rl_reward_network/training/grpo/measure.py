@@ -55,6 +55,7 @@ def measure(
     max_completion_length: int,
     seed: int = 0,
     desc: str = "measuring",
+    quiet: bool = False,
 ) -> Measured:
     """All metrics of `items`; greedy, but for the expected rewards, which are means over sampled captions.
 
@@ -65,7 +66,7 @@ def measure(
     with mixed_precision(model):
         parts = [
             _measure_batch(model, items[start : start + AT_ONCE], cache, max_completion_length, (seed, start))
-            for start in tqdm(range(0, len(items), AT_ONCE), desc, unit=f"{AT_ONCE} items")
+            for start in tqdm(range(0, len(items), AT_ONCE), desc, unit=f"{AT_ONCE} items", disable=quiet)
         ]
     return Measured(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},

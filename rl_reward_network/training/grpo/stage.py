@@ -10,7 +10,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
-from rl_reward_network.data.splits import save_split
+from rl_reward_network.data.splits import save_split, spread
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -33,13 +33,16 @@ from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items
 from rl_reward_network.training.run_folder import check_new, clock, only_here, portable, provenance
 
 KIND = "sa2va_grpo"
 FINAL = "final_model"
 STAGE = "grpo"
+REWARD_NET = "reward_net"  # the run's own copy, so that it can be evaluated wherever it is moved
 PROBED = 4  # items on which unreached tensors are found
+WATCHED = 48  # validation items
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class GRPOPlan:
         judge: where the judge is, without its key; None without one.
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: each step's rewards are dealt out at random.
+        watch_every: optimisation steps between looks at validation items; 0 never looks.
     """
 
     mode: str
@@ -84,6 +88,7 @@ class GRPOPlan:
     judge: dict[str, Any] | None = None
     reward_net: str | None = None
     shuffle_rewards: bool = False
+    watch_every: int = 0
 
 
 def loop_rewards(
@@ -157,6 +162,8 @@ def run_grpo_stage(
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
     if judge is not None:
         trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
+    if plan.watch_every:
+        trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
     frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
     with only_here(run):
@@ -164,7 +171,7 @@ def run_grpo_stage(
         if resume:
             check_same(run, origin)
         else:
-            _begin(run, world, origin, trainer, frozen)
+            _begin(run, world, origin, trainer, frozen, network)
         seconds: dict[str, float] = {}
         with clock(seconds, "training"):
             _train(trainer, run, resume)
@@ -176,9 +183,13 @@ def _train(trainer: Sa2VAGRPOTrainer, run: Path, resume: bool) -> None:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(GRPOLogs(run, trainer))
+    if trainer.watch is not None:
+        trainer.add_callback(trainer.watch)
     before = frozen_digests(trainer.sa2va)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(run)) if resume else None)
-    if trainer.args.learning_rate:
+    if trainer.watch is not None and trainer.watch.finish(trainer.state):
+        print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
+    elif trainer.args.learning_rate:
         check_movement(trainer.moved(), before, frozen_digests(trainer.sa2va))
 
 
@@ -194,8 +205,17 @@ def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, An
     }
 
 
-def _begin(run: Path, world: GRPOWorld, origin: dict[str, Any], trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
+def _begin(
+    run: Path,
+    world: GRPOWorld,
+    origin: dict[str, Any],
+    trainer: Sa2VAGRPOTrainer,
+    frozen: list[str],
+    network: RewardNetwork | None,
+) -> None:
     check_new(run)
+    if network is not None:
+        network.save_pretrained(run / REWARD_NET)
     model = Path(world.config.model_path)
     config = {
         "stage": STAGE,

@@ -105,6 +105,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)
         self.begin()
         self.last_samples: dict[str, Samples] = {}
+        self.watch: Any = None  # `Watch`, where validation is watched
         self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)

@@ -56,9 +56,7 @@ class GRPOWorldConfig:
         if self.max_regions is not None and self.max_regions < 4:
             raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
         if self.gpu is not None and self.gpu > 0:
-            raise ValueError(
-                f"gpu is {self.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={self.gpu}"
-            )
+            raise ValueError(f"gpu is {self.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={self.gpu}")
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
@@ -68,9 +66,7 @@ class GRPOWorldConfig:
         """Name of the device for torch."""
         if self.gpu == -1 or (self.gpu is None and not torch.cuda.is_available()):
             return "cpu"
-        return (
-            f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's processes each take their own
-        )
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's processes each take their own
 
 
 @dataclass(frozen=True)
