@@ -147,5 +147,5 @@ def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> Non
 
 def test_ciou_sums_pixels_before_it_divides() -> None:
     overlap = np.array([[30, 40], [1, 60]])
-    assert Measured({}, [], [], overlap).phrase_ciou == pytest.approx(31 / 100)
-    assert Measured({}, [], [], np.zeros((2, 2), dtype=int)).phrase_ciou == 0.0
+    assert Measured({}, [], [], [], overlap).phrase_ciou == pytest.approx(31 / 100)
+    assert Measured({}, [], [], [], np.zeros((2, 2), dtype=int)).phrase_ciou == 0.0

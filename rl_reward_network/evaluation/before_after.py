@@ -17,19 +17,26 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdi
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, draw_mask
 
-MEANINGS = {
-    "iou_of_drawn": "IoU of mask' (mask, caption, mask again: the reward of loop 1)",
-    "expected_iou_of_drawn": "the same, captions sampled at temperature 1",
-    "iou_of_drawn_by_base": "IoU of mask', drawn by the model as it was",
-    "meteor": "METEOR of the caption",
-    "expected_meteor": "the same, captions sampled at temperature 1",
-    "cycle_meteor": "METEOR of caption' (caption, mask, caption again: the reward of loop 2)",
-    "iou": "IoU of the mask that is asked for",
-    "dice": "Dice of the mask that is asked for",
-    "precision": "precision of the mask that is asked for",
-    "recall": "recall of the mask that is asked for",
-    "learned": "reward network's score of the mask that is asked for",
+NAMES = {
+    "iou_of_drawn": "IoU of mask'",
+    "expected_iou_of_drawn": "IoU of mask', sampled",
+    "iou_of_drawn_by_base": "IoU of mask', neutral",
+    "meteor": "METEOR",
+    "expected_meteor": "METEOR, sampled",
+    "cycle_meteor": "METEOR of caption'",
+    "iou": "IoU",
+    "dice": "Dice",
+    "precision": "precision",
+    "recall": "recall",
+    "learned": "reward net's score",
 }
+LEGEND = (
+    "IoU, Dice, precision and recall are of the mask that the item's question asks for. Mask' is drawn from the model's "
+    "own caption of the true region (the reward of loop 1); neutral: drawn by the model as it was, so that a private "
+    "language between captioner and drawer does not count. Caption' describes the mask drawn from the reference caption "
+    "(the reward of loop 2). Sampled: captions at temperature 1 in place of the likeliest. METEOR is divided by the "
+    "reference's own."
+)
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,8 @@ class BeforeAfter:
     def verdict(self) -> Verdict:
         """What the numbers allow to say."""
         row = next(row for row in self.rows if row.metric == self.criterion)
-        meaning = MEANINGS.get(row.metric, row.metric)
-        return Verdict(
-            row.word, f"{row.word.capitalize()}: {meaning}, {_signed(row.gain)} on {row.gain.groups} groups."
-        )
+        name = NAMES.get(row.metric, row.metric)
+        return Verdict(row.word, f"{row.word.capitalize()}: {name} {_signed(row.gain)} on {row.gain.groups} groups.")
 
 
 def compare_models(
@@ -152,6 +157,7 @@ def _page(result: BeforeAfter) -> str:
         f"<p>{len(result.ids)} test items; means over groups with 95 % intervals from drawing groups again.</p>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
         page.table(["metric", "before", "after", "after - before", ""], [_cells(row) for row in result.rows]),
+        f"<p>{LEGEND}</p>",
         page.table(["all items together", "before", "after"], _totals(result)) if result.totals else "",
         *_curves(result.curves),
         "<h2>Images</h2>" if result.shown else "",
@@ -163,7 +169,7 @@ def _page(result: BeforeAfter) -> str:
 
 
 def _cells(row: Difference) -> list[str]:
-    return [MEANINGS.get(row.metric, row.metric), str(row.before), str(row.after), _signed(row.gain), row.word]
+    return [NAMES.get(row.metric, row.metric), str(row.before), str(row.after), _signed(row.gain), row.word]
 
 
 def _totals(result: BeforeAfter) -> list[list[str]]:

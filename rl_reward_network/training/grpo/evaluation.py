@@ -133,7 +133,7 @@ def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: 
     for title, number in picks:
         image, truth = items[number].load()
         words = (items[number].caption or items[number].question, before.captions[number], after.captions[number])
-        masks = before.masks[number], after.masks[number]
+        masks = before.drawn[number], after.drawn[number]
         shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, words))
     return tuple(shown)
 

@@ -33,12 +33,14 @@ class Measured:
         values: metric -> float64 (N,), NaN where the item lacks what it takes.
         captions: greedy captions, "" without a region.
         masks: of each item's question, bool (H, W) or None.
+        drawn: of each greedy caption, likewise; those of the question where there are no captions.
         overlap: int64 (N, 2), pixels in both and in either of mask and truth; for cIoU.
     """
 
     values: dict[str, np.ndarray]
     captions: list[str]
     masks: list[Mask]
+    drawn: list[Mask]
     overlap: np.ndarray
 
     @property
@@ -72,6 +74,7 @@ def measure(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
         [caption for part in parts for caption in part.captions],
         [mask for part in parts for mask in part.masks],
+        [mask for part in parts for mask in part.drawn],
         np.concatenate([part.overlap for part in parts]),
     )
 
@@ -98,17 +101,17 @@ def _measure_batch(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, l
     context, rows = batch.context(model), list(range(len(items)))
     masks = _hard(batch.draw(context, rows, [item.question for item in items]))
     values, overlap = _against_truth(masks, batch.truths)
-    captions = [""] * len(items)
+    captions, drawn = [""] * len(items), masks
     if all(item.caption for item in items):
-        captions, own = _captioned(batch, context, masks, longest, seed)
+        captions, drawn, own = _captioned(batch, context, masks, longest, seed)
         values |= own
-    return Measured(values, captions, masks, overlap)
+    return Measured(values, captions, masks, drawn, overlap)
 
 
 def _captioned(
     batch: Batch, context: ImageContext, masks: Sequence[Mask], longest: int, seed: Seed
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Greedy captions of the true regions, and the metrics of both loops."""
+) -> tuple[list[str], list[Mask], dict[str, np.ndarray]]:
+    """Greedy captions of the true regions, the masks drawn from them, and the metrics of both loops."""
     rows, references = list(range(len(batch.items))), [item.caption for item in batch.items]
     truths = [mask for mask in batch.truths if mask is not None]
     captions = batch.caption(context, rows, truths, longest)
@@ -121,17 +124,21 @@ def _captioned(
     shown = [row for row in rows if (mask := masks[row]) is not None and mask.any()]
     again = batch.caption(context, shown, [mask for row in shown if (mask := masks[row]) is not None], longest)
     said = dict(zip(shown, again, strict=True))
-    return captions, {
-        "iou_of_drawn": np.array([overlap.get((row, captions[row]), 0.0) for row in rows]),
-        "expected_iou_of_drawn": np.array(
-            [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows]
-        ),
-        "meteor": meteor(captions, references, normalise=True),
-        "expected_meteor": np.array(
-            [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows]
-        ),
-        "cycle_meteor": meteor([said.get(row, "") for row in rows], references, normalise=True),
-    }
+    return (
+        captions,
+        _hard([drawn.get((row, captions[row])) for row in rows]),
+        {
+            "iou_of_drawn": np.array([overlap.get((row, captions[row]), 0.0) for row in rows]),
+            "expected_iou_of_drawn": np.array(
+                [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows]
+            ),
+            "meteor": meteor(captions, references, normalise=True),
+            "expected_meteor": np.array(
+                [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows]
+            ),
+            "cycle_meteor": meteor([said.get(row, "") for row in rows], references, normalise=True),
+        },
+    )
 
 
 def _hard(probabilities: Sequence[Mask]) -> list[Mask]:

@@ -1,0 +1,75 @@
+"""Compare what GRPO does to a model with the supervised fine-tuning that made it, one row for each item.
+
+    python -m scripts.check_consistency [--model_path MODEL]
+
+Left is the official recipe of Sa2VA, right the loaded model as `scripts.train_sa2va_rl` prepares it: LoRA, what trains
+and what is frozen, chat format, ids of a conversation, number formats, tensors of the checkpoint. Differences that are
+meant stand with their reason; any other is named in the last line, and the exit status is 1.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import tyro
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.training.grpo.consistency import DIFFERS, SAME, Row, consistency_rows, differing
+from rl_reward_network.training.grpo.setup import prepare_model
+from scripts.cli import run
+from scripts.train_sa2va_rl import NANO, REAL
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compare what GRPO does to a model with the supervised fine-tuning that made it."""
+
+    model_path: str = DEFAULT_MODEL
+    """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
+    lora_r: int | None = None
+    """As in training: 16 on the embedded model, else 128."""
+    lora_alpha: int | None = None
+    """As in training: twice the rank."""
+    max_dynamic_patch: int = 1
+    """As in training."""
+    device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
+    """cpu, cuda:0, ..."""
+
+
+def main(args: Args) -> None:
+    """Load, prepare as for training, print the table; leave with 1 if something differs that should not."""
+    r = args.lora_r or (NANO if args.model_path == DEFAULT_MODEL else REAL)["lora_r"]
+    if args.max_dynamic_patch < 1:
+        raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
+    folder = open_checkpoint(args.model_path)
+    model, processor = load_sa2va_model(folder.path, args.device)
+    processor.max_tiles = args.max_dynamic_patch
+    prepare_model(model, int(r), args.lora_alpha or 2 * int(r))
+    rows = consistency_rows(model, processor, folder)
+    show(rows)
+    if wrong := differing(rows):
+        print(f"{DIFFERS}: {', '.join(wrong)}")
+        sys.exit(1)
+    same = sum(row.status == SAME for row in rows)
+    print(f"consistent: {same} of {len(rows)} items are the same, {len(rows) - same} differ on purpose")
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table on the terminal."""
+    table = Table(title="supervised fine-tuning and GRPO", box=box.SIMPLE)
+    for name in ("item", "SFT", "RL", "status"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        cells = [escape(cell) for cell in (row.item, row.sft, row.rl, row.status)]
+        table.add_row(*cells, style="bold red" if row.status == DIFFERS else None)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    run(main, Args)
