@@ -26,7 +26,7 @@ from scripts.cli import run
 SHOWN = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)
 QUICK = {f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS} | {
-    "lr 0": "--learning_rate 0",
+    "lr 0": "--learning_rate 0 --max_steps 20",  # more steps of nothing would show no more
     "shuffled rewards": "--shuffle_rewards",
     "design's rewards": "--caption_weight 0 --loop2_iou_weight 0 --learning_rate 3e-4",
 }
