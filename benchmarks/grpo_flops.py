@@ -2,9 +2,9 @@
 
     python -m benchmarks.grpo_flops
 
-Counted by torch's own counter on the meta device (2 FLOP per multiply and add): both image encoders, the language model's
-blocks, its head, SAM 2's mask decoder. Assumed, as in most such counts: a backward pass is twice a forward pass (LoRA
-needs no gradients of frozen weights, but they are left in for both), a caption has 50 tokens, an answer with `[SEG]` 10.
+Counted by torch's own counter on the meta device (2 FLOP per multiply and add): both image encoders, the blocks of the
+language model, its head, SAM 2's mask decoder. Assumed, as in most such counts: a backward pass is twice a forward pass
+(LoRA needs no gradients of frozen weights, but they are left in for both), a caption has 50 tokens, an answer 10.
 """
 
 from collections.abc import Callable

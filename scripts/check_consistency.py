@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import tyro
 from rich import box
 from rich.console import Console
 from rich.markup import escape

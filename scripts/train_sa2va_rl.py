@@ -43,7 +43,7 @@ EPOCHS = {"quick": 1.0, "full": 3.0}
 class GRPOArgs:
     """Settings of GRPO; names are TRL's, with the original specification's beside them."""
 
-    batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--per_device_train_batch_size"])] = None
+    batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--per-device-train-batch-size"])] = None
     """Captions per process and forward pass, a multiple of num_generations: 64 on the embedded model, else 8."""
     num_generations: int = 4
     """Captions per region; the reward is compared among them."""
@@ -53,7 +53,7 @@ class GRPOArgs:
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
     """Of AdamW: 1e-3 on the embedded model, else 1e-5."""
-    num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num_train_epochs"])] = None
+    num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-train-epochs"])] = None
     """Passes over the training regions: quick 1, full 3; on the embedded model max_steps counts instead."""
     max_steps: int | None = None
     """Optimisation steps, in place of num_epochs: quick 140, full 400 on the embedded model."""

@@ -20,6 +20,7 @@ from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import template_name
 from rl_reward_network.training.grpo.generation import ask
+from rl_reward_network.training.grpo.items import segment_question
 
 SAME, DIFFERS = "same", "DIFFERS"
 RANK, ALPHA, DROPOUT, TILES = 128, 256, 0.05, 12
@@ -38,7 +39,7 @@ TEMPLATES = {
         "\n",
     ),
 }
-QUESTION = "\nPlease segment the red circle in this image."
+PHRASE, QUESTION = "a red circle in this image.", "\nPlease segment the red circle in this image."
 TURNS = (("<image>" + QUESTION, "Sure, it is [SEG]."), ("What is region1?", "It is a small round object."))
 
 PARTS = {
@@ -54,7 +55,7 @@ PARTS = {
     "SAM 2 mask decoder": TRAINABLE,
     "SAM 2 memory": FROZEN,
 }
-_WORDS = "no word is new to RL, and full copies of embeddings and head would outweigh the adapter"
+_WORDS = "no word is new to RL, so none needs another embedding"
 _PROMPTS = "part of the mask path that RL may train; a run freezes what no enabled loss reaches"
 MEANT_PARTS = {
     ("embeddings", FROZEN): _WORDS,
@@ -129,27 +130,34 @@ def part_rows(model: Any) -> list[Row]:
 
 
 def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Row]:
-    """Chat format, ids and labels of a conversation, the cut behind the image, tiles.
+    """Chat format, ids and labels of a conversation, what a rollout asks and how it is cut, tiles.
 
     Args:
         processor: as training uses it.
         template: the name in the checkpoint's config.json.
     """
-    expected = TEMPLATES[template_name(template)]
-    used = processor.template
+    expected, used = TEMPLATES[template_name(template)], processor.template
     ids, labels = reference_conversation(processor.tokenizer, expected, processor.tokens_per_tile)
-    found = processor.tokenize_conversation(TURNS, num_tiles=1)
-    own = found["input_ids"].tolist(), found["labels"].tolist()
-    first = len(processor.token_ids(_with_image(expected[0], TURNS[0][0], processor.tokens_per_tile)))
-    asked = ask(processor, 0, 1, QUESTION)
-    tiles = f"up to {TILES}, and a thumbnail"
-    cheaper = "several times cheaper; --max_dynamic_patch raises it"
+    found = {name: values.tolist() for name, values in processor.tokenize_conversation(TURNS, num_tiles=1).items()}
+    prompt = ids[: next(n for n, label in enumerate(labels) if label >= 0)]
     return [
         _row("chat template", _shown(expected), _shown((used.instruction, used.suffix, used.separator))),
-        _row("conversation: ids", _ids(ids), _ids(own[0], ids)),
-        _row("conversation: labels", _ids(labels), _ids(own[1], labels)),
-        _row("prompt of a rollout", _ids(ids[:first]), _ids(asked.prefix_ids + asked.suffix_ids, ids[:first])),
-        _row("tiles", tiles, tiles if processor.max_tiles == TILES else f"up to {processor.max_tiles}", cheaper),
+        _row("conversation: ids", _ids(ids), _ids(found["input_ids"], ids)),
+        _row("conversation: labels", _ids(labels), _ids(found["labels"], labels)),
+        *_question_rows(processor, prompt),
+    ]
+
+
+def _question_rows(processor: Sa2VAProcessor, prompt: list[int]) -> list[Row]:
+    """What a rollout asks, against the ids of the recipe's first question."""
+    own, asked = segment_question(PHRASE), ask(processor, 0, 1, QUESTION)
+    unbroken = "the reference's own prediction has no line break there" if own == QUESTION.strip() else None
+    tiles = f"up to {TILES}, and a thumbnail"
+    few = "several times cheaper; --max_dynamic_patch raises it"
+    return [
+        _row("question for a mask", repr(QUESTION), repr(own), unbroken),
+        _row("question cut behind the image", _ids(prompt), _ids(asked.prefix_ids + asked.suffix_ids, prompt)),
+        _row("tiles", tiles, tiles if processor.max_tiles == TILES else f"up to {processor.max_tiles}", few),
     ]
 
 

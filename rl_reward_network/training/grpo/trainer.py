@@ -63,6 +63,12 @@ class PromptSampler(Sampler[int]):
                 yield from order[start : start + self.chunk]
 
 
+def prompt_sampler(count: int, args: Sa2VAGRPOConfig) -> PromptSampler:
+    """The order of `count` prompts; a ValueError where they are fewer than one optimisation step takes."""
+    chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    return PromptSampler(count, chunk, args.num_iterations, args.seed)
+
+
 class Sa2VAGRPOTrainer(Trainer):
     """GRPO in two loops.
 
@@ -99,6 +105,7 @@ class Sa2VAGRPOTrainer(Trainer):
             processor.never_sampled_ids,
             processor.tokenizer.pad_token_id or 0,
         )
+        prompt_sampler(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.pathwise = model, pathwise
@@ -130,8 +137,7 @@ class Sa2VAGRPOTrainer(Trainer):
         )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> PromptSampler:
-        chunk = self.args.prompts_per_step * self.args.gradient_accumulation_steps * self.args.world_size
-        return PromptSampler(len(self.train_dataset), chunk, self.args.num_iterations, self.args.seed)  # type: ignore[arg-type]
+        return prompt_sampler(len(self.train_dataset), self.args)  # type: ignore[arg-type]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device

@@ -30,7 +30,7 @@ class GRPOWorldConfig:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data_dir"])] = DEFAULT_REGIONS
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_REGIONS
     """Captioned regions (Grasp-Any-Region or describe-anything), or annotated images (DATA_ROOT)."""
     dataset_name: DatasetName = "auto"
     """auto looks what is in data_root; gar, dam and annotations insist."""
@@ -42,7 +42,7 @@ class GRPOWorldConfig:
     """Seed of the split."""
     gpu: int | None = None
     """-1 is the CPU, 0 the first GPU, the default if there is one (GPU); take another by CUDA_VISIBLE_DEVICES."""
-    max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max_tiles"])] = 1
+    max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"])] = 1
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
     max_regions: int | None = None
     """Read at most so many regions; without it all."""

@@ -1,0 +1,169 @@
+"""Merge what a GRPO run has trained into its base model: a full checkpoint that every command here loads.
+
+    python -m scripts.merge_lora --model_path outputs/sa2va_grpo_<time>/final_model --output models/mine
+    python -m scripts.segment image.png --model_path models/mine
+
+The folder is in our layout, in float32, with a model card. On the CPU it answers as the run's model does, to rounding.
+A GPU rounds the merged weights to bfloat16, where training kept its small steps apart in float32.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_reward_network.artefacts import read_json, whole_folder
+from rl_reward_network.evaluation.before_after import LEGEND, NAMES
+from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import load_trainable, merge_lora
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.training.grpo.evaluation import is_grpo_run
+from rl_reward_network.training.grpo.stage import FINAL
+from rl_reward_network.training.run_folder import located_model
+from scripts.cli import run
+
+
+@dataclass(frozen=True)
+class Args:
+    """Merge what a GRPO run has trained into its base model."""
+
+    model_path: Path
+    """The run's final_model folder."""
+    output: Path
+    """Folder to write; must not exist."""
+    base_model: str | None = None
+    """Where the run's Sa2VA is now, if not where it was."""
+
+
+def main(args: Args) -> None:
+    """Load the base, add what was trained, merge, write."""
+    if args.output.exists():
+        raise ValueError(f"output {args.output} exists; give a new folder")
+    final = args.model_path if args.model_path.name == FINAL else args.model_path / FINAL
+    if not is_grpo_run(final):
+        raise ValueError(
+            f"{args.model_path}: not what a GRPO run has trained; name outputs/sa2va_grpo_<time>/{FINAL}, which is "
+            "there when scripts.train_sa2va_rl has finished"
+        )
+    config = read_json(final / "config.json")
+    path = args.base_model or located_model(final.parent, config, "--base_model")
+    model = load_base(path, config["origin"]["model_fingerprint"])
+    load_trainable(model, final / "trainable")
+    merge_lora(model)
+    model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated
+    evaluation = final.parent / "evaluation" / "eval.json"
+    with whole_folder(args.output) as folder:
+        model.save_pretrained(folder)
+        Sa2VAProcessor.from_pretrained(path).save_pretrained(folder)
+        check_checkpoint(open_checkpoint(folder))
+        card = card_text(config, read_json(evaluation) if evaluation.exists() else None)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    print(f"merged model: {args.output}")
+
+
+def load_base(path: str, fingerprint: str) -> Sa2VAForConditionalGeneration:
+    """The model that a run began from, in float32, on the CPU; what a GPU has rounded to bfloat16 is rounded here, too.
+
+    Raises:
+        ValueError: the weights are others than in training.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=dtype)
+        if weights_fingerprint(model) == fingerprint:
+            return model.float()
+    raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
+
+
+def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> str:
+    """The model card in Markdown.
+
+    Args:
+        config: of the run's final_model.
+        evaluation: its eval.json, if there is one.
+    """
+    origin, base = config["origin"], _base_name(config["world"]["model_path"])
+    control = "**A control run: its rewards were dealt out at random, so it has learned nothing.**\n\n"
+    table = "\n".join(f"| {name} | {value} |" for name, value in _facts(config, base).items())
+    changes = "\n".join(_changes(evaluation)) if evaluation else NOT_EVALUATED
+    return f"""---
+library_name: transformers
+tags: [sa2va, segmentation, grpo]
+---
+# {base}, fine-tuned by GRPO
+
+{control if origin["shuffle_rewards"] else ""}A full Sa2VA checkpoint: LoRA and all else that reinforcement learning has
+trained, merged into {base}.
+
+| | |
+|---|---|
+{table}
+
+## Before and after
+
+{changes}
+
+## Use
+
+```bash
+python -m scripts.segment image.png --model_path <this folder>
+```
+
+## Licence
+
+These weights are a work derived from {base} and stay under its licence; the data they were trained on may have
+conditions of their own. Read both before you pass them on. Nothing here is fit for diagnosis.
+"""
+
+
+NOT_EVALUATED = """Not evaluated when this was written. To do so:
+
+```bash
+python -m scripts.evaluate_rl_finetuned_sa2va --model_path <run>/final_model --split test
+```"""
+
+
+def _base_name(model_path: str) -> str:
+    """A hub id or an embedded model's name; of a folder its last part, for no path may leave this machine."""
+    return Path(model_path).name if model_path.startswith((".", "/")) else model_path
+
+
+def _facts(config: Mapping[str, Any], base: str) -> dict[str, Any]:
+    origin, settings = config["origin"], config["origin"]["settings"]
+    return {
+        "base": f"{base}, weights {origin['model_fingerprint']}",
+        "data": config["data"],
+        "data fingerprint": origin["data_fingerprint"][:16],
+        "objective": settings["objective"],
+        "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
+        "caption judge": origin["judge"]["model"] if origin["judge"] else "none: METEOR",
+        "steps": f"{config['steps']}, learning rate {settings['learning_rate']:g}",
+        "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
+        "seed": origin["seed"],
+        "tiles of an image": f"up to {config['world']['max_dynamic_patch']} (max_tiles in config.json)",
+        "commit": config["commit"],
+    }
+
+
+def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict and the table of eval.json."""
+    yield f"{evaluation['verdict']['sentence']} Means over groups of {evaluation['items']} test items, 95 % intervals."
+    yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
+    for row in evaluation["rows"]:
+        before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
+        change = f"{gain.mean:+.3f}"
+        if gain.low is not None:
+            change += f" [{gain.low:+.3f}, {gain.high:+.3f}]"
+        yield f"| {NAMES.get(row['metric'], row['metric'])} | {before} | {after} | {change} | {row['word']} |"
+    for name, pair in evaluation["totals"].items():
+        change = f"{pair['after'] - pair['before']:+.3f}"
+        yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"
+    yield f"\n{LEGEND}"
+
+
+if __name__ == "__main__":
+    run(main, Args)

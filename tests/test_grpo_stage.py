@@ -1,0 +1,234 @@
+"""A GRPO run as a whole: what it writes, what it refuses, and that it goes on where it was cut off."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_reward_network import network_of
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.regions import LAMPLIGHT, write_regions
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.training.grpo import stage as stage_file
+from rl_reward_network.training.grpo.rewarding import Reward
+from rl_reward_network.training.grpo.stage import (
+    GRPOPlan,
+    RewardWeights,
+    check_same,
+    find_grpo_run,
+    loop_rewards,
+    run_grpo_stage,
+    training_arguments,
+)
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+
+SETTINGS = {
+    "objective": "grpo",
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "num_mask_generations": 4,
+    "max_completion_length": 16,
+    "max_steps": 2,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
+PLAN = GRPOPlan("quick", RewardWeights(caption=1.0, loop2_iou=1.0), 4, 8, settings=SETTINGS)
+WEIGHTS = "trainable/trainable.safetensors"
+
+
+def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
+    return replace(plan, settings=plan.settings | settings)
+
+
+def scenes(project: Path) -> GRPOWorld:
+    """Eight pictures under the lamp; runs go to `<project>/out`."""
+    write_regions(project / "scenes", 8, 3, light=LAMPLIGHT)
+    return open_grpo_world(GRPOWorldConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> GRPOWorld:
+    return scenes(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def run(world: GRPOWorld) -> Path:
+    """A finished run of two steps."""
+    folder = world.config.output_dir / "sa2va_grpo_1"
+    run_grpo_stage(world, PLAN, folder)
+    return folder
+
+
+class Judge:
+    """A judge that likes everything."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"asked": 0}
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        return [1.0] * len(predictions)
+
+
+def test_a_run_writes_all_that_it_says(run: Path) -> None:
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "config.json",
+        "final_model",
+        "logs",
+        "metrics.jsonl",
+        "split.json",
+    ]
+    assert sorted(path.name for path in (run / "final_model").iterdir()) == ["config.json", "trainable"]
+    final, last = (load_file(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
+    assert final.keys() == last.keys()
+    assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
+
+
+def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> None:
+    config = read_json(run / "config.json")
+    model, _ = load_sa2va_model("sa2va-nano")
+    origin = config["origin"]
+    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", world.seen)
+    assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
+    assert origin["settings"] == SETTINGS
+    assert origin["weights"] == {
+        "iou": 1.0,
+        "caption": 1.0,
+        "loop2_caption": 1.0,
+        "loop2_iou": 1.0,
+        "learned": 0.0,
+        "confidence": 0.0,
+    }
+    assert origin["model_fingerprint"] == weights_fingerprint(model)
+    assert origin["data_fingerprint"] == world.split.fingerprint
+    assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
+    assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
+    assert config["world"]["model_path"] == "sa2va-nano"
+    assert set(config["trainable"]) == set(load_file(run / "final_model" / WEIGHTS))
+    frozen = config["frozen_because_unreached"]
+    assert frozen
+    assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
+    rows = {name: (count, trains) for name, count, trains in config["parameters"]}
+    assert rows["vision tower"][1] == rows["SAM 2 mask decoder"][1] == 0
+    assert rows["LoRA"][0] == rows["LoRA"][1] > 0
+    assert config["meteor_variant"] in ("full", "exact+stem")
+    assert "torch" in config["versions"]
+    final = read_json(run / "final_model" / "config.json")
+    assert final.pop("steps") == 2
+    assert 0 < final.pop("minutes") < 5
+    assert final == config
+
+
+def test_what_a_run_would_overwrite_is_refused(run: Path, world: GRPOWorld) -> None:
+    with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already; give a new folder, or go on with it"):
+        run_grpo_stage(world, PLAN, run)
+
+
+def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWorld) -> None:
+    other = changed(replace(PLAN, weights=RewardWeights()), learning_rate=1e-4)
+    with pytest.raises(
+        ValueError, match=r"--resume: it began with other settings \(weights, settings\); give the same"
+    ):
+        run_grpo_stage(world, other, run, resume=True)
+    began = read_json(run / "config.json")["origin"]
+    check_same(run, began)
+    with pytest.raises(ValueError, match=r"other settings \(seed, model_fingerprint\)"):
+        check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
+
+
+def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+    again = world.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model"))
+    run_grpo_stage(world, PLAN, again, resume=True)
+    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert read_json(again / "final_model" / "config.json")["steps"] == 2
+
+
+def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+    world = replace(world, config=replace(world.config, output_dir=tmp_path))
+    for number in (1, 2, 3):
+        shutil.copytree(run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs"))
+    (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "origin": {"mode": "full"}}')
+    assert find_grpo_run(world, PLAN) == tmp_path / "sa2va_grpo_2"
+    assert find_grpo_run(world, changed(PLAN, learning_rate=1e-4)) is None
+    assert find_grpo_run(world, replace(PLAN, lora_r=8)) is None
+
+
+def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOWorld, tmp_path: Path) -> None:
+    run_grpo_stage(world, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
+    model, _ = load_sa2va_model("sa2va-nano")
+    start = dict(model.named_parameters())
+    for name, tensor in load_file(tmp_path / "still" / "final_model" / WEIGHTS).items():
+        if "lora_B" in name:
+            assert not tensor.any(), name
+        elif "lora_" not in name:
+            assert torch.equal(tensor, start[name]), name
+
+
+def test_rewards_that_are_all_equal_are_told_and_nothing_is_called_finished(
+    world: GRPOWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
+    monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
+    with pytest.raises(ValueError, match=r"trainable tensors did not move, first .* frac_zero_std was 1 all the time"):
+        run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal")
+    assert not (tmp_path / "equal" / "final_model").exists()
+
+
+def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
+    return {loop: {name: reward.weight for name, reward in own.items()} for loop, own in rewards.items()}
+
+
+def test_terms_without_a_judge() -> None:
+    plan = replace(PLAN, weights=RewardWeights(1.0, 0.5, 0.25, 0.125, 0.0, 0.1))
+    assert named(loop_rewards(plan, "regions", None, False, None)) == {
+        "loop1": {"iou": 1.0, "dice": 0.0, "meteor": 0.5},
+        "loop2": {"iou": 0.125, "confidence": 0.1, "meteor": 0.25},
+    }
+    assert named(loop_rewards(plan, "images", None, False, None)) == {
+        "loop1": {"iou": 1.0, "dice": 0.0},
+        "loop2": {"iou": 0.125, "confidence": 0.1},
+    }
+
+
+def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
+    plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25))
+    first, both = (named(loop_rewards(plan, "regions", Judge(), loop2, None)) for loop2 in (False, True))
+    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.0, "caption": 0.5, "judge": 0.0}
+    assert first["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.25}, "loop 2 stays with METEOR"
+    assert both["loop1"] == first["loop1"]
+    assert both["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.0, "caption": 0.25}
+    reward = loop_rewards(plan, "regions", Judge(), True, None)["loop1"]["caption"].function
+    assert reward(completions=["a cross"], captions=["a cross"]) == [1.0]
+    assert reward(completions=["red"], captions=["a cross"]) == [0.75], "no METEOR, all of the judge"
+
+
+def test_a_reward_network_is_a_term_of_loop_2() -> None:
+    plan = replace(PLAN, weights=RewardWeights(learned=2.0))
+    rewards = named(loop_rewards(plan, "images", None, False, network_of()))
+    assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
+    assert "learned" not in rewards["loop1"]
+    with pytest.raises(ValueError, match=r"learned_weight is 2\.0, but there is no reward network; give --reward_net"):
+        loop_rewards(plan, "images", None, False, None)
+
+
+def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOWorld, tmp_path: Path) -> None:
+    seeded = replace(world, config=replace(world.config, seed=5))
+    args = training_arguments(seeded, PLAN, tmp_path)
+    assert (args.seed, args.data_seed, args.output_dir, args.max_steps) == (5, 5, str(tmp_path), 2)
+    assert (args.bf16, args.use_cpu, args.report_to, args.disable_tqdm) == (False, True, [], True)
+    with pytest.raises(ValueError, match="num_generations is 1"):
+        training_arguments(world, changed(PLAN, num_generations=1), tmp_path)

@@ -1,0 +1,110 @@
+"""The command line of GRPO: what flags become, under either name, and what does not go together."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from conftest import write_tiny_data
+
+from rl_reward_network.data.regions import write_regions
+from rl_reward_network.training.grpo.stage import GRPOPlan
+from rl_reward_network.training.grpo.world import GRPOWorld, open_grpo_world
+from scripts.train_sa2va_rl import Args, main, make_plan
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "regions"
+    write_regions(folder, 6, 5)
+    return folder
+
+
+def planned(data: Path, *flags: str, mode: str = "quick") -> GRPOPlan:
+    args = tyro.cli(Args, args=[mode, "--data_root", str(data), *flags])
+    return make_plan(args, world_of(args), None)
+
+
+def world_of(args: Any) -> GRPOWorld:
+    return open_grpo_world(args.world)
+
+
+def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Path) -> None:
+    theirs = planned(scenes, "--kl_coef", "0.1", "--clip_range", "0.3", "--batch_size", "12", "--num_epochs", "2")
+    ours = planned(
+        scenes, "--beta", "0.1", "--epsilon", "0.3", "--per_device_train_batch_size", "12", "--num_train_epochs", "2"
+    )
+    assert theirs == ours
+    assert theirs.settings["beta"] == theirs.settings["mask_beta"] == 0.1
+    assert theirs.settings["max_steps"] == -1, "epochs that are asked for count, not the preset's steps"
+    named = tyro.cli(Args, args=["quick", "--data_dir", str(scenes), "--max_tiles", "3"]).world
+    assert (named.data_root, named.max_dynamic_patch) == (scenes, 3)
+
+
+def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
+    small, real = planned(scenes), planned(scenes, "--model_path", "owner/Sa2VA-4B", mode="full")
+    assert (small.lora_r, small.settings["learning_rate"], small.settings["max_steps"]) == (16, 1e-3, 140)
+    assert (real.lora_r, real.lora_alpha, real.settings["learning_rate"]) == (128, 256, 1e-5)
+    assert (real.settings["num_train_epochs"], real.settings["max_steps"]) == (3.0, -1)
+    for plan in (small, real):
+        assert plan.settings["num_generations"] == 4
+        assert (plan.weights.iou, plan.weights.caption) == (1.0, 1.0)
+        assert (plan.weights.loop2_caption, plan.weights.loop2_iou, plan.weights.learned) == (1.0, 1.0, 0.0)
+    assert planned(scenes, "--no_ema").settings["ema_decay"] == 0
+    assert planned(scenes, "--lora_r", "8").lora_alpha == 16
+
+
+def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--use_llm_judge_loop2 needs --use_llm_judge"):
+        planned(scenes, "--use_llm_judge_loop2")
+    images = write_tiny_data(tmp_path)
+    with pytest.raises(ValueError, match="annotated images have no captions to close a loop: give --reward_net"):
+        planned(images)
+    plan = planned(images, "--loop2_iou_weight", "1")
+    assert plan.settings["mask_to_caption_weight"] == 0
+    assert plan.weights.loop2_caption == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num_generations", "1"], "num_generations is 1, expected 2 or more"),
+        (["--batch_size", "6"], "batch_size is 6 generations, not divisible by num_generations 4"),
+        (["--lora_dropout", "0.05"], "lora_dropout is 0.05, expected 0: with dropout, old, reference and new"),
+        (["--gpu", "3"], "gpu is 3, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES=3"),
+        (["--use_llm_judge"], "--use_llm_judge needs --llm_judge_model"),
+        (["--pathwise_weight", "1"], r"pathwise_weight is 1.0, but there is no reward network; give --reward_net"),
+        (["--learned_weight", "1"], r"learned_weight is 1.0, but there is no reward network; give --reward_net"),
+        (["--num_iterations", "3"], "save_steps is 50, not a multiple of num_iterations 3"),
+        (["--batch_size", "400"], "training prompts, but one optimisation step takes 100; lower batch_size"),
+        (["--dataset_name", "dam"], "dataset_name is 'dam'"),
+        (
+            ["--use_llm_judge", "--llm_judge_model", "m", "--llm_judge_base_url", "http://127.0.0.1:9/v1"],
+            "http://127.0.0.1:9/v1",
+        ),
+    ],
+)
+def test_bad_flags_end_before_anything_is_written(
+    scenes: Path, tmp_path: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with pytest.raises(ValueError, match=message):
+        main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path / "out"), *flags]))
+    assert not list((tmp_path / "out").glob("sa2va_grpo_*"))
+
+
+def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path), "--batch_size", "8", "--max_steps", "2"]
+    flags += ["--watch_every", "0", "--save_steps", "1"]
+    main(tyro.cli(Args, args=flags))
+    said = capsys.readouterr().out
+    (folder,) = tmp_path.glob("sa2va_grpo_*")
+    assert said.rstrip().endswith(f"fine-tuned model: {folder / 'final_model'}")
+    assert "data: Grasp-Any-Region, 1 shard" in said
+    main(tyro.cli(Args, args=[*flags, "--resume"]))
+    assert "nothing to resume: this run is finished" in capsys.readouterr().out
+    main(tyro.cli(Args, args=[*flags, "--resume", "--seed", "1"]))
+    assert "no run of GRPO with these settings" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("sa2va_grpo_*"))) == 2
