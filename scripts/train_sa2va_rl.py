@@ -8,6 +8,7 @@ with a reward network (--reward_net), which needs no labels. With --resume the n
 """
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -152,6 +153,8 @@ class Args:
     """supervised: learn the reference captions and masks instead, the comparison that GRPO must stand."""
     shuffle_rewards: bool = False
     """The control: rewards are dealt out at random, so nothing can be gained."""
+    wandb: bool = False
+    """Send the curves to Weights & Biases as well (pip install -e '.[tracking]'); nothing is sent otherwise."""
     run_folder: Path | None = None
     """Folder of this run; without it <output_dir>/sa2va_grpo_<time>."""
     resume: bool = False
@@ -160,6 +163,8 @@ class Args:
 
 def main(args: Args) -> None:
     """Open the data, train, say where the model is."""
+    if args.wandb and find_spec("wandb") is None:
+        raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
     world = open_grpo_world(args.world)
     print(f"data: {world.seen}")
     network = None if args.rewards.reward_net is None else RewardNetwork.from_pretrained(args.rewards.reward_net)
@@ -170,7 +175,8 @@ def main(args: Args) -> None:
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        run_grpo_stage(world, plan, folder, found is not None, judge, args.rewards.use_llm_judge_loop2, network)
+        loop2 = args.rewards.use_llm_judge_loop2
+        run_grpo_stage(world, plan, folder, found is not None, judge, loop2, network, args.wandb)
     print(f"\nfine-tuned model: {folder / FINAL}")
 
 

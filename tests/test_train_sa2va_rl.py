@@ -77,6 +77,7 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
         (["--learned_weight", "1"], r"learned_weight is 1.0, but there is no reward network; give --reward_net"),
         (["--num_iterations", "3"], "save_steps is 50, not a multiple of num_iterations 3"),
         (["--batch_size", "400"], "training prompts, but one optimisation step takes 100; lower batch_size"),
+        (["--wandb"], r"--wandb: the package is not installed; pip install -e '\.\[tracking\]'"),
         (["--dataset_name", "dam"], "dataset_name is 'dam'"),
         (
             ["--use_llm_judge", "--llm_judge_model", "m", "--llm_judge_base_url", "http://127.0.0.1:9/v1"],
@@ -88,6 +89,7 @@ def test_bad_flags_end_before_anything_is_written(
     scenes: Path, tmp_path: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr("scripts.train_sa2va_rl.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=message):
         main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path / "out"), *flags]))
     assert not list((tmp_path / "out").glob("sa2va_grpo_*"))
@@ -96,7 +98,17 @@ def test_bad_flags_end_before_anything_is_written(
 def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
     scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path), "--batch_size", "8", "--max_steps", "2"]
+    flags = [
+        "quick",
+        "--data_root",
+        str(scenes),
+        "--output_dir",
+        str(tmp_path),
+        "--batch_size",
+        "8",
+        "--max_steps",
+        "2",
+    ]
     flags += ["--watch_every", "0", "--save_steps", "1"]
     main(tyro.cli(Args, args=flags))
     said = capsys.readouterr().out

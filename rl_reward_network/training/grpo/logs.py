@@ -27,10 +27,11 @@ class GRPOLogs(TrainerCallback):
     Args:
         run: run folder.
         trainer: Sa2VAGRPOTrainer.
+        wandb: send the same curves to Weights & Biases, under the run folder's name.
     """
 
-    def __init__(self, run: Path, trainer: Any) -> None:
-        self.run, self.trainer, self.calls = run, trainer, 0
+    def __init__(self, run: Path, trainer: Any, wandb: bool = False) -> None:
+        self.run, self.trainer, self.wandb, self.calls = run, trainer, wandb, 0
         self.writer: SummaryWriter | None = None
         self.bar: tqdm[Any] | None = None
 
@@ -39,6 +40,10 @@ class GRPOLogs(TrainerCallback):
         if not state.is_world_process_zero:
             return
         keep_lines(self.run / "metrics.jsonl", state.global_step)
+        if self.wandb:
+            import wandb  # here: an extra
+
+            wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
         self.writer = SummaryWriter(str(self.run / "logs"), purge_step=state.global_step + 1)
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
 

@@ -140,6 +140,7 @@ def run_grpo_stage(
     judge: CaptionJudge | None = None,
     judge_loop2: bool = False,
     network: RewardNetwork | None = None,
+    wandb: bool = False,
 ) -> None:
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
@@ -166,6 +167,7 @@ def run_grpo_stage(
         trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
     frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
+    _say(trainer, frozen)
     with only_here(run):
         origin = describe(world, plan, fingerprint)
         if resume:
@@ -174,19 +176,31 @@ def run_grpo_stage(
             _begin(run, world, origin, trainer, frozen, network)
         seconds: dict[str, float] = {}
         with clock(seconds, "training"):
-            _train(trainer, run, resume)
+            _train(trainer, GRPOLogs(run, trainer, wandb), resume)
         _save(trainer, run, seconds["training"] / 60)
 
 
-def _train(trainer: Sa2VAGRPOTrainer, run: Path, resume: bool) -> None:
+def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
+    """What trains, what does not although it might, and how fast the partner follows."""
+    for part, count, trained in parameter_table(trainer.sa2va):
+        print(f"{part}: {count:,} parameters, {trained:,} train")
+    if frozen:
+        print(
+            f"frozen, since no enabled loss reaches them: {len(frozen)} tensors, e.g. {frozen[0]} (all in config.json)"
+        )
+    ema = trainer.ema
+    print(f"partner: moving average, half-life {ema.half_life:.0f} steps" if ema else "partner: the model itself")
+
+
+def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> None:
     """The Trainer's loop, and the proof of what moved."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(GRPOLogs(run, trainer))
+    trainer.add_callback(logs)
     if trainer.watch is not None:
         trainer.add_callback(trainer.watch)
     before = frozen_digests(trainer.sa2va)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(run)) if resume else None)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(logs.run)) if resume else None)
     if trainer.watch is not None and trainer.watch.finish(trainer.state):
         print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
     elif trainer.args.learning_rate:
