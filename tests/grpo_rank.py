@@ -33,6 +33,18 @@ def train(folder: Path, accumulation: int = 1) -> None:
     rank = int(os.environ.get("RANK", "0"))
     more = {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1, **SETTINGS}
     own = trainer(folder / f"run_{rank}", regions(4), caption=1.0, loop2_iou=1.0, **more)
+    rollouts = noted_rollouts(own)
+    own.train()
+    assert own.ema is not None
+    save_file(copied(own.sa2va), folder / f"weights_{rank}.safetensors")
+    save_file(own.ema.weights, folder / f"ema_{rank}.safetensors")
+    logs = [line for line in own.state.log_history if "total_loss" in line]
+    seen = {"wrapped": type(own.model_wrapped).__name__, "spread": own.maker.controller.spread}
+    (folder / f"said_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **seen}))
+
+
+def noted_rollouts(own: Any) -> list[dict[str, Any]]:
+    """A list that grows as rollouts are made."""
     rollouts: list[dict[str, Any]] = []
     make = own.maker.make
 
@@ -43,14 +55,8 @@ def train(folder: Path, accumulation: int = 1) -> None:
         rollouts.append({"seed": list(seed), **said, "actions": actions})
         return groups, samples
 
-    own.maker.make = noted  # type: ignore[method-assign]
-    own.train()
-    assert own.ema is not None
-    save_file(copied(own.sa2va), folder / f"weights_{rank}.safetensors")
-    save_file(own.ema.weights, folder / f"ema_{rank}.safetensors")
-    logs = [line for line in own.state.log_history if "total_loss" in line]
-    seen = {"wrapped": type(own.model_wrapped).__name__, "spread": own.maker.controller.spread}
-    (folder / f"said_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **seen}))
+    own.maker.make = noted
+    return rollouts
 
 
 def shard(folder: Path) -> None:
@@ -58,40 +64,45 @@ def shard(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     own = trainer(folder / f"sharded_{rank}", objective="supervised")
     shake(own.sa2va)
-    policy, groups = GRPOPolicy(own.sa2va, *_parts(own._policy)), own.maker.supervise(regions()[: 2 * RANKS])
+    policy, groups = own._policy, own.maker.supervise(regions()[: 2 * RANKS])
     parameters = sum(p.numel() for p in policy.parameters())
-    score(policy, groups).backward()
-    whole = {name: p.grad.clone() / RANKS for name, p in policy.named_parameters() if p.grad is not None}
-    policy.zero_grad(set_to_none=True)
-    outputs = _outputs(policy, groups[rank::RANKS])
+    whole = {name: grad / RANKS for name, grad in gradients(policy, groups).items()}
+    expected = outputs(policy, groups[rank::RANKS])
+    split(policy)
+    gap = [float((a - b).abs().max()) for a, b in zip(outputs(policy, groups[rank::RANKS]), expected, strict=True)]
+    found = gradients(policy, groups[rank::RANKS])
+    scale = max(float(grad.abs().max()) for grad in whole.values())
+    said = {
+        "held": sum(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor)) / parameters,
+        "gap": gap,
+        "same": sorted(found) == sorted(whole),
+        "gradients": max(float((grad - whole[name]).abs().max()) for name, grad in found.items()) / scale,
+    }
+    (folder / f"sharded_{rank}.json").write_text(json.dumps(said))
+
+
+def split(policy: GRPOPolicy) -> None:
+    """FSDP2: each block of the language model by itself, then the rest."""
     mesh = init_device_mesh("cpu", (RANKS,))
-    for layer in own.sa2va.model.language_model.layers:
+    for layer in policy.sa2va.model.language_model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh)
-    held = sum(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor))
-    gap = [float((a - b).abs().max()) for a, b in zip(_outputs(policy, groups[rank::RANKS]), outputs, strict=True)]
-    score(policy, groups[rank::RANKS]).backward()
-    split = {name: p.grad.full_tensor() for name, p in policy.named_parameters() if p.grad is not None}  # type: ignore
-    scale = max(float(grad.abs().max()) for grad in whole.values())
-    gradients = max(float((grad - whole[name]).abs().max()) for name, grad in split.items()) / scale
-    found = {"held": held / parameters, "gap": gap, "gradients": gradients, "same": sorted(split) == sorted(whole)}
-    (folder / f"sharded_{rank}.json").write_text(json.dumps(found))
-
-
-def score(policy: Any, groups: list[Group]) -> Tensor:
-    """A number that everything a loss is made of has part in."""
-    outputs, _ = policy(groups, True)
-    return torch.stack([part.float().mean() for output in outputs for part in output.differentiable()]).sum()
 
 
 @torch.no_grad()
-def _outputs(policy: Any, groups: list[Group]) -> list[Tensor]:
-    outputs, _ = policy(groups, True)
-    return [part for output in outputs for part in output.differentiable()]
+def outputs(policy: Any, groups: list[Group]) -> list[Tensor]:
+    """Log-probabilities, parameters and mask of each group."""
+    found, _ = policy(groups, True)
+    return [part for output in found for part in output.differentiable()]
 
 
-def _parts(policy: GRPOPolicy) -> tuple[Any, ...]:
-    return policy.mask_policy, policy.temperature, policy.never, policy.pad_id
+def gradients(policy: Any, groups: list[Group]) -> dict[str, Tensor]:
+    """Of a number that everything a loss is made of has part in; whole tensors, also of a split model."""
+    found, _ = policy(groups, True)
+    torch.stack([part.float().mean() for output in found for part in output.differentiable()]).sum().backward()
+    grads = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    policy.zero_grad(set_to_none=True)
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
 
 
 if __name__ == "__main__":

@@ -49,13 +49,18 @@ def test_small_steps_arrive() -> None:
     assert arrived == pytest.approx(1e-5 * (1000 - 999 * (1 - 0.999**1000)), rel=0.02)
 
 
+def _fail_inside(net: nn.Module, other: dict[str, torch.Tensor]) -> None:
+    with swapped(net, other):
+        assert (net[0].weight == 1).all()
+        raise RuntimeError("stop")
+
+
 def test_swapped_weights_are_back_afterwards_even_after_an_error() -> None:
     net, other = model(), {"0.weight": torch.ones(2, 3)}
     before = copied(net)
     optimiser = torch.optim.SGD(net[0].parameters(), lr=1.0)
-    with pytest.raises(RuntimeError, match="stop"), swapped(net, other):
-        assert (net[0].weight == 1).all()
-        raise RuntimeError("stop")
+    with pytest.raises(RuntimeError, match="stop"):
+        _fail_inside(net, other)
     assert torch.equal(net[0].weight, before["0.weight"])
     assert net[0].weight.requires_grad
     net(torch.ones(1, 3)).sum().backward()

@@ -108,3 +108,14 @@ def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks
         assert max(one["gap"]) <= 1e-5
         assert one["same"], "each tensor that gets a gradient whole gets one when split"
         assert one["gradients"] <= 1e-5, "of the largest; means over ranks of other groups"
+
+
+def test_the_deepspeed_configuration_leaves_to_the_trainer_what_the_trainer_knows() -> None:
+    """Sizes of buckets are numbers: transformers works `auto` out of a `config`, which the policy does not have."""
+    found = json.loads((ROOT / "scripts" / "deepspeed_zero2.json").read_text())
+    zero = found["zero_optimization"]
+    assert zero["stage"] == 2
+    assert all(isinstance(zero[name], int) for name in ("reduce_bucket_size", "allgather_bucket_size"))
+    assert "optimizer" not in found, "AdamW and schedule are the Trainer's"
+    trainers = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert {found[name] for name in (*trainers, "gradient_clipping")} == {found["bf16"]["enabled"]} == {"auto"}

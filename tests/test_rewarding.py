@@ -78,6 +78,7 @@ def test_a_weight_of_0_is_noted_and_not_paid(tmp_path: Path) -> None:
     assert samples.terms["b"].tolist() == [[9, 0, 0], [0, 0, 9]]
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[1, 2, 3], [3, 2, 1]]
+    assert samples.advantages.missing == {"a": 0}, "what is not paid takes no part at all"
     assert [group.token_advantages.tolist() for group in own if group.token_advantages is not None] == [
         pytest.approx([-1, 0, 1]),
         pytest.approx([1, 0, -1]),

@@ -50,6 +50,7 @@ def test_lengths_and_captions_that_were_cut_off() -> None:
     found = rollout_statistics([group([2, 4], [True, False]), group([5, 5], [True, True])], own, MAKER)
     assert found["loop1/completion_length"] == 4
     assert found["loop1/frac_truncated"] == 0.25
+    assert found["loop1/frac_zero_std"] == 0
     assert rollout_statistics([group([2, 4]), group([5, 5])], own, MAKER)["loop1/frac_truncated"] == 0
 
 

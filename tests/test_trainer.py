@@ -8,8 +8,8 @@ import pytest
 import torch
 from grpo_nano import config, nano, regions, rewards, shake, trainer
 
-from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.measure import measure
+from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import freeze_unreached, frozen_digests
 from rl_reward_network.training.grpo.trainer import PromptSampler, Sa2VAGRPOTrainer, lora_off
 
@@ -149,7 +149,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="pathwise_weight is 1.0, but there is no reward network"):
+    with pytest.raises(ValueError, match=r"pathwise_weight is 1\.0, but there is no reward network"):
         Sa2VAGRPOTrainer(*nano(), config(tmp_path, pathwise_weight=1.0), regions(), rewards())
 
 
