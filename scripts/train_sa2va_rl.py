@@ -7,12 +7,16 @@ that the same partner gives it. Data are captioned regions (Grasp-Any-Region or 
 with a reward network (--reward_net), which needs no labels. With --resume the newest run of these settings goes on.
 """
 
+import os
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
@@ -106,7 +110,7 @@ class GRPOArgs:
     """Steps between looks at validation items: quick 35, full 100; 0 never looks. With --reward_net also the stop: the
     score rises while Dice has fallen by more than 0.02 from its peak in three looks."""
     deepspeed: Path | None = None
-    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one."""
+    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoints are written then."""
 
 
 @dataclass(frozen=True)
@@ -166,18 +170,29 @@ def main(args: Args) -> None:
     if args.wandb and find_spec("wandb") is None:
         raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
     world = open_grpo_world(args.world)
-    print(f"data: {world.seen}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"data: {world.seen}")
     network = None if args.rewards.reward_net is None else RewardNetwork.from_pretrained(args.rewards.reward_net)
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
     found = _to_resume(args, world, plan) if args.resume else None
-    folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
+    folder = found or args.run_folder or one_run_folder(args.world.output_dir)
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
         loop2 = args.rewards.use_llm_judge_loop2
         run_grpo_stage(world, plan, folder, found is not None, judge, loop2, network, args.wandb)
-    print(f"\nfine-tuned model: {folder / FINAL}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\nfine-tuned model: {folder / FINAL}")
+
+
+def one_run_folder(output_dir: Path) -> Path:
+    """A new folder; the same in all processes that torchrun started."""
+    named = [str(new_run_folder(output_dir, KIND))]
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=not torch.cuda.is_available())
+        broadcast_object_list(named)
+    return Path(named[0])
 
 
 def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GRPOPlan:
@@ -236,7 +251,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "pathwise_weight": rewards.pathwise_weight,
         "activation_checkpointing": grpo.gradient_checkpointing,
         "logging_steps": 1 if args.mode == "quick" else 5,
-        "save_strategy": "steps",
+        "save_strategy": "steps" if grpo.deepspeed is None else "no",
         "save_steps": grpo.save_steps,
         "deepspeed": None if grpo.deepspeed is None else str(grpo.deepspeed),
     }

@@ -13,6 +13,7 @@ from grpo_nano import trainer
 from grpo_rank import RANKS, train
 from safetensors.torch import load_file
 
+from rl_reward_network.data.regions import write_regions
 from rl_reward_network.models.ema import copied
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,3 +120,19 @@ def test_the_deepspeed_configuration_leaves_to_the_trainer_what_the_trainer_know
     assert "optimizer" not in found, "AdamW and schedule are the Trainer's"
     trainers = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert {found[name] for name in (*trainers, "gradient_clipping")} == {found["bf16"]["enabled"]} == {"auto"}
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_in_two_processes_and_goes_on(tmp_path: Path) -> None:
+    write_regions(tmp_path / "regions", 8, 5)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launcher, "-m", "scripts.train_sa2va_rl", "quick", "--data_root", "regions", "--gpu", "-1"]
+    command += ["--batch_size", "4", "--save_steps", "1", "--max_steps"]
+    for steps, more in (("2", []), ("2", ["--resume"])):
+        done = subprocess.run([*command, steps, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (run,) = (tmp_path / "outputs").glob("sa2va_grpo_*")
+        assert done.stdout.count(f"fine-tuned model: {run.relative_to(tmp_path) / 'final_model'}") == 1
+    assert "nothing to resume" in done.stdout
+    assert load_file(run / "final_model" / "trainable" / "trainable.safetensors")

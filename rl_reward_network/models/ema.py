@@ -24,19 +24,21 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """`model` with other weights inside the block; nothing is copied, and no backward pass may run in it.
+    """`model` with other weights inside the block; no backward pass may run in it.
+
+    Nothing is copied, unless an engine holds the model's weights in another dtype than these.
 
     Raises:
-        ValueError: a tensor is of another shape or dtype than the model's.
+        ValueError: a tensor is of another shape than the model's.
     """
     own = dict(model.named_parameters())
     for name, tensor in weights.items():
-        if own[name].shape != tensor.shape or own[name].dtype != tensor.dtype:
-            raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)}, the model has {own[name].dtype}")
+        if own[name].shape != tensor.shape:
+            raise ValueError(f"{name}: got {tuple(tensor.shape)}, the model has {tuple(own[name].shape)}")
     before = {name: own[name].data for name in weights}
     try:
         for name, tensor in weights.items():
-            own[name].data = tensor
+            own[name].data = tensor.to(own[name].dtype)
         yield
     finally:
         for name, tensor in before.items():
@@ -75,7 +77,7 @@ class EMA:
         """Move towards the model."""
         new = trainable_tensors(model)
         averages = list(self.weights.values())
-        torch._foreach_lerp_(averages, [new[name].data for name in self.weights], 1 - self.current_decay)
+        torch._foreach_lerp_(averages, [new[name].data.float() for name in self.weights], 1 - self.current_decay)
         self.steps += 1
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ class Batch:
 
     def describing(self, row: int, mask: np.ndarray) -> Question:
         """What asks for the caption of a region of this item's image."""
-        return self._ask(row, DESCRIBE, region_cells(self.processor, mask))
+        return self._ask(row, self.items[row].describe, region_cells(self.processor, mask))
 
     def drawing(self, row: int, text: str) -> Question:
         """A question about this item's image whose answer is a mask."""

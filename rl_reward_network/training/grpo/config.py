@@ -67,6 +67,7 @@ class Sa2VAGRPOConfig(TrainingArguments):
     rows_at_once: int = 128
     max_minutes: float | None = None
     remove_unused_columns: bool = field(default=False)
+    ddp_find_unused_parameters: bool | None = field(default=False)  # every step reaches every trainable tensor
     average_tokens_across_devices: bool = field(default=False)
     logging_nan_inf_filter: bool = field(default=False)
 

@@ -8,7 +8,8 @@ import numpy as np
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
 
-DESCRIBE = "Please describe region1."
+DESCRIBE = "Please describe region1."  # what the embedded model was taught
+DESCRIBE_REAL = "Can you provide me with a detailed description of the region in the picture marked by region1?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,7 @@ class GRPOItem:
         question: what asks for the mask.
         labelled: whether there is a true mask.
         load: image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
+        describe: what asks for the caption of a region that is pointed at.
     """
 
     image_id: str
@@ -32,9 +34,10 @@ class GRPOItem:
     question: str
     labelled: bool
     load: Callable[[], tuple[np.ndarray, np.ndarray | None]] = field(repr=False)
+    describe: str = DESCRIBE
 
 
-def region_item(sample: RegionSample) -> GRPOItem:
+def region_item(sample: RegionSample, describe: str = DESCRIBE) -> GRPOItem:
     """A region with its caption: for both loops."""
     return GRPOItem(
         sample.image_id,
@@ -45,6 +48,7 @@ def region_item(sample: RegionSample) -> GRPOItem:
         segment_question(sample.caption),
         True,
         sample.load,
+        describe,
     )
 
 

@@ -143,7 +143,7 @@ class RolloutMaker:
         said = [caption for own in captions for caption in own]
         drawn = batch.draw_captions(partner, rows, said)
         masks = [drawn.get(key) for key in zip(rows, said, strict=True)]
-        return Samples(make_columns(batch, rows, [DESCRIBE] * len(rows), said, masks))
+        return Samples(make_columns(batch, rows, [batch.items[row].describe for row in rows], said, masks))
 
     # ---- loop 2 -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,13 +168,15 @@ def run_grpo_stage(
         trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
     frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
-    _say(trainer, frozen)
-    with only_here(run):
+    if trainer.args.should_save:
+        _say(trainer, frozen)
+    with only_here(run) if trainer.args.should_save else nullcontext():  # of several processes the first holds it
         origin = describe(world, plan, fingerprint)
         if resume:
             check_same(run, origin)
-        else:
+        elif trainer.args.should_save:
             _begin(run, world, origin, trainer, frozen, network)
+        trainer.accelerator.wait_for_everyone()
         seconds: dict[str, float] = {}
         with clock(seconds, "training"):
             _train(trainer, GRPOLogs(run, trainer, wandb), resume)

@@ -107,6 +107,8 @@ class Sa2VAGRPOTrainer(Trainer):
         )
         prompt_sampler(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
+        if self.is_fsdp_enabled:
+            raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.pathwise = model, pathwise
         self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)

@@ -16,7 +16,7 @@ from rl_reward_network.data.region_data import read_region_data, recognise, regi
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.training.grpo.items import GRPOItem, prompted_item, region_item
+from rl_reward_network.training.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
 from rl_reward_network.training.world import read_samples, split_samples
 
 CHECKED = 1000  # items whose files are decoded before a run
@@ -46,6 +46,8 @@ class GRPOWorldConfig:
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
     max_regions: int | None = None
     """Read at most so many regions; without it all."""
+    describe_question: str | None = None
+    """What asks for the caption of `region1`; without it one of Sa2VA's own training questions."""
     group_regex: str | None = None
     """Of annotated images: regular expression with a group named `group` that finds the patient in a file name."""
 
@@ -118,12 +120,14 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, que
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
         items = [prompted_item(sample, question) for sample in samples]
         return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
+    asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
+    describe = config.describe_question or asked
     regions, seen = read_region_data(root, config.dataset_name, config.max_regions)
     if split_file:
         made = load_split(split_file, regions, region_fingerprint)
     else:
         made = make_split(regions, config.split_seed, region_fingerprint)
-    return GRPOWorld(config, "regions", seen, [region_item(sample) for sample in regions], made)
+    return GRPOWorld(config, "regions", seen, [region_item(sample, describe) for sample in regions], made)
 
 
 def check_items(items: Sequence[GRPOItem]) -> None:
