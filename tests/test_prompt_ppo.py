@@ -10,7 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.training import prompt_ppo
-from rl_reward_network.training.over_optimisation import over_optimised
 from rl_reward_network.training.prompt_policy import choose_prompts
 from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
@@ -154,22 +153,6 @@ def test_a_run_that_was_cut_off_ends_in_the_same_weights_and_curves(tmp_path, mo
     assert first == second
     curve = curves(tmp_path / "cut")["custom/val_score"]
     assert curve == curves(tmp_path / "whole")["custom/val_score"], "nothing of the lost rollout stays on the board"
-
-
-@pytest.mark.parametrize(
-    ("proxy", "gold", "stop"),
-    [
-        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.57, 0.57], True),
-        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.59, 0.57], False),  # not three times in a row
-        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.585, 0.585, 0.585], False),  # too little
-        ([0.5, 0.6, 0.5, 0.4, 0.4], [0.5, 0.6, 0.57, 0.57, 0.57], False),  # the proxy fell, too: just worse
-        ([0.5, 0.6, 0.7], [0.6, 0.5, 0.5], False),  # too early
-        ([0.5] * 9, [], False),  # unlabelled
-        ([], [], False),
-    ],
-)
-def test_over_optimisation_is_a_rising_proxy_and_a_fallen_truth(proxy, gold, stop):
-    assert over_optimised(proxy, gold) is stop
 
 
 def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, capsys):
