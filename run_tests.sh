@@ -8,4 +8,5 @@ ensure_environment "[test]"
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "$@"
+# Two processes of one thread each: two processes of two threads wait for each other most of the time.
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest --numprocesses 2 --dist loadgroup "$@"

@@ -153,6 +153,16 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
     model.text_hidden_fcs[2].weight.mul_(18)
 
 
+SHELL_FILES = ("test_ctrl_c", "test_end_to_end", "test_offline")  # each looks for its own new log in logs/
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes a file's tests stay in one, since they share fixtures; so do those that read logs/."""
+    for item in items:
+        name = Path(item.fspath).stem
+        item.add_marker(pytest.mark.xdist_group("shell files" if name in SHELL_FILES else name))
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny_sa2va"))

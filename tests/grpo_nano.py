@@ -32,7 +32,7 @@ def regions(scenes: int = 3) -> tuple[GRPOItem, ...]:
 
 
 def nano(r: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """The embedded model with LoRA whose B is not 0, so that adapter on and off differ."""
+    """The embedded model with LoRA as it begins; `shake` makes it differ from the model without."""
     torch.manual_seed(0)
     model, processor = load_sa2va_model("sa2va-nano")
     model.to(dtype)

@@ -131,7 +131,10 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> No
     assert final == config
 
 
-def test_what_a_run_would_overwrite_is_refused(run: Path, world: GRPOWorld) -> None:
+def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
+    run: Path, world: GRPOWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(stage_file, "load_sa2va_model")
     with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already; give a new folder, or go on with it"):
         run_grpo_stage(world, PLAN, run)
 

@@ -1,5 +1,6 @@
 """Metrics of held-out items: those of plain predictions, put together by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,19 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
     assert found.phrase_ciou == pytest.approx(found.values["iou"][0])
     assert all(mask is not None for mask in found.masks)
     assert found.drawn == found.masks, "no caption to draw from"
+
+
+def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None:
+    """Here the question is about another object than the region; and where nothing is drawn, nothing can be said."""
+    other, silent = (replace(ITEMS[0], question=text) for text in (regions()[7].question, "Describe the image."))
+    found = measure(parts[0], [other, silent], FeatureCache(*parts), LONGEST)
+    image, _ = other.load()
+    again = predict(*parts, image, DESCRIBE, drawn(parts, image, other.question))["prediction"]
+    assert again != found.captions[0]
+    expected = meteor([again], [other.caption], normalise=True)[0]
+    assert found.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
+    assert found.captions[1] == found.captions[0]
+    assert found.values["meteor"][1] > expected
 
 
 def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:

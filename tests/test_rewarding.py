@@ -11,12 +11,13 @@ from grpo_nano import config
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.rewards.functions import iou_reward
 from rl_reward_network.training.grpo.batch import Batch
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.features import ImageFeatures
 from rl_reward_network.training.grpo.items import region_item
 from rl_reward_network.training.grpo.policy import Group
-from rl_reward_network.training.grpo.rewarding import Reward, Samples, make_columns, reward_groups
+from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid, make_columns, reward_groups
 
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 
@@ -164,3 +165,12 @@ def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
     assert own[1].mask_advantages is not None
     assert own[0].token_advantages.tolist() == pytest.approx([-half, half])
     assert own[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
+
+
+def test_a_loop_that_counts_must_pay_something(tmp_path: Path) -> None:
+    nothing = {"loop1": {"iou": Reward(iou_reward, 0.0)}, "loop2": {"iou": Reward(iou_reward, 0.0)}}
+    with pytest.raises(ValueError, match=r"loop1: the weights of its rewards \(iou\) are all 0; give one a weight"):
+        check_paid(nothing, config(tmp_path))
+    with pytest.raises(ValueError, match=r"loop2: the weights of its rewards"):
+        check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0))
+    check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0, pathwise_weight=1.0))

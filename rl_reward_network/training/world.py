@@ -130,7 +130,7 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
     samples = read_samples(config.data_root, config.group_regex)
-    _check_one_phrase(samples, config.data_root)
+    check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts) if prompts is None else tuple(prompts)
     if split_file is None:
         split = split_samples(samples, config.data_root, config.split_seed)
@@ -188,7 +188,7 @@ def _damage(sample: Sample) -> str | None:
     return None
 
 
-def _check_one_phrase(samples: list[Sample], where: Path) -> None:
+def check_one_phrase(samples: list[Sample], where: Path) -> None:
     """Refuse several kinds of object: every prompt is tried on every image, so it must mean the same object."""
     phrases = sorted({phrase_key(sample.text) for sample in samples})
     if len(phrases) > 1:

@@ -39,6 +39,9 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     """Put everything back but what the Trainer itself reads (optimiser, schedule, step)."""
     load_trainable(trainer.sa2va, folder / "trainable")
     state = load_checkpoint(folder / STATE)
+    needed = [STATE, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
+    if missing := [name for name in needed if not (folder / name).exists()]:
+        raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     trainer.maker.controller.spread = state["spread"]
     if trainer.watch is not None:
         trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]

@@ -52,6 +52,8 @@ def run_grpo_evaluation(
     Raises:
         ValueError: the run is not whole, or data or model are others than in training.
     """
+    if items is not None and items < 1:
+        raise ValueError(f"--images: got {items}; give 1 or more, or leave it out for all")
     start, run, config = time.perf_counter(), final_model.parent, read_json(final_model / "config.json")
     world = _open(config, run, data_root, gpu)
     picked = world.pick(SPLIT)[:items]
@@ -107,8 +109,8 @@ def _result(
     minutes: float,
 ) -> BeforeAfter:
     groups = [item.group_id for item in items]
-    criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice"
     labelled = bool(np.isfinite(before.values["dice"]).any())
+    criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
     rows = compare_models(before.values, after.values, groups, world.config.seed)
     return BeforeAfter(
@@ -163,6 +165,6 @@ def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],
         "commit": config["commit"],
-        "training: minutes": f"{config['minutes']:.1f}",
+        "training: minutes": f"{config['minutes']:.1f}" + " (since it was resumed)" * config["resumed"],
         "evaluation: minutes": f"{minutes:.1f}",
     }

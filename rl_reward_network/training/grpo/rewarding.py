@@ -85,7 +85,9 @@ def reward_groups(
         weights = {name: reward.weight for name, reward in rewards[loop].items()}
         paid = {name: own.terms[name] for name, weight in weights.items() if weight}
         how, scale = config.multi_objective_aggregation, config.scale_rewards
-        own.advantages = group_advantages(paid, weights, how, scale, config.reward_floor)
+        own.advantages = (
+            group_advantages(paid, weights, how, scale, config.reward_floor) if paid else _nothing_paid(own)
+        )
         for number, group in enumerate(groups):
             values, spread = torch.tensor(own.advantages.values[number]).float(), bool(own.advantages.spread[number])
             if loop == "loop1":
@@ -94,6 +96,26 @@ def reward_groups(
             else:
                 group.mask_advantages = values  # the learned reward's own gradient needs no spread
                 group.segment_ids = group.segment_ids if spread or config.pathwise_weight else []
+
+
+def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
+    """Raise a ValueError where a loop that counts pays nothing; the learned reward's own gradient is pay enough."""
+    loops = {
+        "loop1": config.mask_to_caption_weight,
+        "loop2": config.caption_to_mask_weight and not config.pathwise_weight,
+    }
+    for loop, weight in loops.items():
+        if weight and not any(reward.weight for reward in rewards[loop].values()):
+            raise ValueError(
+                f"{loop}: the weights of its rewards ({', '.join(rewards[loop])}) are all 0; give one a weight, "
+                "or leave the loop out (mask_to_caption_weight, caption_to_mask_weight)"
+            )
+
+
+def _nothing_paid(samples: Samples) -> Advantages:
+    """No advantage for anybody, where only the learned reward's own gradient is followed."""
+    zeros = np.zeros_like(next(iter(samples.terms.values())))
+    return Advantages(zeros, zeros, np.zeros(len(zeros), dtype=bool), {})
 
 
 def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:

@@ -178,9 +178,12 @@ def run_grpo_stage(
             _begin(run, world, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
         seconds: dict[str, float] = {}
+        before = frozen_digests(model)
         with clock(seconds, "training"):
-            _train(trainer, GRPOLogs(run, trainer, wandb), resume)
-        _save(trainer, run, seconds["training"] / 60)
+            went_back = _train(trainer, GRPOLogs(run, trainer, wandb), resume)
+        _save(trainer, run, {"minutes": seconds["training"] / 60, "resumed": resume})
+        if args.learning_rate and not went_back:
+            check_movement(trainer.moved(), before, frozen_digests(model))
 
 
 def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
@@ -195,19 +198,18 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
     print(f"partner: moving average, half-life {ema.half_life:.0f} steps" if ema else "partner: the model itself")
 
 
-def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> None:
-    """The Trainer's loop, and the proof of what moved."""
+def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
+    """The Trainer's loop; whether it went back to its best weights."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(logs)
     if trainer.watch is not None:
         trainer.add_callback(trainer.watch)
-    before = frozen_digests(trainer.sa2va)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(logs.run)) if resume else None)
-    if trainer.watch is not None and trainer.watch.finish(trainer.state):
-        print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
-    elif trainer.args.learning_rate:
-        check_movement(trainer.moved(), before, frozen_digests(trainer.sa2va))
+    if trainer.watch is None or not trainer.watch.finish(trainer.state):
+        return False
+    print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
+    return True
 
 
 def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
@@ -287,10 +289,10 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(value)))
 
 
-def _save(trainer: Sa2VAGRPOTrainer, run: Path, minutes: float) -> None:
+def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
     """final_model/: what was trained, beside the run's config."""
     if trainer.args.should_save:
-        config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, "minutes": minutes}
+        config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, **spent}
         with whole_folder(run / FINAL) as temporary:
             save_trainable(trainer.sa2va, temporary / "trainable")
             write_json(temporary / "config.json", config)

@@ -22,7 +22,8 @@ def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: 
         found[f"{loop}/frac_zero_std"] = float(1 - spread.mean())
         for name, values in own.terms.items():
             present = values[~np.isnan(values)]
-            found[f"{loop}/reward/{name}"] = float(present.mean()) if len(present) else 0.0
+            if len(present):  # a reward that nobody could be given is not 0
+                found[f"{loop}/reward/{name}"] = float(present.mean())
             found[f"{loop}/missing/{name}"] = float(np.isnan(values).mean())
     if "loop1" in samples:
         lengths = [len(one) for group in groups for one in group.completions]

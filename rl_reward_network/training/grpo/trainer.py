@@ -28,7 +28,7 @@ from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
 from rl_reward_network.training.grpo.objective import Pairs, caption_loss, completion_tokens, mask_loss
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
-from rl_reward_network.training.grpo.rewarding import Reward, Samples
+from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
 
@@ -105,6 +105,8 @@ class Sa2VAGRPOTrainer(Trainer):
             processor.never_sampled_ids,
             processor.tokenizer.pad_token_id or 0,
         )
+        if args.objective == "grpo":
+            check_paid(rewards, args)
         prompt_sampler(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
         if self.is_fsdp_enabled:

@@ -17,7 +17,7 @@ from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.training.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
-from rl_reward_network.training.world import read_samples, split_samples
+from rl_reward_network.training.world import check_one_phrase, read_samples, split_samples
 
 CHECKED = 1000  # items whose files are decoded before a run
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
@@ -57,7 +57,7 @@ class GRPOWorldConfig:
             raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
         if self.max_regions is not None and self.max_regions < 4:
             raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
-        if self.gpu is not None and self.gpu > 0:
+        if self.gpu not in (None, -1, 0):
             raise ValueError(f"gpu is {self.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={self.gpu}")
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
@@ -117,6 +117,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, que
         embedded_regions(DEFAULT_FOLDER)
     if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
         samples = read_samples(root, config.group_regex)
+        check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
         items = [prompted_item(sample, question) for sample in samples]
         return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
