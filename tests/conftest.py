@@ -153,14 +153,14 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
     model.text_hidden_fcs[2].weight.mul_(18)
 
 
-SHELL_FILES = ("test_ctrl_c", "test_end_to_end", "test_offline")  # each looks for its own new log in logs/
+LONGEST_FIRST = ("test_end_to_end", "test_offline")  # or one process would work on them alone at the end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes a file's tests stay in one, since they share fixtures; so do those that read logs/."""
+    """With several processes a file's tests stay in one, since they share fixtures."""
     for item in items:
-        name = Path(item.fspath).stem
-        item.add_marker(pytest.mark.xdist_group("shell files" if name in SHELL_FILES else name))
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.path.stem not in LONGEST_FIRST)
 
 
 @pytest.fixture(scope="session")
@@ -252,9 +252,9 @@ def shell(command: list[str], folder: Path, **environment: str) -> subprocess.Co
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
     }
-    return subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=own | environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from PIL import Image
 import rl_reward_network.data.embedded as embedded
 from rl_reward_network.data.angiograms import LOOKS, TREE, render_series
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.regions import make_scenes, read_regions
+from rl_reward_network.data.regions import DAYLIGHT, LAMPLIGHT, make_scenes, read_regions
 from rl_reward_network.data.splits import FRACTIONS, SPLITS
 from rl_reward_network.data.vessel_tree import CATHETER
 
@@ -118,18 +118,23 @@ def test_a_made_set_is_used_again_and_another_versions_set_is_refused(
         embedded.embedded_angiograms(tmp_path, no_gap=True)
 
 
-def test_the_scenes_are_made_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("daylight", "name"), [(False, "regions_lamplight"), (True, "regions")])
+def test_the_scenes_are_made_once_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daylight: bool, name: str
+) -> None:
     monkeypatch.setattr(embedded, "SCENES", 2)
-    made = embedded.embedded_regions(tmp_path)
+    made = embedded.embedded_regions(tmp_path, daylight)
     before = (made / "recipe.json").stat().st_mtime_ns
-    assert embedded.embedded_regions(tmp_path) == made == tmp_path / "regions"
+    assert embedded.embedded_regions(tmp_path, daylight) == made == tmp_path / name
     assert (made / "recipe.json").stat().st_mtime_ns == before
+    light = np.array(DAYLIGHT if daylight else LAMPLIGHT)
     for read, scene in zip(read_regions(made), make_scenes(2, embedded.SEED), strict=True):
-        np.testing.assert_array_equal(read.image, scene.image)
+        np.testing.assert_array_equal(read.image, (scene.image * light).round())
+        assert [thing.caption for thing in read.objects] == [thing.caption for thing in scene.objects]
 
 
 def test_a_folder_of_somebody_elses_is_not_taken_for_ours(tmp_path: Path) -> None:
-    for name, make in (("angiograms", embedded.embedded_angiograms), ("regions", embedded.embedded_regions)):
+    for name, make in (("angiograms", embedded.embedded_angiograms), ("regions_lamplight", embedded.embedded_regions)):
         (tmp_path / name).mkdir()
         with pytest.raises(ValueError, match="not rendered by this program; move it, or name it as DATA_ROOT"):
             make(tmp_path)

@@ -128,6 +128,7 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> No
     final = read_json(run / "final_model" / "config.json")
     assert final.pop("steps") == 2
     assert 0 < final.pop("minutes") < 5
+    assert final.pop("resumed") is False
     assert final == config
 
 
@@ -181,14 +182,14 @@ def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOWorld, tm
             assert torch.equal(tensor, start[name]), name
 
 
-def test_rewards_that_are_all_equal_are_told_and_nothing_is_called_finished(
+def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
     world: GRPOWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
     with pytest.raises(ValueError, match=r"trainable tensors did not move, first .* frac_zero_std was 1 all the time"):
         run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal")
-    assert not (tmp_path / "equal" / "final_model").exists()
+    assert (tmp_path / "equal" / "final_model" / "config.json").exists(), "hours must not be lost"
 
 
 def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
