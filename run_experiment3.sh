@@ -10,7 +10,7 @@ shift
 ensure_environment ""
 world_flags "$@"
 mkdir -p "$root/logs"
-log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S).log"
+log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 {
   embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" "$@"

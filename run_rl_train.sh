@@ -19,7 +19,7 @@ if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
 fi
 region_flags "$@"
 mkdir -p "$root/logs"
-log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S).log"
+log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
 trap 'rm -f "$said"' EXIT
 {

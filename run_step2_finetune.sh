@@ -16,7 +16,7 @@ fi
 ensure_environment ""
 world_flags "$@"
 mkdir -p "$root/logs"
-log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S).log"
+log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
 trap 'rm -f "$said"' EXIT
 {

@@ -178,7 +178,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
 
 
 def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, reward_net: Path, tmp_path: Path) -> None:
-    run = trained(world, reward_net, "began")
+    run = trained(world, reward_net, "sa2va_rl_finetune_7")
     shutil.rmtree(run / "final_model")
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
@@ -192,12 +192,13 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
         check_settings(tmp_path / "nowhere", world, plan)
     assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
     found = find_policy_run(world, plan, plan_of(world), reward_net)
-    assert found is not None
+    assert found == run
     (world.config.output_dir / "sa2va_rl_finetune_9").mkdir()
     (world.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
     with pytest.warns(UserWarning, match="passed over: .*sa2va_rl_finetune_9"):
         assert find_policy_run(world, plan, plan_of(world), reward_net) == found
     shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
+    shutil.rmtree(run)  # other tests look for the newest run
 
 
 def test_a_plan_takes_what_the_user_changed() -> None:
