@@ -81,12 +81,14 @@ def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[s
 
 
 def test_two_processes_cannot_train_in_one_folder(user: Path) -> None:
-    command = [*TRAIN, "--run_folder", "twice"]
+    command = [*TRAIN, "--max_steps", "500", "--run_folder", "twice"]
     process = started(command, user, user / "said")
     wait_for("GRPO:", user / "said", process)
     second = subprocess.run(
         [*command, "--resume"], cwd=user, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    assert process.wait() == 0
-    assert second.returncode == 2
+    assert process.poll() is None, "the first must still be at it"
+    process.kill()
+    process.wait()
+    assert second.returncode == 2, second.stdout
     assert "another process is working on this run" in second.stderr

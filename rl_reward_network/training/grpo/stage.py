@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -154,6 +155,7 @@ def run_grpo_stage(
     model, processor = load_sa2va_model(world.config.model_path, world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
     fingerprint = weights_fingerprint(model)
+    set_seed(world.config.seed)  # LoRA begins at random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
     args = training_arguments(world, plan, run)
     rewards = loop_rewards(plan, world.kind, judge, judge_loop2, network)
