@@ -60,7 +60,7 @@ def show_changes(result: BeforeAfter) -> None:
     """Both models on the terminal, and the verdict in words."""
     table = Table(title="means over groups, the model as it was and after fine-tuning", box=box.SIMPLE)
     for name in ("", "before", "after", "change [95 %]", ""):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, min_width=5)
     for row in result.rows:
         change = f"{row.gain.mean:+.3f}"
         if row.gain.low is not None:
