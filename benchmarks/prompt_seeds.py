@@ -85,7 +85,7 @@ def scored(config: WorldConfig, mode: str) -> Tables:
         command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"
         raise ValueError(f"{config.output_dir}: no {mode} reward network of seed {config.seed}; train one: {command}")
     network = RewardNetwork.from_pretrained(found)
-    check_no_leak(world, network, found)
+    check_no_leak(world.split, network, found)
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(world.samples)}
     network = network.to(config.device)
     return {

@@ -34,6 +34,7 @@ from rl_reward_network.training.grpo.stage import (
     run_grpo_stage,
 )
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import new_run_folder
 from scripts.cli import run
 
@@ -172,7 +173,7 @@ def main(args: Args) -> None:
     world = open_grpo_world(args.world)
     if os.environ.get("RANK", "0") == "0":
         print(f"data: {world.seen}")
-    network = None if args.rewards.reward_net is None else RewardNetwork.from_pretrained(args.rewards.reward_net)
+    network = _reward_network(args.rewards.reward_net, world)
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
     found = _to_resume(args, world, plan) if args.resume else None
@@ -271,6 +272,15 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _reward_network(folder: Path | None, world: GRPOWorld) -> RewardNetwork | None:
+    """The reward network that was named, if it has not seen the patients it is to judge."""
+    if folder is None:
+        return None
+    network = RewardNetwork.from_pretrained(folder)
+    check_no_leak(world.split, network, folder)
+    return network
 
 
 def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:

@@ -136,14 +136,14 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(world: World, field: st
     network = RewardNetwork(training_info=info)
     if refused:
         with pytest.raises(ValueError, match=f"on 1 patients of the {split} split"):
-            check_no_leak(world, network, Path("net"))
+            check_no_leak(world.split, network, Path("net"))
     else:
-        check_no_leak(world, network, Path("net"))
+        check_no_leak(world.split, network, Path("net"))
 
 
 def test_a_network_that_does_not_say_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match="does not say which patients"):
-        check_no_leak(world, RewardNetwork(), Path("net"))
+        check_no_leak(world.split, RewardNetwork(), Path("net"))
 
 
 def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: World, trained: Path) -> None:

@@ -8,6 +8,7 @@ import tyro
 from conftest import write_tiny_data
 
 from rl_reward_network.data.regions import write_regions
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.training.grpo.stage import GRPOPlan
 from rl_reward_network.training.grpo.world import GRPOWorld, open_grpo_world
 from scripts.train_sa2va_rl import Args, main, make_plan
@@ -93,6 +94,17 @@ def test_bad_flags_end_before_anything_is_written(
     with pytest.raises(ValueError, match=message):
         main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), "--output_dir", str(tmp_path / "out"), *flags]))
     assert not list((tmp_path / "out").glob("sa2va_grpo_*"))
+
+
+def test_a_reward_network_that_may_know_the_patients_is_refused(tmp_path: Path) -> None:
+    images = write_tiny_data(tmp_path / "data")
+    RewardNetwork(RewardNetworkConfig(channels=(8,))).save_pretrained(tmp_path / "net")
+    flags = ["quick", "--data_root", str(images), "--reward_net", str(tmp_path / "net"), "--output_dir", str(tmp_path)]
+    with pytest.raises(
+        ValueError, match=r"net: the reward network does not say which patients it was trained on; train"
+    ):
+        main(tyro.cli(Args, args=flags))
+    assert not list(tmp_path.glob("sa2va_grpo_*"))
 
 
 def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(

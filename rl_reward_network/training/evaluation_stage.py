@@ -115,7 +115,7 @@ def _reward_network(config: dict[str, Any], world: World, run: Path) -> RewardNe
     """The network that rewarded this run, proven to be the same one."""
     path = run / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
-    check_no_leak(world, network, path)
+    check_no_leak(world.split, network, path)
     if network.fingerprint != config["reward_net_fingerprint"]:
         raise ValueError(f"{path}: has other weights than in training; copy the run folder again, or run step 2 again")
     return network

@@ -93,7 +93,7 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
             needs labels and there are none; `run` holds another run, or another process works in it.
     """
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(world, network, reward_net)
+    check_no_leak(world.split, network, reward_net)
     samples = policy_samples(world, plan)
     with only_here(run):
         config = check_settings(run, world, plan, network) if resume else _describe(run, world, plan, network)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import Split
 from rl_reward_network.evaluation.reward_sheet import write_sheet
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.training.checkpoints import CHECKPOINT
@@ -149,7 +150,7 @@ def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
     return None
 
 
-def check_no_leak(world: World, network: RewardNetwork, where: Path) -> None:
+def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
     """Refuse a reward network that has seen patients on whom it will be asked to judge.
 
     Raises:
@@ -164,7 +165,7 @@ def check_no_leak(world: World, network: RewardNetwork, where: Path) -> None:
         if groups not in network.training_info:
             raise ValueError(f"{where}: the reward network does not say which patients it was {use} on; {remedy}")
         for name in splits:
-            if shared := set(network.training_info[groups]) & set(world.split.groups[name]):
+            if shared := set(network.training_info[groups]) & set(split.groups[name]):
                 raise ValueError(
                     f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {remedy}"
                 )

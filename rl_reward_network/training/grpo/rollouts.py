@@ -68,7 +68,7 @@ class RolloutMaker:
         masks = self._sample_masks(batch, policy, groups, chance)
         samples = {}
         with self._partner():
-            partner = batch.context(self.model, self.config.rows_at_once)
+            partner = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
             if captions is not None:
                 samples["loop1"] = self._draw_captions(batch, partner, captions)
             if masks is not None:
