@@ -43,8 +43,9 @@ class Args:
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     folder = newest(args.model_path)
-    if is_grpo_run(folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL):
-        changes, report = _grpo(args, folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL)
+    tuned = folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL
+    if is_grpo_run(tuned):
+        changes, report = _grpo(args, tuned)
         show_changes(changes)
     else:
         result, report = run_evaluation_stage(folder, args.where, args.images, args.show_names)
@@ -62,9 +63,7 @@ def show_changes(result: BeforeAfter) -> None:
     for name in ("", "before", "after", "change [95 %]", ""):
         table.add_column(name, no_wrap=True, min_width=5)
     for row in result.rows:
-        change = f"{row.gain.mean:+.3f}"
-        if row.gain.low is not None:
-            change += f" \\[{row.gain.low:+.3f}, {row.gain.high:+.3f}]"
+        change = row.gain.signed.replace("[", r"\[")
         table.add_row(row.metric, f"{row.before.mean:.3f}", f"{row.after.mean:.3f}", change, row.word)
     for name, (before, after) in result.totals.items():
         table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", "")

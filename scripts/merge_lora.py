@@ -155,10 +155,7 @@ def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
     for row in evaluation["rows"]:
         before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
-        change = f"{gain.mean:+.3f}"
-        if gain.low is not None:
-            change += f" [{gain.low:+.3f}, {gain.high:+.3f}]"
-        yield f"| {NAMES.get(row['metric'], row['metric'])} | {before} | {after} | {change} | {row['word']} |"
+        yield f"| {NAMES.get(row['metric'], row['metric'])} | {before} | {after} | {gain.signed} | {row['word']} |"
     for name, pair in evaluation["totals"].items():
         change = f"{pair['after'] - pair['before']:+.3f}"
         yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"

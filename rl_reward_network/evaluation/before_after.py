@@ -99,7 +99,7 @@ class BeforeAfter:
         """What the numbers allow to say."""
         row = next(row for row in self.rows if row.metric == self.criterion)
         name = NAMES.get(row.metric, row.metric)
-        return Verdict(row.word, f"{row.word.capitalize()}: {name} {_signed(row.gain)} on {row.gain.groups} groups.")
+        return Verdict(row.word, f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups.")
 
 
 def compare_models(
@@ -169,17 +169,11 @@ def _page(result: BeforeAfter) -> str:
 
 
 def _cells(row: Difference) -> list[str]:
-    return [NAMES.get(row.metric, row.metric), str(row.before), str(row.after), _signed(row.gain), row.word]
+    return [NAMES.get(row.metric, row.metric), str(row.before), str(row.after), row.gain.signed, row.word]
 
 
 def _totals(result: BeforeAfter) -> list[list[str]]:
     return [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
-
-
-def _signed(estimate: Estimate) -> str:
-    if estimate.low is None:
-        return f"{estimate.mean:+.3f}"
-    return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _item(item: ShownItem) -> str:

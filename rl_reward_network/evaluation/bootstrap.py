@@ -24,6 +24,11 @@ class Estimate:
         """Three decimals, `0.812 [0.790, 0.834]`, or the mean alone."""
         return f"{self.mean:.3f}" if self.low is None else f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
+    @property
+    def signed(self) -> str:
+        """A difference: as above, every number with its sign."""
+        return f"{self.mean:+.3f}" if self.low is None else f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
 
 @dataclass(frozen=True)
 class Verdict:
