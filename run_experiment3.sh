@@ -8,7 +8,7 @@ mode="${1:-}"
 check_mode "$mode" run_experiment3.sh
 shift
 ensure_environment ""
-world_flags "$@"
+world_flags angiograms "$@"
 mkdir -p "$root/logs"
 log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 {

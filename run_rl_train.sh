@@ -9,21 +9,18 @@ source "$root/scripts/common.sh"
 mode="${1:-}"
 check_mode "$mode" run_rl_train.sh
 shift
-if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
-  echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
-  exit 2
-fi
+check_flags "$@"
 ensure_environment ""
 if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
   export CUDA_VISIBLE_DEVICES="$GPU" GPU=0
 fi
-region_flags "$@"
+world_flags regions_lamplight "$@"
 mkdir -p "$root/logs"
 log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
 trap 'rm -f "$said"' EXIT
 {
-  embedded_regions
+  embedded_data --regions
   run_module scripts.train_sa2va_rl "$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@" \
     | tee -i "$said"
   # the model before and after, on images nobody has seen

@@ -9,12 +9,9 @@ source "$root/scripts/common.sh"
 mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
-if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
-  echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
-  exit 2
-fi
+check_flags "$@"
 ensure_environment ""
-world_flags "$@"
+world_flags angiograms "$@"
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"

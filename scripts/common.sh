@@ -28,14 +28,21 @@ check_mode() {  # $1: mode, $2: name of the script
   fi
 }
 
+check_flags() {  # $@: the user's flags; the shell files look for the run below OUTPUT_DIR
+  if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
+    echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
+    exit 2
+  fi
+}
+
 # What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Where no data
-# are named they are the embedded angiograms, below $EMBEDDED_DATA.
-world_flags() {  # $@: the user's flags
+# are named they are the embedded ones of that name, below $EMBEDDED_DATA.
+world_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
   EMBEDDED_DATA=""
-  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* ]]; then
+  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* && " $* " != *" --data"[_-]"dir"* ]]; then
     EMBEDDED_DATA="$root/data"
-    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/angiograms")
+    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")
   fi
   [[ -z "${MODEL_PATH:-}" ]] || WORLD_FLAGS+=(--model_path "$MODEL_PATH")
   [[ -z "${DATA_ROOT:-}" ]] || WORLD_FLAGS+=(--data_root "$DATA_ROOT")
@@ -43,21 +50,9 @@ world_flags() {  # $@: the user's flags
   [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
 }
 
-embedded_data() {  # renders the embedded angiograms where no data were named and they are not there yet
-  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA"
-}
-
-region_flags() {  # as world_flags, for captioned regions: those of our own making where no data are named
-  world_flags "$@" --data_root
-  EMBEDDED_DATA=""
-  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* && " $* " != *" --data"[_-]"dir"* ]]; then
-    EMBEDDED_DATA="$root/data"
-    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/regions_lamplight")
-  fi
-}
-
-embedded_regions() {  # renders the embedded regions where no data were named and they are not there yet
-  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --regions --folder "$EMBEDDED_DATA"
+# Renders the embedded data where no data were named and they are not there yet.
+embedded_data() {  # $@: flags of scripts.make_embedded_data
+  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA" "$@"
 }
 
 run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours

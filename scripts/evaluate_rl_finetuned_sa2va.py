@@ -20,8 +20,7 @@ from rich.table import Table
 from rl_reward_network.evaluation.before_after import BeforeAfter
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence
 from rl_reward_network.training.evaluation_stage import FROZEN_CALLS, Whereabouts, run_evaluation_stage
-from rl_reward_network.training.grpo.evaluation import is_grpo_run, run_grpo_evaluation
-from rl_reward_network.training.grpo.stage import FINAL as GRPO_FINAL
+from rl_reward_network.training.grpo.evaluation import grpo_model, run_grpo_evaluation
 from scripts.cli import run
 
 
@@ -43,18 +42,14 @@ class Args:
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     folder = newest(args.model_path)
-    tuned = folder if folder.name == GRPO_FINAL else folder / GRPO_FINAL
-    if is_grpo_run(tuned):
-        changes, report = _grpo(args, tuned)
+    if tuned := grpo_model(folder):
+        where = args.where
+        changes, report = run_grpo_evaluation(tuned, where.data_root, where.base_model, where.gpu, args.images)
         show_changes(changes)
     else:
         result, report = run_evaluation_stage(folder, args.where, args.images, args.show_names)
         show(result)
     print(f"\nreport: {report}")
-
-
-def _grpo(args: Args, folder: Path) -> tuple[BeforeAfter, Path]:
-    return run_grpo_evaluation(folder, args.where.data_root, args.where.base_model, args.where.gpu, args.images)
 
 
 def show_changes(result: BeforeAfter) -> None:

@@ -22,7 +22,7 @@ from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.training.grpo.evaluation import is_grpo_run
+from rl_reward_network.training.grpo.evaluation import grpo_model
 from rl_reward_network.training.grpo.stage import FINAL
 from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
@@ -44,8 +44,8 @@ def main(args: Args) -> None:
     """Load the base, add what was trained, merge, write."""
     if args.output.exists():
         raise ValueError(f"output {args.output} exists; give a new folder")
-    final = args.model_path if args.model_path.name == FINAL else args.model_path / FINAL
-    if not is_grpo_run(final):
+    final = grpo_model(args.model_path)
+    if final is None:
         raise ValueError(
             f"{args.model_path}: not what a GRPO run has trained; name outputs/sa2va_grpo_<time>/{FINAL}, which is "
             "there when scripts.train_sa2va_rl has finished"

@@ -290,7 +290,7 @@ def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:
     if rewards.llm_judge_model is None:
         raise ValueError("--use_llm_judge needs --llm_judge_model, the model's name at the server")
     judge = Judge(
-        JudgeConfig(rewards.llm_judge_base_url, rewards.llm_judge_model, cache_path=output_dir / "judge_cache.sqlite")
+        JudgeConfig(rewards.llm_judge_base_url, rewards.llm_judge_model, cache_path=output_dir / "llm_judge.sqlite")
     )
     judge.check()
     return judge

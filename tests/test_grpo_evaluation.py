@@ -20,7 +20,7 @@ from rl_reward_network.evaluation.before_after import BeforeAfter
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import score_masks
-from rl_reward_network.training.grpo.evaluation import is_grpo_run, run_grpo_evaluation
+from rl_reward_network.training.grpo.evaluation import grpo_model, run_grpo_evaluation
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
 from rl_reward_network.training.grpo.stage import RewardWeights, run_grpo_stage
@@ -139,7 +139,7 @@ def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOWorld
     with pytest.raises(ValueError, match=r"split\.json: .*name that data folder"):
         run_grpo_evaluation(moved / "final_model", write_tiny_data(tmp_path / "other", size=48), items=1)
     assert not list(moved.glob("evaluation*")), "nothing is written before everything fits"
-    assert is_grpo_run(moved / "final_model")
+    assert grpo_model(moved) == moved / "final_model"
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +177,11 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
 
 
 def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:
-    assert is_grpo_run(trained[1] / "final_model")
-    assert not is_grpo_run(tmp_path)
-    (tmp_path / "config.json").write_text('{"stage": "policy"}')
-    assert not is_grpo_run(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    assert not is_grpo_run(tmp_path)
+    final = trained[1] / "final_model"
+    assert grpo_model(trained[1]) == grpo_model(final) == final
+    assert grpo_model(tmp_path) is None
+    (tmp_path / "final_model").mkdir()
+    for said in ('{"stage": "policy"}', "{}"):
+        (tmp_path / "final_model" / "config.json").write_text(said)
+        assert grpo_model(tmp_path) is None
     assert read_json(trained[1] / "final_model" / "config.json")["stage"] == "grpo"

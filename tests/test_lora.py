@@ -42,6 +42,13 @@ def test_lora_sits_on_the_language_model_only(adapted: Any) -> None:
     assert all(name.startswith("model.language_model.layers.") for name in names)
 
 
+def test_a_model_without_the_layers_is_refused(tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model)
+    model.model.language_model.layers = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match=r"LoRA finds none of its layers .*whose language model is Qwen2"):
+        setup_lora(model)
+
+
 def test_a_fresh_adapter_changes_nothing(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     model = copy.deepcopy(tiny_model)
     setup_lora(model, r=4, lora_alpha=8)

@@ -5,6 +5,7 @@ log-probabilities are taken for RL, or old, reference and new ones differ by noi
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,17 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
     Adapters are float32 whatever the model is: steps of RL size would round away in bfloat16.
 
     Raises:
-        ValueError: the model has LoRA already, r is below 1, or dropout is outside [0, 1).
+        ValueError: the model has LoRA already, has no layer to put it on, r is below 1, or dropout is outside [0, 1).
     """
     if _lora_layers(model):
         raise ValueError("the model has LoRA layers already; merge_lora(model) first, or load a fresh one")
     if r < 1 or not 0 <= lora_dropout < 1:
         raise ValueError(f"r is {r} and lora_dropout {lora_dropout}, expected r >= 1 and 0 <= lora_dropout < 1")
+    if not any(re.fullmatch(TARGETS, name) for name, _ in model.named_modules()):
+        raise ValueError(
+            f"LoRA finds none of its layers in this model (names like {TARGETS}); name a Sa2VA whose language model is "
+            "Qwen2, or whose layers are named so"
+        )
     config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=TARGETS, bias="none")
     model.add_adapter(config)
     for name, parameter in model.named_parameters():

@@ -14,7 +14,14 @@ from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, origin
-from rl_reward_network.training.run_folder import check_new, clock, describe_run, only_here, read_run_config
+from rl_reward_network.training.run_folder import (
+    check_new,
+    check_origin,
+    clock,
+    describe_run,
+    only_here,
+    read_run_config,
+)
 from rl_reward_network.training.world import World
 
 KIND = "sa2va_rl_finetune"
@@ -160,14 +167,8 @@ def check_settings(run: Path, world: World, plan: PolicyPlan, network: RewardNet
         ValueError: it began with other settings, or with another reward network; names what differs.
     """
     config, wanted = read_run_config(run), _origin(world, plan)
-    began = config.get("origin", {})
-    differ = [name for name, value in wanted.items() if began.get(name) != value]
-    if network is not None and config.get("reward_net_fingerprint") != network.fingerprint:
-        differ.append("reward_net")
-    if differ:
-        raise ValueError(
-            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
-        )
+    began = config.get("origin", {}) | {"reward_net": config.get("reward_net_fingerprint")}
+    check_origin(run, began, wanted | ({"reward_net": network.fingerprint} if network else {}))
     return config
 
 

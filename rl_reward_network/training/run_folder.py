@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -41,8 +41,7 @@ def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, An
     check_new(run)
     config = {
         **stage,
-        "world": {name: _plain(value, run) for name, value in asdict(world.config).items()}
-        | {"model_path": _model_path(world, run)},
+        "world": portable_world(world.config, run),
         "device": world.config.device,
         "data_fingerprint": world.data_fingerprint,
         "model_fingerprint": world.segmenter.fingerprint,
@@ -60,6 +59,18 @@ def check_new(run: Path) -> None:
     """Raise a ValueError where a run has begun already."""
     if (run / "config.json").exists():
         raise ValueError(f"{run}: holds a run already; give a new folder, or go on with it by --resume")
+
+
+def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise unless a run that is to go on began with the settings wanted now.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    if differ := [name for name, value in wanted.items() if began.get(name) != value]:
+        raise ValueError(
+            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
+        )
 
 
 @contextmanager
@@ -120,6 +131,20 @@ def portable(path: Path, run: Path) -> str:
     return relative if relative.startswith(".") else os.path.join(os.curdir, relative)  # a/b would be a hub id
 
 
+def portable_world(config: Any, run: Path) -> dict[str, Any]:
+    """The settings of a world, its paths as `portable` gives them; the name or hub id of a model stays as it is.
+
+    Args:
+        config: a dataclass with a field model_path.
+        run: run folder.
+    """
+    values = {
+        name: portable(value, run) if isinstance(value, Path) else value for name, value in asdict(config).items()
+    }
+    model = Path(config.model_path)
+    return values | ({"model_path": portable(model, run)} if model.exists() else {})
+
+
 def world_config(
     run: Path, config: dict[str, Any], data_root: Path | None = None, model_path: str | None = None
 ) -> WorldConfig:
@@ -134,18 +159,29 @@ def world_config(
         ValueError: they are not there; names the flag that says where they are.
     """
     saved = config["world"]
-    data_root = data_root or (run / saved["data_root"]).resolve()
-    if not data_root.is_dir():
-        raise ValueError(
-            f"{run / 'config.json'}: field world.data_root is {saved['data_root']}, no folder here; give --data_root, "
-            "the folder where the same data are now"
-        )
+    data_root = data_root or located_data(run, config)
     model_path = model_path or located_model(run, config, "--base_model")
     kept = (run / saved["output_dir"]).resolve()
     output_dir = kept if kept.is_dir() else run.parent.resolve()
     return WorldConfig(
         **{**saved, "data_root": data_root, "model_path": model_path, "output_dir": output_dir, "prompts": None}
     )
+
+
+def located_data(run: Path, config: dict[str, Any]) -> Path:
+    """The data folder of a run.
+
+    Raises:
+        ValueError: it is not here; names the flag that says where it is.
+    """
+    saved = config["world"]["data_root"]
+    folder = (run / saved).resolve()
+    if not folder.is_dir():
+        raise ValueError(
+            f"{run / 'config.json'}: field world.data_root is {saved}, no folder here; give --data_root, the folder "
+            "where the same data are now"
+        )
+    return folder
 
 
 def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
@@ -164,16 +200,6 @@ def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
             "the same model is now"
         )
     return str(folder)
-
-
-def _plain(value: Any, run: Path) -> Any:
-    return portable(value, run) if isinstance(value, Path) else value
-
-
-def _model_path(world: World, run: Path) -> str:
-    """The model's folder, or its hub id as it is."""
-    path = Path(world.config.model_path)
-    return portable(path, run) if path.exists() else world.config.model_path
 
 
 def _commit() -> str | None:

@@ -1,6 +1,6 @@
 """What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,25 +164,36 @@ def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
         raise ValueError(f"{data_root / 'annotations.json'}: {error}") from None
 
 
-def check_files(samples: list[Sample]) -> None:
+def check_files(samples: Sequence[Sample]) -> None:
     """Decode every image and mask once.
+
+    Raises:
+        ValueError: what `check_readable` says.
+    """
+    check_readable([load for sample in samples for load in (sample.load_image, sample.load_mask)])
+
+
+def check_readable(loads: Sequence[Callable[[], object]]) -> None:
+    """Decode files: better now than hours later.
+
+    Args:
+        loads: each decodes an image or a mask, or both, and raises a ValueError where it cannot.
 
     Raises:
         ValueError: some cannot be read: the first one's message, and how many there are.
     """
     with ThreadPoolExecutor() as threads:  # decoders run beside each other
-        bar = tqdm(threads.map(_damage, samples), "checking files", len(samples), leave=False, unit="image", delay=2)
+        bar = tqdm(threads.map(_damage, loads), "checking files", len(loads), leave=False, unit="file", delay=2)
         damaged = [message for message in bar if message]
     if damaged:
-        more = f" (and {len(damaged) - 1} more images or masks)" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1} more of {len(loads)} looked at)" if len(damaged) > 1 else ""
         raise ValueError(damaged[0] + more)
 
 
-def _damage(sample: Sample) -> str | None:
-    """What is wrong with the files of a sample."""
+def _damage(load: Callable[[], object]) -> str | None:
+    """What is wrong with a file."""
     try:
-        sample.load_image()
-        sample.load_mask()
+        load()
     except ValueError as error:
         return str(error)
     return None

@@ -19,19 +19,20 @@ from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
 from rl_reward_network.training.grpo.setup import prepare_model
-from rl_reward_network.training.grpo.stage import REWARD_NET
+from rl_reward_network.training.grpo.stage import FINAL, REWARD_NET, STAGE
 from rl_reward_network.training.grpo.watch import scores
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
-from rl_reward_network.training.run_folder import located_model
+from rl_reward_network.training.run_folder import located_data, located_model
 
 SPLIT = "test"
 SHOWN = 3  # items at each end
 
 
-def is_grpo_run(final_model: Path) -> bool:
-    """Whether a folder was written by GRPO, not by the prompt policy."""
-    path = final_model / "config.json"
-    return path.exists() and read_json(path).get("stage") == "grpo"
+def grpo_model(path: Path) -> Path | None:
+    """The final_model folder of a GRPO run, named by itself or by the run; None if it is another's, or not there."""
+    folder = path if path.name == FINAL else path / FINAL
+    config = folder / "config.json"
+    return folder if config.exists() and read_json(config).get("stage") == STAGE else None
 
 
 def run_grpo_evaluation(
@@ -80,11 +81,7 @@ def run_grpo_evaluation(
 
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:
     saved = config["world"]
-    root = data_root or (run / saved["data_root"]).resolve()
-    if not root.is_dir():
-        raise ValueError(
-            f"{run / 'config.json'}: field world.data_root is {saved['data_root']}, no folder here; give --data_root"
-        )
+    root = data_root or located_data(run, config)
     own = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
     return open_grpo_world(replace(own, gpu=own.gpu if gpu is None else gpu), run / "split.json")
 

@@ -23,8 +23,6 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
             "one caption differ by chance; supervised training may use it, GRPO may not"
         )
     setup_lora(model, r, lora_alpha, 0.0)
-    if not any("lora_" in name for name, _ in model.named_parameters()):
-        raise ValueError("LoRA found no layer of this model to adapt; its language model is not Qwen2")
     freeze_parameters(model)
     for parameter in model.parameters():
         if parameter.requires_grad:

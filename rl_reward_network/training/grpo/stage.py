@@ -37,7 +37,7 @@ from rl_reward_network.training.grpo.setup import check_movement, freeze_unreach
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items
-from rl_reward_network.training.run_folder import check_new, clock, only_here, portable, provenance
+from rl_reward_network.training.run_folder import check_new, check_origin, clock, only_here, portable_world, provenance
 
 KIND = "sa2va_grpo"
 FINAL = "final_model"
@@ -237,16 +237,10 @@ def _begin(
     check_new(run)
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    model = Path(world.config.model_path)
     config = {
         "stage": STAGE,
         "origin": origin,
-        "world": {
-            **{name: value for name, value in asdict(world.config).items() if not isinstance(value, Path)},
-            "data_root": portable(world.config.data_root, run),
-            "output_dir": portable(world.config.output_dir, run),
-            "model_path": portable(model, run) if model.exists() else world.config.model_path,
-        },
+        "world": portable_world(world.config, run),
         "kind": world.kind,
         "data": world.seen,
         "groups": {name: len(ids) for name, ids in world.split.groups.items()},
@@ -279,11 +273,7 @@ def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
     """
     config = read_json(run / "config.json")
     began = config.get("origin", {}) if config.get("stage") == STAGE else {}
-    plain = _plain(wanted)
-    if differ := [name for name, value in plain.items() if began.get(name) != value]:
-        raise ValueError(
-            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
-        )
+    check_origin(run, began, _plain(wanted))
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

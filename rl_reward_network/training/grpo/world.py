@@ -2,14 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import tyro
-from tqdm import tqdm
 
 from rl_reward_network.data.embedded import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
 from rl_reward_network.data.region_data import read_region_data, recognise, region_fingerprint
@@ -17,7 +15,7 @@ from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.training.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
-from rl_reward_network.training.world import check_one_phrase, read_samples, split_samples
+from rl_reward_network.training.world import check_one_phrase, check_readable, read_samples, split_samples
 
 CHECKED = 1000  # items whose files are decoded before a run
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
@@ -132,27 +130,12 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, que
 
 
 def check_items(items: Sequence[GRPOItem]) -> None:
-    """Decode images and masks, a thousand of them spread over the whole: better now than hours later.
+    """Decode images and masks, a thousand of them spread over the whole.
 
     Raises:
-        ValueError: some cannot be read: the first one's message, and how many there are.
+        ValueError: what `check_readable` says.
     """
-    some = items[:: max(1, len(items) // CHECKED)]
-    with ThreadPoolExecutor() as threads:
-        bar = tqdm(threads.map(_damage, some), "checking files", len(some), leave=False, unit="item", delay=2)
-        damaged = [message for message in bar if message]
-    if damaged:
-        more = f" (and {len(damaged) - 1} more of {len(some)} looked at)" if len(damaged) > 1 else ""
-        raise ValueError(damaged[0] + more)
-
-
-def _damage(item: GRPOItem) -> str | None:
-    """What is wrong with the files of an item."""
-    try:
-        item.load()
-    except ValueError as error:
-        return str(error)
-    return None
+    check_readable([item.load for item in items[:: max(1, len(items) // CHECKED)]])
 
 
 def _annotated(root: Path) -> bool:
