@@ -44,10 +44,12 @@ class Batch:
 
     def context(self, model: Any, rows_at_once: int = 128) -> ImageContext:
         """The images as the model reads them now."""
-        prefixes = [
-            ask(self.processor, place, len(f.vision), DESCRIBE).prefix_ids for place, f in enumerate(self.features)
-        ]
+        prefixes = [self.prefix_ids(place) for place in range(len(self.features))]
         return ImageContext(model, self.processor, self.features, prefixes, rows_at_once)
+
+    def prefix_ids(self, place: int) -> list[int]:
+        """What every question about the image of that index in `features` begins with."""
+        return ask(self.processor, place, len(self.features[place].vision), DESCRIBE).prefix_ids
 
     def describing(self, row: int, mask: np.ndarray) -> Question:
         """What asks for the caption of a region of this item's image."""

@@ -21,7 +21,7 @@ from rl_reward_network.training.grpo.batch import Batch, open_batch, random_stre
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.generation import ImageContext
-from rl_reward_network.training.grpo.items import DESCRIBE, GRPOItem
+from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES, SpreadController
 from rl_reward_network.training.grpo.policy import Group
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, make_columns, reward_groups
@@ -97,7 +97,7 @@ class RolloutMaker:
             Group(
                 item.image_id,
                 batch.features[batch.places[row]],
-                batch.drawing(row, DESCRIBE).prefix_ids,
+                batch.prefix_ids(batch.places[row]),
                 image=batch.images[row],
                 truth=batch.truths[row],
             )
