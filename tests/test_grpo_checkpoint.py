@@ -59,7 +59,9 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
     partner = load_file(folder / "checkpoint-3" / EMA_WEIGHTS)
     assert all(torch.equal(tensor, own.ema.weights[name]) for name, tensor in partner.items())
     assert any(not torch.equal(tensor, saved[name]) for name, tensor in partner.items())
-    assert load_checkpoint(folder / "checkpoint-3" / STATE) == {"spread": own.maker.controller.spread, "ema_steps": 3}
+    state = load_checkpoint(folder / "checkpoint-3" / STATE)
+    assert 0 < state.pop("seconds") < own.seconds
+    assert state == {"spread": own.maker.controller.spread, "ema_steps": 3}
 
 
 def test_only_the_newest_are_kept(trained: tuple[Path, Any]) -> None:
@@ -73,7 +75,7 @@ def test_without_a_partner_none_is_saved(tmp_path: Path) -> None:
     own = trainer(tmp_path, max_steps=1, ema_decay=0.0, **SAVING)
     own.train()
     assert EMA_WEIGHTS not in names(tmp_path / "checkpoint-1")
-    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE) == {"spread": own.maker.controller.spread}
+    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE).keys() == {"spread", "seconds"}
     own.maker.controller.spread = 9.0
     load_run_state(own, tmp_path / "checkpoint-1")
     assert own.maker.controller.spread != 9.0
@@ -126,6 +128,14 @@ def test_a_checkpoint_written_again_replaces_the_old(
     save_run_state(elsewhere)
     assert "stale" not in names(tmp_path / "checkpoint-1")
     assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["spread"] == 0.125
+
+
+@pytest.mark.parametrize("name", [STATE, EMA_WEIGHTS, "optimizer.pt", "scheduler.pt"])
+def test_a_file_that_is_missing_is_named(trained: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    shutil.copytree(trained[0] / "checkpoint-3", tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3" / name).unlink()
+    with pytest.raises(ValueError, match=f"checkpoint-3: {name} is missing; delete this checkpoint, and the one befor"):
+        load_run_state(trained[1], tmp_path / "checkpoint-3")
 
 
 def test_an_adapter_of_another_rank_is_refused(trained: tuple[Path, Any], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
-from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
+from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached, prepare_model
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 
 DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."
@@ -101,41 +101,44 @@ def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) ->
 
 def digested() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1))
-    model[:2].requires_grad_(False)
-    return model
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1))
 
 
-def test_digests_are_of_frozen_tensors_and_change_with_one_bit() -> None:
-    model = digested()
-    before = frozen_digests(model)
-    assert set(before) == {"0.weight", "0.bias", "1.weight", "1.bias"}
-    assert frozen_digests(model) == before
-    with torch.no_grad():
-        model[2].weight += 1
-    assert frozen_digests(model) == before, "what trains may move"
+def test_digests_change_with_one_bit() -> None:
+    before = digests(digested())
+    assert set(before) == {f"{layer}.{name}" for layer in range(3) for name in ("weight", "bias")}
+    assert digests(digested()) == before
     for name in ("0.weight", "1.weight"):
         changed = digested()
         bits = changed.get_parameter(name).data.view(torch.uint8)
         bits[0, -1] ^= 1
-        assert {key for key, digest in frozen_digests(changed).items() if digest != before[key]} == {name}
+        assert {key for key, digest in digests(changed).items() if digest != before[key]} == {name}
 
 
 def test_digests_tell_minus_0_from_0() -> None:
     """Equal as numbers, but somebody wrote there."""
-    first, second = nn.Linear(1, 1, bias=False).requires_grad_(False), nn.Linear(1, 1, bias=False).requires_grad_(False)
+    first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     first.weight.data.fill_(0.0)
     second.weight.data.fill_(-0.0)
-    assert frozen_digests(first) != frozen_digests(second)
+    assert digests(first) != digests(second)
 
 
 def test_movement_is_checked_both_ways() -> None:
-    before = {"tower.a": "1", "tower.b": "2"}
-    check_movement({"lora.a": True, "lora.b": True}, before, before)
+    names = ["q.lora_A", "q.lora_B", "fcs"]
+    before = {"tower.a": "1", "tower.b": "2"} | dict.fromkeys(names, "3")
+    after = before | dict.fromkeys(names, "4")
+    check_movement(before, after, names, 2)
     with pytest.raises(ValueError, match=r"1 frozen tensors changed in training, first \['tower\.b'\]; this is a bug"):
-        check_movement({"lora.a": True}, before, {"tower.a": "1", "tower.b": "3"})
+        check_movement(before, after | {"tower.b": "5"}, names, 2)
+    with pytest.raises(ValueError, match=r"1 frozen tensors changed"):
+        check_movement(before, before | {"tower.a": "5"}, names, 0)
     with pytest.raises(ValueError, match=r"2 frozen tensors changed"):
-        check_movement({"lora.a": True}, before, {})
-    message = r"1 of 3 trainable tensors did not move, first \['lora\.b'\]; train longer, raise the learning rate"
-    with pytest.raises(ValueError, match=message):
-        check_movement({"lora.a": True, "lora.b": False, "lora.c": True}, before, before)
+        check_movement(before, dict.fromkeys(names, "4"), names, 2)
+    for name in names:
+        message = rf"1 of 3 trainable tensors did not move, first \['{name}'\]; train longer, raise the learning rate"
+        with pytest.raises(ValueError, match=message):
+            check_movement(before, after | {name: "3"}, names, 2)
+    check_movement(before, after | {"q.lora_A": "3"}, names, 1)
+    with pytest.raises(ValueError, match=r"1 of 2 trainable tensors did not move, first \['q\.lora_B'\]"):
+        check_movement(before, after | {"q.lora_B": "3"}, names, 1)
+    check_movement(before, before, names, 0)

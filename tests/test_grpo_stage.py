@@ -187,9 +187,12 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
-    with pytest.raises(ValueError, match=r"trainable tensors did not move, first .* frac_zero_std was 1 all the time"):
+    with pytest.raises(
+        ValueError, match=r"trainable tensors did not move, first .* frac_zero_std was 1 all the time; what was"
+    ):
         run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal")
-    assert (tmp_path / "equal" / "final_model" / "config.json").exists(), "hours must not be lost"
+    assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
+    assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
 
 
 def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
 from rl_reward_network.artefacts import whole_folder
@@ -17,12 +17,16 @@ KEPT = 2  # checkpoints
 
 
 def save_run_state(trainer: Any) -> None:
-    """Write `checkpoint-<step>` with trained tensors, partner, optimiser, schedule, controller and waiting rollouts."""
+    """Write `checkpoint-<step>` with trained tensors, partner, optimiser, schedule, controller and minutes.
+
+    Rollouts and random states are not in it: a checkpoint lies between rollouts, and all chance follows from seed and
+    step.
+    """
     folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
     if trainer.args.should_save:
         with whole_folder(folder) as temporary:
             save_trainable(trainer.sa2va, temporary / "trainable")
-            state: dict[str, Any] = {"spread": trainer.maker.controller.spread}
+            state: dict[str, Any] = {"spread": trainer.maker.controller.spread, "seconds": trainer.seconds}
             if trainer.ema is not None:
                 save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
                 state["ema_steps"] = trainer.ema.steps
@@ -39,10 +43,10 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     """Put everything back but what the Trainer itself reads (optimiser, schedule, step)."""
     load_trainable(trainer.sa2va, folder / "trainable")
     state = load_checkpoint(folder / STATE)
-    needed = [STATE, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
+    needed = [STATE, SCHEDULER_NAME, OPTIMIZER_NAME, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
     if missing := [name for name in needed if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
-    trainer.maker.controller.spread = state["spread"]
+    trainer.maker.controller.spread, trainer.earlier_s = state["spread"], state["seconds"]
     if trainer.watch is not None:
         trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]
     if trainer.ema is not None:

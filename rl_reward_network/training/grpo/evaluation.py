@@ -162,6 +162,6 @@ def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],
         "commit": config["commit"],
-        "training: minutes": f"{config['minutes']:.1f}" + " (since it was resumed)" * config["resumed"],
+        "training: minutes": f"{config['minutes']:.1f}",
         "evaluation: minutes": f"{minutes:.1f}",
     }

@@ -1,7 +1,7 @@
 """Which tensors GRPO trains: LoRA and what the enabled losses reach; all else is frozen, and proved to stay so."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -47,26 +47,32 @@ def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
     return unreached
 
 
-def frozen_digests(model: nn.Module) -> dict[str, str]:
-    """SHA-256 of the bytes of each frozen tensor."""
+def digests(model: nn.Module) -> dict[str, str]:
+    """SHA-256 of the bytes of each parameter."""
     return {
         name: hashlib.sha256(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         for name, parameter in model.named_parameters()
-        if not parameter.requires_grad
     }
 
 
-def check_movement(moved: dict[str, bool], before: dict[str, str], after: dict[str, str]) -> None:
-    """Raise unless every trainable tensor moved and every frozen one is what it was, to the bit.
+def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str], steps: int) -> None:
+    """Raise unless every frozen tensor is what it was, to the bit, and every trainable one is not.
+
+    Args:
+        before, after: digests.
+        training: names of what trains.
+        steps: how many there were with a learning rate; with none nothing need have moved, and after one lora_A has
+            not, since its first gradient passes lora_B, which begins at 0.
 
     Raises:
         ValueError: names the tensors.
     """
-    changed = [name for name, digest in before.items() if after.get(name) != digest]
-    if changed:
+    same = {name for name, digest in before.items() if after.get(name) == digest}
+    if changed := [name for name in before if name not in same and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
-    if still := [name for name, has_moved in moved.items() if not has_moved]:
+    moving = [name for name in training if steps > 1 or (steps and "lora_A" not in name)]
+    if still := [name for name in moving if name in same]:
         raise ValueError(
-            f"{len(still)} of {len(moved)} trainable tensors did not move, first {still[:3]}; train longer, raise the "
-            "learning rate, or look whether frac_zero_std was 1 all the time"
+            f"{len(still)} of {len(moving)} trainable tensors did not move, first {still[:3]}; train longer, raise "
+            "the learning rate, or look whether frac_zero_std was 1 all the time"
         )

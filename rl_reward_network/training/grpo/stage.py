@@ -29,15 +29,16 @@ from rl_reward_network.rewards.functions import (
     learned_reward,
     meteor_reward,
 )
+from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.logs import GRPOLogs
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
 from rl_reward_network.training.grpo.rewarding import Reward
-from rl_reward_network.training.grpo.setup import check_movement, freeze_unreached, frozen_digests, prepare_model
+from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached, prepare_model
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items
-from rl_reward_network.training.run_folder import check_new, check_origin, clock, only_here, portable_world, provenance
+from rl_reward_network.training.run_folder import check_new, check_origin, only_here, portable_world, provenance
 
 KIND = "sa2va_grpo"
 FINAL = "final_model"
@@ -168,7 +169,8 @@ def run_grpo_stage(
         trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
     if plan.watch_every:
         trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
-    frozen = freeze_unreached(trainer, items[:PROBED])
+    with trainer.out_of_memory("a first trial", "batch_size or max_dynamic_patch"):
+        frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
     if trainer.args.should_save:
         _say(trainer, frozen)
@@ -179,13 +181,16 @@ def run_grpo_stage(
         elif trainer.args.should_save:
             _begin(run, world, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
-        seconds: dict[str, float] = {}
-        before = frozen_digests(model)
-        with clock(seconds, "training"):
+        before = digests(model)
+        with trainer.out_of_memory("training", "batch_size, num_generations or max_dynamic_patch"):
             went_back = _train(trainer, GRPOLogs(run, trainer, wandb), resume)
-        _save(trainer, run, {"minutes": seconds["training"] / 60, "resumed": resume})
-        if args.learning_rate and not went_back:
-            check_movement(trainer.moved(), before, frozen_digests(model))
+        steps = 0 if went_back or not args.learning_rate else trainer.state.global_step
+        try:
+            check_movement(before, digests(model), trainable_tensors(model), steps)
+        except ValueError as error:  # hours must not be lost, nor look finished
+            save_run_state(trainer)
+            raise ValueError(f"{error}; what was trained is in {run}/checkpoint-{trainer.state.global_step}") from None
+        _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume})
 
 
 def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -120,7 +120,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)
-        self.add_callback(_AfterEachStep(self))
+        self.began, self.earlier_s = time.monotonic(), 0.0
+        self.add_callback(_AroundEachStep(self))
 
     def begin(self) -> None:
         """Take what trains now as the reference and as the partner's start; again after more has been frozen."""
@@ -149,7 +150,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """Rollouts of all micro-batches of one optimisation step, made anew every `num_iterations` steps."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
-            with self._out_of_memory("rollouts", "num_generations, num_mask_generations or max_dynamic_patch"):
+            with self.out_of_memory("rollouts", "num_generations, num_mask_generations or max_dynamic_patch"):
                 self.buffer = [self._rollouts(items, number) for number, items in enumerate(batches)]
             self._steer_spread(len(batches))
         tokens = torch.tensor(sum(completion_tokens(groups) for groups in self.buffer), device=device)
@@ -209,6 +210,11 @@ class Sa2VAGRPOTrainer(Trainer):
     def _prepare_inputs(self, inputs: Any) -> Any:
         return inputs
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward pass of one micro-batch."""
+        with self.out_of_memory("the loss", "batch_size, num_generations or max_dynamic_patch"):
+            return super().training_step(*args, **kwargs)
+
     def compute_loss(  # type: ignore[override]
         self, model: nn.Module, inputs: list[Group], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -217,8 +223,7 @@ class Sa2VAGRPOTrainer(Trainer):
         Raises:
             ValueError: it is not finite; names the step.
         """
-        with self._out_of_memory("the loss", "batch_size or max_dynamic_patch"):
-            outputs, anchor = model(inputs, self.needs_masks)
+        outputs, anchor = model(inputs, self.needs_masks)
         pairs = list(zip(inputs, outputs, strict=True))
         loss = anchor
         steps = self.current_gradient_accumulation_steps
@@ -234,9 +239,7 @@ class Sa2VAGRPOTrainer(Trainer):
         loss = loss + self._mask_terms(pairs) / steps
         self.statistics["total_loss"].append(float(loss.detach()) * steps)  # curves show a mean over micro-batches
         if not torch.isfinite(loss):
-            raise ValueError(
-                f"step {self.state.global_step + 1}: the loss is {float(loss.detach())}; {self._last_good()}"
-            )
+            self.stop(f"the loss is {float(loss.detach())}")
         for group, output in pairs:
             if group.old is None and self.args.num_iterations > 1:
                 group.old = output.detached()
@@ -267,13 +270,17 @@ class Sa2VAGRPOTrainer(Trainer):
         if loop == "loop1":
             self.statistics["loop1/entropy"].append(float(parts.entropy))
 
-    def _last_good(self) -> str:
+    def stop(self, why: str) -> NoReturn:
+        """Raise a ValueError that names the step, the last good checkpoint and the remedy."""
         found = sorted(Path(str(self.args.output_dir)).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
         kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
-        return f"training stops, {kept}; lower learning_rate, or raise beta"
+        raise ValueError(
+            f"step {self.state.global_step + 1}: {why}; training stops, {kept}; lower learning_rate, or raise beta"
+        )
 
     @contextmanager
-    def _out_of_memory(self, what: str, remedy: str) -> Iterator[None]:
+    def out_of_memory(self, what: str, remedy: str) -> Iterator[None]:
+        """Say what to lower where the block runs out of GPU memory."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -307,33 +314,34 @@ class Sa2VAGRPOTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_run_state(self, Path(resume_from_checkpoint))
 
-    def moved(self) -> dict[str, bool]:
-        """Which trainable tensors differ from where they began; of LoRA, lora_B began at 0 and lora_A goes along."""
-        found = {}
-        for name, parameter in trainable_tensors(self.sa2va).items():
-            if name in self.reference:
-                found[name] = not torch.equal(parameter, self.reference[name])
-            elif "lora_B" in name:
-                found[name] = bool(parameter.any())
-        return found
+    @property
+    def seconds(self) -> float:
+        """Spent on training so far, before an interruption as well."""
+        return self.earlier_s + time.monotonic() - self.began
 
 
-class _AfterEachStep(TrainerCallback):
-    """Moves the partner after each optimisation step, and stops when the time is up."""
+class _AroundEachStep(TrainerCallback):
+    """Looks at the gradients before each optimisation step; moves the partner after it, and stops in time."""
 
     def __init__(self, trainer: Sa2VAGRPOTrainer) -> None:
-        self.trainer, self.began = trainer, time.monotonic()
+        self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """The clock starts."""
-        self.began = time.monotonic()
+        self.trainer.began = time.monotonic()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """A finite loss may have a gradient that is not: the weights must not get it."""
+        gradients = [p.grad for p in trainable_tensors(self.trainer.sa2va).values() if p.grad is not None]
+        if gradients and not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
+            self.trainer.stop("a gradient is not finite")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the weights moved."""
         if self.trainer.ema is not None:
             self.trainer.ema.update(self.trainer.sa2va)
         if args.max_minutes is not None:
-            late = torch.tensor(float(time.monotonic() - self.began > 60 * args.max_minutes), device=args.device)
+            late = torch.tensor(float(self.trainer.seconds > 60 * args.max_minutes), device=args.device)
             if float(self.trainer.accelerator.reduce(late, "sum")):  # one process alone must not stop
                 control.should_training_stop = control.should_save = True
 
