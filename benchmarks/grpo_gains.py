@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.evaluation.before_after import label
+from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.training.grpo.evaluation import run_grpo_evaluation
 from rl_reward_network.training.grpo.stage import FINAL
 from scripts import train_sa2va_rl
@@ -89,7 +91,8 @@ def measured(folder: Path, flags: list[str]) -> dict[str, Any]:
 def show(results: dict[str, dict[str, Any]]) -> None:
     """The table, lines ready for a document."""
     table = Table(box=box.MARKDOWN)
-    for name in ("run", "steps", "minutes", *SHOWN, "cIoU"):
+    variant = meteor_variant()
+    for name in ("run", "steps", "minutes", *(label(metric, variant) for metric in SHOWN), "cIoU"):
         table.add_column(name)
     for name, rows in results.items():
         cells = [_gain(rows[metric]) for metric in SHOWN]

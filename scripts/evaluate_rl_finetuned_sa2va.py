@@ -43,6 +43,8 @@ def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     folder = newest(args.model_path)
     if tuned := grpo_model(folder):
+        if args.show_names:
+            raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
         where = args.where
         changes, report = run_grpo_evaluation(tuned, where.data_root, where.base_model, where.gpu, args.images)
         show_changes(changes)
@@ -59,7 +61,7 @@ def show_changes(result: BeforeAfter) -> None:
         table.add_column(name, no_wrap=True, min_width=5)
     for row in result.rows:
         change = row.gain.signed.replace("[", r"\[")
-        table.add_row(row.metric, f"{row.before.mean:.3f}", f"{row.after.mean:.3f}", change, row.word)
+        table.add_row(result.label(row.metric), f"{row.before.mean:.3f}", f"{row.after.mean:.3f}", change, row.word)
     for name, (before, after) in result.totals.items():
         table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", "")
     Console().print(table)

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from rl_reward_network.artefacts import read_json, whole_folder
-from rl_reward_network.evaluation.before_after import LEGEND, NAMES
+from rl_reward_network.evaluation.before_after import LEGEND, label
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.training.grpo.evaluation import grpo_model
+from rl_reward_network.training.grpo.evaluation import grpo_model, training_facts
 from rl_reward_network.training.grpo.stage import FINAL
 from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
@@ -88,7 +88,8 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -
     """
     origin, base = config["origin"], _base_name(config["world"]["model_path"])
     control = "**A control run: its rewards were dealt out at random, so it has learned nothing.**\n\n"
-    table = "\n".join(f"| {name} | {value} |" for name, value in _facts(config, base).items())
+    facts = {"base": f"{base}, weights {origin['model_fingerprint']}", **training_facts(config)}
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     changes = "\n".join(_changes(evaluation)) if evaluation else NOT_EVALUATED
     return f"""---
 library_name: transformers
@@ -132,30 +133,14 @@ def _base_name(model_path: str) -> str:
     return Path(model_path).name if model_path.startswith((".", "/")) else model_path
 
 
-def _facts(config: Mapping[str, Any], base: str) -> dict[str, Any]:
-    origin, settings = config["origin"], config["origin"]["settings"]
-    return {
-        "base": f"{base}, weights {origin['model_fingerprint']}",
-        "data": config["data"],
-        "data fingerprint": origin["data_fingerprint"][:16],
-        "objective": settings["objective"],
-        "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
-        "caption judge": origin["judge"]["model"] if origin["judge"] else "none: METEOR",
-        "steps": f"{config['steps']}, learning rate {settings['learning_rate']:g}",
-        "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
-        "seed": origin["seed"],
-        "tiles of an image": f"up to {config['world']['max_dynamic_patch']} (max_tiles in config.json)",
-        "commit": config["commit"],
-    }
-
-
 def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     """The verdict and the table of eval.json."""
     yield f"{evaluation['verdict']['sentence']} Means over groups of {evaluation['items']} test items, 95 % intervals."
     yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
     for row in evaluation["rows"]:
+        name = label(row["metric"], evaluation["config"]["METEOR"])
         before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
-        yield f"| {NAMES.get(row['metric'], row['metric'])} | {before} | {after} | {gain.signed} | {row['word']} |"
+        yield f"| {name} | {before} | {after} | {gain.signed} | {row['word']} |"
     for name, pair in evaluation["totals"].items():
         change = f"{pair['after'] - pair['before']:+.3f}"
         yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"

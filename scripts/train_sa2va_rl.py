@@ -38,7 +38,12 @@ from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import new_run_folder
 from scripts.cli import run
 
-NANO = {"learning_rate": 1e-3, "batch_size": 64, "lora_r": 16, "lora_alpha": 32}  # the measured best, docs/log.md
+NANO = {
+    "learning_rate": 1e-3,
+    "batch_size": 64,
+    "lora_r": 16,
+    "lora_alpha": 32,
+}  # the best of what docs/log.md compares
 REAL = {"learning_rate": 1e-5, "batch_size": 8, "lora_r": 128, "lora_alpha": 256}
 STEPS = {"quick": 140, "full": 400}  # of nano on two CPU cores: 5 and 14 minutes
 WATCH = {"quick": 35, "full": 100}  # steps between looks at validation items
@@ -82,7 +87,8 @@ class GRPOArgs:
     importance_sampling_level: Level = "token"
     """Whether each token or the whole caption has a ratio."""
     scale_rewards: Scale = "group"
-    """What centred rewards are divided by: the deviation of the group, of the batch, or nothing."""
+    """What centred rewards are divided by: the deviation of the group, of the batch (all groups of one process and
+    forward pass), or nothing."""
     multi_objective_aggregation: Aggregation = "sum_then_normalize"
     """Add rewards and then scale, or scale each by itself first."""
     entropy_coef: float = 0.0
@@ -111,7 +117,8 @@ class GRPOArgs:
     """Steps between looks at validation items: quick 35, full 100; 0 never looks. With --reward_net also the stop: the
     score rises while Dice has fallen by more than 0.02 from its peak in three looks."""
     deepspeed: Path | None = None
-    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoints are written then."""
+    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoints are written then. Tried in float32
+    on CPUs only: what it does to the float32 weights of a bfloat16 model on a GPU has not been seen."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,28 @@ def one_run_folder(output_dir: Path) -> Path:
     return Path(named[0])
 
 
+def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> None:
+    """Raise a ValueError for flags that exclude each other, or that nothing would look at."""
+    grpo, rewards = args.grpo, args.rewards
+    if rewards.use_llm_judge_loop2 and not rewards.use_llm_judge:
+        raise ValueError("--use_llm_judge_loop2 needs --use_llm_judge, which says where the judge is")
+    if world.kind == "images":
+        if network is None and rewards.loop2_iou_weight is None:
+            raise ValueError(
+                "annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight"
+            )
+        if rewards.use_llm_judge or rewards.caption_weight or rewards.loop2_caption_weight:
+            raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
+    if args.objective == "supervised" and (args.shuffle_rewards or rewards.use_llm_judge or rewards.pathwise_weight):
+        raise ValueError("--objective supervised pays no rewards: leave out what shuffles, judges or weighs them")
+    if args.shuffle_rewards and rewards.pathwise_weight:
+        raise ValueError("--shuffle_rewards cannot deal out the gradient of --pathwise_weight; leave one of them out")
+    if grpo.no_ema and grpo.ema_decay != GRPOArgs.ema_decay:
+        raise ValueError(f"--no_ema has no average to decay; leave it out, or --ema_decay {grpo.ema_decay}")
+    if grpo.num_epochs is not None and grpo.max_steps is not None:
+        raise ValueError("--num_epochs and --max_steps both say when to stop; give one of them")
+
+
 def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GRPOPlan:
     """The mode's settings with what the user changed.
 
@@ -205,10 +234,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
     embedded = args.world.model_path == DEFAULT_MODEL
     own: dict[str, Any] = NANO if embedded else REAL
     grpo, rewards = args.grpo, args.rewards
-    if rewards.use_llm_judge_loop2 and not rewards.use_llm_judge:
-        raise ValueError("--use_llm_judge_loop2 needs --use_llm_judge, which says where the judge is")
-    if world.kind == "images" and network is None and rewards.loop2_iou_weight is None:
-        raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
+    check_together(args, world, network)
     captions = world.kind == "regions"
     weights = RewardWeights(
         rewards.iou_weight,
@@ -218,16 +244,16 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         _or(rewards.learned_weight, 1.0 if network is not None else 0.0),
         rewards.confidence_weight,
     )
-    r = grpo.lora_r or own["lora_r"]
-    steps = grpo.max_steps or (STEPS.get(args.mode, -1) if embedded and grpo.num_epochs is None else -1)
+    r = _or(grpo.lora_r, own["lora_r"])
+    steps = _or(grpo.max_steps, STEPS[args.mode] if embedded and grpo.num_epochs is None else -1)
     settings = {
         "objective": args.objective,
-        "per_device_train_batch_size": grpo.batch_size or own["batch_size"],
+        "per_device_train_batch_size": _or(grpo.batch_size, own["batch_size"]),
         "num_generations": grpo.num_generations,
         "num_mask_generations": grpo.num_mask_generations,
         "gradient_accumulation_steps": grpo.gradient_accumulation_steps,
         "learning_rate": _or(grpo.learning_rate, own["learning_rate"]),
-        "num_train_epochs": grpo.num_epochs or EPOCHS[args.mode],
+        "num_train_epochs": _or(grpo.num_epochs, EPOCHS[args.mode]),
         "max_steps": steps,
         "max_minutes": grpo.max_minutes,
         "lr_scheduler_type": "constant_with_warmup",
@@ -246,7 +272,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "multi_objective_aggregation": grpo.multi_objective_aggregation,
         "entropy_coef": grpo.entropy_coef,
         "temperature": grpo.temperature,
-        "max_completion_length": grpo.max_completion_length or (24 if embedded else 128),
+        "max_completion_length": _or(grpo.max_completion_length, 24 if embedded else 128),
         "mask_policy": grpo.mask_policy,
         "ema_decay": 0.0 if grpo.no_ema else grpo.ema_decay,
         "pathwise_weight": rewards.pathwise_weight,
@@ -260,7 +286,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         args.mode,
         weights,
         r,
-        grpo.lora_alpha or 2 * r,
+        _or(grpo.lora_alpha, 2 * r),
         grpo.lora_dropout,
         settings,
         {"base_url": rewards.llm_judge_base_url, "model": rewards.llm_judge_model} if rewards.use_llm_judge else None,
@@ -270,7 +296,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
     )
 
 
-def _or(value: float | None, default: float) -> float:
+def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 

@@ -93,13 +93,13 @@ def split(policy: GRPOPolicy) -> None:
 def outputs(policy: Any, groups: list[Group]) -> list[Tensor]:
     """Log-probabilities, parameters and mask of each group."""
     found, _ = policy(groups, True)
-    return [part for output in found for part in output.differentiable()]
+    return [part for output in found for part in output.differentiable(True)]
 
 
 def gradients(policy: Any, groups: list[Group]) -> dict[str, Tensor]:
     """Of a number that everything a loss is made of has part in; whole tensors, also of a split model."""
     found, _ = policy(groups, True)
-    torch.stack([part.float().mean() for output in found for part in output.differentiable()]).sum().backward()
+    torch.stack([part.float().mean() for output in found for part in output.differentiable(True)]).sum().backward()
     grads = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad(set_to_none=True)
     return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}

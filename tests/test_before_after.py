@@ -17,6 +17,7 @@ from rl_reward_network.evaluation.before_after import (
     Difference,
     ShownItem,
     compare_models,
+    curves,
     summary,
     write_before_after,
 )
@@ -46,7 +47,7 @@ def result(**changed: Any) -> BeforeAfter:
         {"cIoU": (0.5, 0.75)},
         {"before": before, "after": after},
         tuple((f"s{number}", group) for number, group in enumerate(GROUPS)),
-        {"mode": "quick", "data": "<script>alert(1)</script>"},
+        {"mode": "quick", "data": "<script>alert(1)</script>", "METEOR": "exact+stem"},
         ("An <em>extra</em> note.",),
         (item,),
         tuple({"step": step, "loop1/reward_mean": step / 10} for step in range(1, 21)),
@@ -111,7 +112,7 @@ def test_an_interval_that_ends_at_0_tells_nothing() -> None:
 def test_the_verdict_is_on_the_criterion() -> None:
     verdict = result().verdict
     assert verdict.label == "better"
-    assert verdict.sentence == "Better: METEOR +0.100 [+0.100, +0.100] on 8 groups."
+    assert verdict.sentence == "Better: METEOR (exact+stem) +0.100 [+0.100, +0.100] on 8 groups."
     assert result(criterion="dice").verdict.label == "cannot tell"
     single = compare_models({"own": FLAT[:1]}, {"own": FLAT[:1] - 1}, ["a"])
     alone = result(rows=single, criterion="own").verdict
@@ -150,8 +151,30 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert all(link.startswith("data:image/") for link in found.links)
     for shown in ("truth: <b>red</b>", "before: a & b", 'after: "c"', "<script>alert(1)</script>", "An <em>extra</em>"):
         assert shown in found.text
-    for shown in ("Better: METEOR +0.100", LEGEND, "8 test items", "+0.100 [+0.100, +0.100]", "cIoU", "0.750"):
+    for shown in (
+        "Better: METEOR (exact+stem) +0.100",
+        LEGEND,
+        "8 test items",
+        "+0.100 [+0.100, +0.100]",
+        "cIoU",
+        "0.750",
+    ):
         assert shown in found.text
+
+
+def test_curves_show_what_was_paid_and_proxy_beside_gold() -> None:
+    lines = [{"step": step, "loop2/reward_mean": step / 10} for step in range(1, 31)]
+    lines += [{"step": step, "val/score": 0.5 + step / 100, "val/gt_dice": 0.5 - step / 100} for step in (0, 15, 30)]
+    figure = curves(lines)
+    assert figure is not None
+    left, right = figure.axes
+    assert [axes.get_title() for axes in (left, right)] == ["reward of sampled rollouts (training)", "validation"]
+    smooth = left.get_lines()[-1]
+    np.testing.assert_allclose(smooth.get_ydata(), np.arange(2, 30) / 10)
+    shown = {str(line.get_label()): (line.get_xdata(), line.get_ydata()) for line in right.get_lines()}
+    assert list(shown) == ["proxy: the reward net's score", "gold: Dice"]
+    np.testing.assert_allclose(shown["gold: Dice"], [[0, 15, 30], [0.5, 0.35, 0.2]])
+    assert curves([{"step": 1, "loss/mask": 0.1}]) is None
 
 
 def test_what_there_is_not_has_no_heading(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ def test_a_missing_reward_is_the_mean_of_its_group_and_never_0() -> None:
     assert found.spread.tolist() == [True, False]
     both = group_advantages({"judge": values, "iou": A}, {"judge": 1.0, "iou": 1.0}, scale="none")
     assert both.values[1].tolist() == [0, 0, 0, 0], "a term that a whole group misses says nothing about it"
+    assert np.isnan(both.rewards[1]).all(), "and its sum is unknown"
+    np.testing.assert_allclose(both.rewards[0], [0.8, 1.7, 0.6, 1.7])
+
+
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_group_without_the_reward_says_nothing_about_the_spread_of_all(how: str) -> None:
+    gone = np.vstack([A, [[np.nan] * 4]])
+    found = group_advantages({"a": gone}, {"a": 2.0}, how, "batch")
+    np.testing.assert_allclose(found.values[:2], group_advantages({"a": A}, {"a": 2.0}, how, "batch").values)
+    assert found.values[2].tolist() == [0, 0, 0, 0]
+    none = group_advantages({"a": np.full((2, 4), np.nan)}, {"a": 1.0}, how, "batch")
+    assert not none.values.any()
 
 
 def test_the_caption_reward_is_a_quarter_meteor() -> None:

@@ -8,8 +8,7 @@ from rl_reward_network.rewards.functions import (
     confidence_reward,
     dice_reward,
     iou_reward,
-    judge_reward,
-    judged_caption_reward,
+    judge_rewards,
     learned_reward,
     meteor_reward,
 )
@@ -25,14 +24,21 @@ def test_overlap_rewards() -> None:
 
 
 def test_caption_rewards_and_a_judge_that_is_away() -> None:
+    asked = []
+
     class Judge:
         def scores(self, predictions, references):
+            asked.append(predictions)
             return [0.8, None]
 
     columns = {"completions": ["a red circle", "a red circle"], "captions": ["a red circle", "a red circle"]}
     assert meteor_reward(**columns) == [1.0, 1.0]
-    assert judge_reward(Judge())(**columns) == [0.8, None]
-    assert judged_caption_reward(Judge())(**columns) == [pytest.approx(0.25 + 0.75 * 0.8), None]
+    judged, combined = judge_rewards(Judge())
+    assert judged(**columns) == [0.8, None]
+    assert combined(**columns) == [pytest.approx(0.25 + 0.75 * 0.8), None]
+    assert len(asked) == 1, "a judge costs money"
+    judged(completions=["a", "b"], captions=columns["captions"])
+    assert len(asked) == 2
 
 
 def test_the_learned_reward_looks_at_each_image_once() -> None:

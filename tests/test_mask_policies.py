@@ -1,15 +1,19 @@
 """Mask policies: log-probabilities and divergences against torch's own, and that the gradient goes the right way."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from grpo_nano import config
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.training.grpo.objective import mask_loss
+from rl_reward_network.training.grpo.policy import Group, GroupOutput
 
 FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
 SIZES = {"gaussian": 8, "bernoulli": 256, "candidates": 3}
@@ -56,17 +60,23 @@ def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_a_step_up_the_gradient_makes_the_better_action_likelier(name: str) -> None:
-    """The sign test: two actions, one rewarded and one punished."""
+def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_path: Path) -> None:
+    """The sign test, of loss and policy together: two actions, one rewarded and one punished; torch says how likely."""
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
     start = parameters_of(name)
     actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
     actions = torch.tensor([[0.0], [2.0]]) if name == "candidates" else actions  # those drawn might be equal
     parameters = start.clone().requires_grad_(True)
-    objective = (policy.log_prob(parameters, width, actions) * torch.tensor([1.0, -1.0])).sum()
-    (gradient,) = torch.autograd.grad(objective, parameters)
-    before, after = (policy.log_prob(start + step * gradient, width, actions) for step in (0.0, 1e-2))
-    assert after[0] - after[1] > before[0] - before[1]
+    group = Group("image", None, [], segment_ids=[1], actions=actions, width=width)  # type: ignore[arg-type]
+    group.mask_advantages = torch.tensor([1.0, -1.0])
+    parts = mask_loss([(group, GroupOutput(parameters=parameters))], policy, config(tmp_path, mask_beta=0.0))
+    assert parts is not None
+    (gradient,) = torch.autograd.grad(parts.loss, parameters)
+    chosen = actions[:, 0] if name == "candidates" else actions
+    step = 0.1 * gradient / gradient.norm()
+    exact = [distribution(name, where, WIDTHS[name]).log_prob(chosen) for where in (start, start - step)]
+    before, after = (found if name == "candidates" else found.mean(dim=1) for found in exact)
+    assert after[0] - after[1] > before[0] - before[1] + 1e-4
 
 
 def fake_model() -> Any:

@@ -41,6 +41,7 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
         "origin": describe(world, plan, weights_fingerprint(base)),
         "world": {"model_path": model_path, "max_dynamic_patch": 1},
         "data": world.seen,
+        "meteor_variant": "exact+stem",
         "steps": 120,
         "commit": "0123abc",
     }
@@ -124,8 +125,9 @@ def test_the_card_says_what_it_is(merged: Any) -> None:
         "| data | rendered regions, 3 images |",
         "| data fingerprint | abababababababab |",
         "| rewards | iou 1, loop2_caption 1 |",
-        "| caption judge | none: METEOR |",
-        "| steps | 120, learning rate 0.001 |",
+        "| caption judge | none: METEOR (exact+stem) |",
+        "| steps | 120 |",
+        "| learning rate | 0.001 |",
         "| LoRA | rank 4, alpha 8 |",
         "| seed | 7 |",
         "| commit | 0123abc |",
@@ -138,16 +140,19 @@ def test_the_card_says_what_it_is(merged: Any) -> None:
 
 def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> None:
     write_run(tmp_path / "run", replace(PLAN, shuffle_rewards=True, judge={"model": "a-judge", "base_url": "http://x"}))
-    before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5]), "dice": np.array([0.7, 0.7, 0.7, 0.7])}
-    after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6]), "dice": np.array([0.7, 0.7, 0.7, 0.6])}
+    before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5]), "meteor": np.array([0.7, 0.7, 0.7, 0.7])}
+    after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6]), "meteor": np.array([0.7, 0.7, 0.7, 0.6])}
     rows = compare_models(before, after, ["a", "b", "c", "d"])
     ids = (("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"))
-    found = BeforeAfter(rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {})
+    found = BeforeAfter(
+        rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {"METEOR": "full"}
+    )
     write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(found))
     main(Args(tmp_path / "run", tmp_path / "mine"))
     card = (tmp_path / "mine" / "README.md").read_text()
     assert f"\n{found.verdict.sentence} Means over groups of 4 test items" in card
     assert "| IoU of mask' | 0.500 [" in card
+    assert "| METEOR (full) | 0.700 [" in card
     assert "| +0.100 [+0.100, +0.100] |" in card
     assert "| cIoU, all items together | 0.800 | 0.750 | -0.050 | |" in card
     assert "Not evaluated" not in card

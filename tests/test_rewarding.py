@@ -41,16 +41,24 @@ def paid(
     return own, samples
 
 
+class Processor:
+    """Counts letters."""
+
+    def token_ids(self, text: str) -> list[int]:
+        return [len(text)]
+
+
 def test_columns_are_those_of_the_reward_functions() -> None:
     image, mask = np.zeros((2, 2, 3), np.uint8), np.array([[True, False], [False, False]])
     items = [
         region_item(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
     ]
-    batch = Batch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, None)  # type: ignore[arg-type]
+    batch = Batch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, Processor())  # type: ignore[arg-type]
     soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
     columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
     assert {len(column) for column in columns.values()} == {3}
     assert (columns["prompts"], columns["completions"]) == (["p", "q", "q"], ["x", "y", "z"])
+    assert columns["completion_ids"] == [[1], [1], [1]]
     assert columns["captions"] == ["a circle", "a cross", "a cross"]
     assert [image.max() for image in columns["images"]] == [0, 1, 1]
     assert [truth.sum() for truth in columns["masks"]] == [1, 3, 3]

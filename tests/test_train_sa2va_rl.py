@@ -61,6 +61,9 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     images = write_tiny_data(tmp_path)
     with pytest.raises(ValueError, match="annotated images have no captions to close a loop: give --reward_net"):
         planned(images)
+    for flags in (["--use_llm_judge"], ["--caption_weight", "1"], ["--loop2_caption_weight", "0.5"]):
+        with pytest.raises(ValueError, match="annotated images have no captions: leave out --use_llm_judge and the ca"):
+            planned(images, "--loop2_iou_weight", "1", *flags)
     plan = planned(images, "--loop2_iou_weight", "1")
     assert plan.settings["mask_to_caption_weight"] == 0
     assert plan.weights.loop2_caption == 0
@@ -82,8 +85,15 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
         (["--dataset_name", "dam"], "dataset_name is 'dam'"),
         (
             ["--use_llm_judge", "--llm_judge_model", "m", "--llm_judge_base_url", "http://127.0.0.1:9/v1"],
-            "http://127.0.0.1:9/v1",
+            r"LLM judge http://127\.0\.0\.1:9/v1, model 'm': no connection .*; check that the server runs",
         ),
+        (["--lora_r", "0"], "r is 0"),
+        (["--max_steps", "0"], "max_steps is 0, expected 1 or more"),
+        (["--batch_size", "0"], "batch_size is 0 generations"),
+        (["--max_steps", "3", "--num_epochs", "1"], "--num_epochs and --max_steps both say when to stop"),
+        (["--no_ema", "--ema_decay", "0.9"], "--no_ema has no average to decay; leave it out, or --ema_decay 0.9"),
+        (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised pays no rewards: leave out"),
+        (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards cannot deal out the gradient of --pathwi"),
     ],
 )
 def test_bad_flags_end_before_anything_is_written(

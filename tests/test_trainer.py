@@ -8,6 +8,7 @@ import pytest
 import torch
 from grpo_nano import config, nano, regions, rewards, shake, trainer
 
+from rl_reward_network.rewards.functions import iou_reward
 from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.measure import measure
 from rl_reward_network.training.grpo.rewarding import Reward
@@ -30,7 +31,7 @@ def test_a_run_moves_what_trains_and_nothing_else(tmp_path: Path) -> None:
     before, start = digests(own.sa2va), weights(own)
     own.train()
     assert len(start) > 20
-    check_movement(before, digests(own.sa2va), start, steps=2)
+    check_movement(before, digests(own.sa2va), start, steps=3)
     assert own.ema is not None
     assert own.ema.steps == 2
     assert 0 < own.ema.distance(own.sa2va) < sum(float((t - start[n]).norm()) for n, t in weights(own).items())
@@ -140,6 +141,30 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path: Path)
     with pytest.raises(ValueError, match=message):
         own.train()
     assert all(tensor.isfinite().all() for tensor in weights(own).values())
+
+
+def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def judge(**columns: Any) -> list[float | None]:
+        asked.append(1)
+        if len(asked) > 2:
+            raise ValueError("LLM judge http://there: 50 failures in a row; is the server up?")
+        return [None] * len(columns["prompts"])
+
+    model, processor = nano()
+    settings = config(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
+    paid = {"loop1": {"iou": Reward(iou_reward, 1.0), "judge": Reward(judge, 1.0)}, "loop2": rewards()["loop2"]}
+    own = Sa2VAGRPOTrainer(model, processor, settings, regions(), paid)
+    freeze_unreached(own, regions()[:2])
+    own.begin()
+    message = r"^step 3: LLM judge http://there: 50 failures .*; --resume goes on from .*checkpoint-2$"
+    with pytest.raises(ValueError, match=message):
+        own.train()
+    first = own.state.log_history[0]
+    assert first["loop1/missing/judge"] == 1
+    assert "loop1/reward_mean" not in first, "an unknown sum is no number"
+    assert first["loop1/policy_loss"] != 0, "IoU is still learned from"
 
 
 def test_minutes_count_what_was_spent_before_an_interruption(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rl_reward_network.artefacts import whole_file, write_json
@@ -30,6 +31,13 @@ NAMES = {
     "recall": "recall",
     "learned": "reward net's score",
 }
+VALIDATION = {
+    "val/score": "proxy: the reward net's score",
+    "val/gt_dice": "gold: Dice",
+    "val/iou_of_drawn": "IoU of mask'",
+    "val/meteor": "METEOR",
+    "val/cycle_meteor": "METEOR of caption'",
+}
 LEGEND = (
     "IoU, Dice, precision and recall are of the mask that the item's question asks for. Mask' is drawn from the "
     "model's own caption of the true region (the reward of loop 1); neutral: drawn by the model as it was, so that a "
@@ -37,6 +45,12 @@ LEGEND = (
     "reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the likeliest. METEOR is "
     "divided by the reference's own."
 )
+
+
+def label(metric: str, meteor: str) -> str:
+    """How a metric is called in tables; METEOR with its variant, for other variants give other numbers."""
+    name = NAMES.get(metric, metric)
+    return f"{name} ({meteor})" if "METEOR" in name and meteor else name
 
 
 @dataclass(frozen=True)
@@ -94,11 +108,15 @@ class BeforeAfter:
     shown: tuple[ShownItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
 
+    def label(self, metric: str) -> str:
+        """How a metric is called in tables."""
+        return label(metric, self.config.get("METEOR", ""))
+
     @property
     def verdict(self) -> Verdict:
         """What the numbers allow to say."""
         row = next(row for row in self.rows if row.metric == self.criterion)
-        name = NAMES.get(row.metric, row.metric)
+        name = self.label(row.metric)
         return Verdict(row.word, f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups.")
 
 
@@ -156,10 +174,13 @@ def _page(result: BeforeAfter) -> str:
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
         f"<p>{len(result.ids)} test items; means over groups with 95 % intervals from drawing groups again.</p>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
-        page.table(["metric", "before", "after", "after - before", ""], [_cells(row) for row in result.rows]),
+        page.table(
+            ["metric", "before", "after", "after - before", ""],
+            [_cells(result.label(row.metric), row) for row in result.rows],
+        ),
         f"<p>{LEGEND}</p>",
         page.table(["all items together", "before", "after"], _totals(result)) if result.totals else "",
-        *_curves(result.curves),
+        *_training(result.curves),
         "<h2>Images</h2>" if result.shown else "",
         *(_item(item) for item in result.shown),
         "<h2>What was evaluated</h2>",
@@ -168,8 +189,8 @@ def _page(result: BeforeAfter) -> str:
     return page.whole_page(f"Fine-tuning: {verdict.label}", parts)
 
 
-def _cells(row: Difference) -> list[str]:
-    return [NAMES.get(row.metric, row.metric), str(row.before), str(row.after), row.gain.signed, row.word]
+def _cells(name: str, row: Difference) -> list[str]:
+    return [name, str(row.before), str(row.after), row.gain.signed, row.word]
 
 
 def _totals(result: BeforeAfter) -> list[list[str]]:
@@ -190,18 +211,45 @@ def _item(item: ShownItem) -> str:
     return f'<h3>{page.text(item.title)}</h3><div class="panels">{figures}</div>'
 
 
-def _curves(lines: Sequence[dict[str, Any]]) -> list[str]:
-    tags = [tag for tag in ("loop1/reward_mean", "loop2/reward_mean") if any(tag in line for line in lines)]
-    if not tags:
-        return []
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.subplots()
-    for tag in tags:
-        points = [(line["step"], line[tag]) for line in lines if tag in line]
-        steps, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-        axes.plot(steps, values, alpha=0.3, color=f"C{tags.index(tag)}")
-        width = max(1, len(values) // 10)
-        axes.plot(steps[width - 1 :], np.convolve(values, np.ones(width) / width, "valid"), label=tag)
-    axes.set(xlabel="optimisation step", ylabel="reward of sampled rollouts (training)")
-    axes.legend()
-    return ["<h2>Training</h2>", page.image(png(figure), "png", "Rewards in training")]
+def _training(lines: Sequence[dict[str, Any]]) -> list[str]:
+    figure = curves(lines)
+    return ["<h2>Training</h2>", page.image(png(figure), "png", "Rewards and validation")] if figure else []
+
+
+def curves(lines: Sequence[dict[str, Any]]) -> Figure | None:
+    """What was paid in training, and beside it what validation items said; None without either."""
+    rewards = {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)}
+    panels = {
+        "reward of sampled rollouts (training)": {tag: name for tag, name in rewards.items() if _has(lines, tag)},
+        "validation": {tag: name for tag, name in VALIDATION.items() if _has(lines, tag)},
+    }
+    drawn = {title: tags for title, tags in panels.items() if tags}
+    if not drawn:
+        return None
+    figure = Figure(figsize=(5 * len(drawn), 3), layout="constrained")
+    for axes, (title, tags) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
+        for number, (tag, name) in enumerate(tags.items()):
+            _plot(axes, *_points(lines, tag), f"C{number}", name)
+        axes.set(xlabel="optimisation step", title=title)
+        axes.legend()
+    return figure
+
+
+def _has(lines: Sequence[dict[str, Any]], tag: str) -> bool:
+    return any(tag in line for line in lines)
+
+
+def _points(lines: Sequence[dict[str, Any]], tag: str) -> tuple[np.ndarray, np.ndarray]:
+    points = [(line["step"], line[tag]) for line in lines if tag in line]
+    steps, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    return steps, values
+
+
+def _plot(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, name: str) -> None:
+    """A line with its points; a pale line under its running mean where there are many."""
+    width = len(values) // 10
+    if width < 2:
+        axes.plot(steps, values, marker="o", color=colour, label=name)
+        return
+    axes.plot(steps, values, alpha=0.3, color=colour)
+    axes.plot(steps[width - 1 :], np.convolve(values, np.ones(width) / width, "valid"), color=colour, label=name)

@@ -36,12 +36,16 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
     Adapters are float32 whatever the model is: steps of RL size would round away in bfloat16.
 
     Raises:
-        ValueError: the model has LoRA already, has no layer to put it on, r is below 1, or dropout is outside [0, 1).
+        ValueError: the model has LoRA already, has no layer to put it on, r or alpha is not positive, or
+            dropout is outside [0, 1).
     """
     if _lora_layers(model):
         raise ValueError("the model has LoRA layers already; merge_lora(model) first, or load a fresh one")
-    if r < 1 or not 0 <= lora_dropout < 1:
-        raise ValueError(f"r is {r} and lora_dropout {lora_dropout}, expected r >= 1 and 0 <= lora_dropout < 1")
+    if r < 1 or lora_alpha <= 0 or not 0 <= lora_dropout < 1:
+        raise ValueError(
+            f"r is {r}, lora_alpha {lora_alpha} and lora_dropout {lora_dropout}, expected r >= 1, lora_alpha > 0 and "
+            "0 <= lora_dropout < 1"
+        )
     if not any(re.fullmatch(TARGETS, name) for name, _ in model.named_modules()):
         raise ValueError(
             f"LoRA finds none of its layers in this model (names like {TARGETS}); name a Sa2VA whose language model is "

@@ -24,7 +24,7 @@ class Advantages:
 
     Args:
         values: float64 (P, G); 0 in groups without spread.
-        rewards: float64 (P, G), weighted sum of the terms.
+        rewards: float64 (P, G), weighted sum of the terms; NaN in groups that miss one of them altogether.
         spread: bool (P,), whether the group tells anything.
         missing: term -> how many of its values were missing.
     """
@@ -50,7 +50,7 @@ def group_advantages(
     """Advantages of P groups of G generations.
 
     A missing value (NaN) gets the mean of its group's other values, so it neither helps nor harms; where a whole group
-    misses a term, the term says nothing about that group.
+    misses a term, the term says nothing about that group, and the group nothing about the spread of all.
 
     Args:
         terms: name -> float (P, G), NaN where missing.
@@ -68,9 +68,14 @@ def group_advantages(
     filled = {name: _filled(values) for name, values in terms.items()}
     rewards = np.sum([weights[name] * values for name, values in filled.items()], axis=0)
     if how == "sum_then_normalize":
-        centred = _scaled(rewards, scale, floor)
+        heard = {name: weights[name] * np.nan_to_num(values) for name, values in filled.items()}
+        centred = _scaled(np.sum(list(heard.values()), axis=0), ~np.isnan(rewards).any(axis=1), scale, floor)
     else:
-        centred = np.sum([weights[name] * _scaled(values, scale, floor) for name, values in filled.items()], axis=0)
+        parts = [
+            weights[name] * _scaled(np.nan_to_num(v), ~np.isnan(v).any(axis=1), scale, floor)
+            for name, v in filled.items()
+        ]
+        centred = np.sum(parts, axis=0)
     spread = np.ptp(centred, axis=1) > NO_SPREAD
     missing = {name: int(np.isnan(values).sum()) for name, values in terms.items()}
     return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread, missing)
@@ -89,16 +94,24 @@ def _check(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floor:
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """Missing values replaced by the mean of their group's others; 0 everywhere in a group that has none."""
+    """Missing values replaced by the mean of their group's others; NaN everywhere in a group that has none."""
     present = ~np.isnan(values)
-    means = np.where(present, values, 0.0).sum(axis=1) / np.maximum(present.sum(axis=1), 1)
+    count = present.sum(axis=1)
+    means = np.where(present, values, 0.0).sum(axis=1) / np.where(count, count, np.nan)
     return np.where(present, values, means[:, None])
 
 
-def _scaled(values: np.ndarray, scale: Scale, floor: float) -> np.ndarray:
-    """Values (P, G) less their group's mean, divided by a standard deviation (of a sample, as in TRL)."""
+def _scaled(values: np.ndarray, whole: np.ndarray, scale: Scale, floor: float) -> np.ndarray:
+    """Values (P, G) less their group's mean, divided by a standard deviation (of a sample, as in TRL).
+
+    That of all is taken over the `whole` (P,) groups alone.
+    """
     centred = values - values.mean(axis=1, keepdims=True)
     if scale == "none":
         return centred
-    deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else values.std(ddof=1)
+    deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else _spread(values[whole])
     return centred / np.maximum(deviation, floor)
+
+
+def _spread(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) else 0.0

@@ -2,12 +2,14 @@
 
 A function takes the columns it knows by name and swallows the rest; None means that the reward could not be had, which
 is never a 0. Columns, each a list with one entry per generation: `prompts` (what was asked), `completions` (captions of
-the policy in loop 1, of the partner in loop 2), `captions` (references), `images` (uint8 (H, W, 3)), `masks` (bool
-(H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]` was said, which is a true 0),
-`mask_probabilities` (float32 (H, W) in [0, 1], or None likewise).
+the policy in loop 1, of the partner in loop 2), `completion_ids` (their tokens), `captions` (references), `images`
+(uint8 (H, W, 3)), `masks` (bool (H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]`
+was said, which is a true 0), `mask_probabilities` (float32 (H, W) in [0, 1], or None likewise). What TRL gives besides
+(`trainer_state`, `log_extra`, `log_metric`) is not there.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -55,24 +57,25 @@ def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: A
     return [float(value) for value in meteor(completions, captions, normalise=True)]
 
 
-def judge_reward(judge: CaptionJudge) -> RewardFunction:
-    """The judge's score, in [-1, 1]: what a caption says wrongly counts against it."""
+def judge_rewards(judge: CaptionJudge) -> tuple[RewardFunction, RewardFunction]:
+    """The judge's score, in [-1, 1] (what a caption says wrongly counts against it), and 0.25 METEOR + 0.75 judge.
 
-    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+    Both are None where the judge could not be had, and it is asked once for both.
+    """
+
+    @lru_cache(maxsize=1)
+    def asked(completions: tuple[str, ...], captions: tuple[str, ...]) -> list[float | None]:
         return judge.scores(completions, captions)
 
-    return reward
+    def judged(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+        return list(asked(tuple(completions), tuple(captions)))
 
-
-def judged_caption_reward(judge: CaptionJudge) -> RewardFunction:
-    """0.25 METEOR + 0.75 judge, in [-0.75, 1]; None where the judge could not be had."""
-
-    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
-        said = np.array(judge.scores(completions, captions), dtype=float)  # None becomes NaN
+    def combined(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
+        said = np.array(asked(tuple(completions), tuple(captions)), dtype=float)  # None becomes NaN
         both = caption_reward(meteor(completions, captions, normalise=True), said)
         return [None if np.isnan(value) else float(value) for value in both]
 
-    return reward
+    return judged, combined
 
 
 def learned_reward(network: RewardNetwork) -> RewardFunction:

@@ -132,17 +132,17 @@ def portable(path: Path, run: Path) -> str:
 
 
 def portable_world(config: Any, run: Path) -> dict[str, Any]:
-    """The settings of a world, its paths as `portable` gives them; the name or hub id of a model stays as it is.
+    """The settings of a world, its paths as `portable` gives them; names and hub ids stay as they are.
 
     Args:
-        config: a dataclass with a field model_path.
+        config: a dataclass with fields model_path and data_root.
         run: run folder.
     """
     values = {
         name: portable(value, run) if isinstance(value, Path) else value for name, value in asdict(config).items()
     }
-    model = Path(config.model_path)
-    return values | ({"model_path": portable(model, run)} if model.exists() else {})
+    named = {"model_path": Path(config.model_path), "data_root": config.data_root}
+    return values | {name: portable(path, run) if path.exists() else str(path) for name, path in named.items()}
 
 
 def world_config(
@@ -169,19 +169,12 @@ def world_config(
 
 
 def located_data(run: Path, config: dict[str, Any]) -> Path:
-    """The data folder of a run.
+    """The data of a run: a folder that is here, or a hub id.
 
     Raises:
-        ValueError: it is not here; names the flag that says where it is.
+        ValueError: it was a folder and is not here; names the flag that says where it is.
     """
-    saved = config["world"]["data_root"]
-    folder = (run / saved).resolve()
-    if not folder.is_dir():
-        raise ValueError(
-            f"{run / 'config.json'}: field world.data_root is {saved}, no folder here; give --data_root, the folder "
-            "where the same data are now"
-        )
-    return folder
+    return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
 
 
 def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
@@ -190,15 +183,16 @@ def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
     Raises:
         ValueError: it was a folder and is not here; names `flag`, which says where it is.
     """
-    model = str(config["world"]["model_path"])
-    if not model.startswith((".", os.sep)):
-        return model
-    folder = (run / model).resolve()
+    return _located(run, config, "model_path", f"{flag}, the folder where the same model is now")
+
+
+def _located(run: Path, config: dict[str, Any], name: str, remedy: str) -> str:
+    saved = str(config["world"][name])
+    if not saved.startswith((".", os.sep)):
+        return saved
+    folder = (run / saved).resolve()
     if not folder.is_dir():
-        raise ValueError(
-            f"{run / 'config.json'}: field world.model_path is {model}, no folder here; give {flag}, the folder where "
-            "the same model is now"
-        )
+        raise ValueError(f"{run / 'config.json'}: field world.{name} is {saved}, no folder here; give {remedy}")
     return str(folder)
 
 

@@ -1,5 +1,6 @@
 """Settings of GRPO: transformers' TrainingArguments and what GRPO adds, under TRL's names where TRL has one."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -108,7 +109,7 @@ def check_settings(config: Any) -> None:
         raise ValueError(f"num_generations is {config.num_generations}, expected 2 or more: one alone has no advantage")
     if config.num_mask_generations < 2:
         raise ValueError(f"num_mask_generations is {config.num_mask_generations}, expected 2 or more")
-    if config.per_device_train_batch_size % config.num_generations:
+    if config.per_device_train_batch_size < 1 or config.per_device_train_batch_size % config.num_generations:
         raise ValueError(
             f"batch_size is {config.per_device_train_batch_size} generations, not divisible by num_generations "
             f"{config.num_generations}: whole groups stay together; give a multiple of it"
@@ -116,13 +117,23 @@ def check_settings(config: Any) -> None:
     for name in ("num_iterations", "max_completion_length", "rows_at_once"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}, expected 1 or more")
-    if config.max_minutes is not None and config.max_minutes <= 0:
-        raise ValueError(f"max_minutes is {config.max_minutes}, expected more than 0")
-    for name in ("temperature", "epsilon", "mask_epsilon", "reward_floor"):
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{name} is {getattr(config, name)}, expected more than 0")
-    for name in ("beta", "mask_beta", "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight"):
-        if getattr(config, name) < 0:
+    if config.max_steps == 0:  # -1 leaves it to the epochs
+        raise ValueError("max_steps is 0, expected 1 or more")
+    for name in (
+        "temperature",
+        "epsilon",
+        "epsilon_high",
+        "mask_epsilon",
+        "reward_floor",
+        "max_minutes",
+        "num_train_epochs",
+    ):
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN as well
+            raise ValueError(f"{name} is {value}, expected more than 0")
+    weights = ("mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "supervised_mask_weight")
+    for name in ("learning_rate", "beta", "mask_beta", "entropy_coef", *weights):
+        if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{name} is {getattr(config, name)}, expected 0 or more")
     if config.save_strategy == "steps" and int(config.save_steps) % config.num_iterations:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
@@ -144,24 +146,33 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
-    origin = config["origin"]
     return {
-        "mode": origin["mode"],
-        "objective": origin["settings"]["objective"],
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
-        "model fingerprint": origin["model_fingerprint"],
+        "model fingerprint": config["origin"]["model_fingerprint"],
+        **training_facts(config),
+        "METEOR": meteor_variant() if config["kind"] == "regions" else "",
+        "training: minutes": f"{config['minutes']:.1f}",
+        "evaluation: minutes": f"{minutes:.1f}",
+    }
+
+
+def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader of results must know of the training, of the config.json of a final_model."""
+    origin, settings = config["origin"], config["origin"]["settings"]
+    judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
+    return {
+        "mode": origin["mode"],
+        "objective": settings["objective"],
         "data": config["data"],
         "data fingerprint": origin["data_fingerprint"][:16],
         "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
-        "caption judge": origin["judge"]["model"] if origin["judge"] else "none: METEOR",
-        "METEOR": config.get("meteor_variant", ""),
+        "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],
         "steps": config["steps"],
-        "learning rate": origin["settings"]["learning_rate"],
+        "learning rate": f"{settings['learning_rate']:g}",
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],
+        "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
         "commit": config["commit"],
-        "training: minutes": f"{config['minutes']:.1f}",
-        "evaluation: minutes": f"{minutes:.1f}",
     }

@@ -79,9 +79,10 @@ class GroupOutput:
         parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits)
         return GroupOutput(*(None if part is None else part.detach() for part in parts))
 
-    def differentiable(self) -> list[Tensor]:
-        """What a loss may be made of."""
-        return [part for part in (self.log_probs, self.parameters, self.mask_logits) if part is not None]
+    def differentiable(self, samples_masks: bool) -> list[Tensor]:
+        """What a loss is made of; the parameters of the mask policy only where masks are sampled from it."""
+        parts = (self.log_probs, self.parameters if samples_masks else None, self.mask_logits)
+        return [part for part in parts if part is not None]
 
 
 class GRPOPolicy(nn.Module):

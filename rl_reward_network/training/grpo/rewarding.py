@@ -51,6 +51,7 @@ def make_columns(
     return {
         "prompts": list(prompts),
         "completions": list(said),
+        "completion_ids": [batch.processor.token_ids(text) for text in said],
         "captions": [batch.items[row].caption for row in rows],
         "images": [batch.images[row] for row in rows],
         "masks": [batch.truths[row] for row in rows],
@@ -115,7 +116,7 @@ def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOCon
 def _nothing_paid(samples: Samples) -> Advantages:
     """No advantage for anybody, where only the learned reward's own gradient is followed."""
     zeros = np.zeros_like(next(iter(samples.terms.values())))
-    return Advantages(zeros, zeros, np.zeros(len(zeros), dtype=bool), {})
+    return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool), {})
 
 
 def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:

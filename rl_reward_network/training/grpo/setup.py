@@ -40,7 +40,9 @@ def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
     groups = trainer.probe(items)
     with trainer.accelerator.autocast():
         outputs, anchor = trainer._policy(groups, trainer.needs_masks)
-    loss = anchor + sum(part.float().sum() for output in outputs for part in output.differentiable())
+    loss = anchor + sum(
+        part.float().sum() for output in outputs for part in output.differentiable(trainer.samples_masks)
+    )
     unreached = unreached_parameters(trainer.sa2va, loss)
     for name in unreached:
         trainer.sa2va.get_parameter(name).requires_grad_(False)
@@ -61,8 +63,8 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
     Args:
         before, after: digests.
         training: names of what trains.
-        steps: how many there were with a learning rate; with none nothing need have moved, and after one lora_A has
-            not, since its first gradient passes lora_B, which begins at 0.
+        steps: how many there were with a learning rate; with none nothing need have moved. Up to the second lora_A
+            has not: its gradient passes lora_B, which begins at 0, and the first step of a warm-up has no rate.
 
     Raises:
         ValueError: names the tensors.
@@ -70,7 +72,7 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
     same = {name for name, digest in before.items() if after.get(name) == digest}
     if changed := [name for name in before if name not in same and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
-    moving = [name for name in training if steps > 1 or (steps and "lora_A" not in name)]
+    moving = [name for name in training if steps > 2 or (steps and "lora_A" not in name)]
     if still := [name for name in moving if name in same]:
         raise ValueError(
             f"{len(still)} of {len(moving)} trainable tensors did not move, first {still[:3]}; train longer, raise "

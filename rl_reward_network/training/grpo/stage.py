@@ -24,8 +24,7 @@ from rl_reward_network.rewards.functions import (
     confidence_reward,
     dice_reward,
     iou_reward,
-    judge_reward,
-    judged_caption_reward,
+    judge_rewards,
     learned_reward,
     meteor_reward,
 )
@@ -109,10 +108,10 @@ def loop_rewards(
         loop1["meteor"] = Reward(meteor_reward, 0.0 if judge else weights.caption)
         loop2["meteor"] = Reward(meteor_reward, 0.0 if judge_loop2 else weights.loop2_caption)
         if judge is not None:
-            loop1["caption"] = Reward(judged_caption_reward(judge), weights.caption)
-            loop1["judge"] = Reward(judge_reward(judge), 0.0)
+            judged, combined = judge_rewards(judge)
+            loop1 |= {"caption": Reward(combined, weights.caption), "judge": Reward(judged, 0.0)}
             if judge_loop2:
-                loop2["caption"] = Reward(judged_caption_reward(judge), weights.loop2_caption)
+                loop2["caption"] = Reward(combined, weights.loop2_caption)
     if network is not None:
         loop2["learned"] = Reward(learned_reward(network), weights.learned)
     elif weights.learned:

@@ -17,8 +17,10 @@ def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: 
     found: dict[str, float] = {}
     for loop, own in samples.items():
         rewards, spread = own.advantages.rewards, own.advantages.spread
-        found[f"{loop}/reward_mean"] = float(rewards.mean())
-        found[f"{loop}/reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
+        whole = rewards[~np.isnan(rewards).any(axis=1)]
+        if len(whole):
+            found[f"{loop}/reward_mean"] = float(whole.mean())
+            found[f"{loop}/reward_std"] = float(whole.std(axis=1, ddof=1).mean())
         found[f"{loop}/frac_zero_std"] = float(1 - spread.mean())
         for name, values in own.terms.items():
             present = values[~np.isnan(values)]

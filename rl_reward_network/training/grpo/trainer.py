@@ -17,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -31,6 +32,8 @@ from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
+
+SMALLER_ROLLOUTS = "num_generations, num_mask_generations or max_dynamic_patch"
 
 
 class PromptSampler(Sampler[int]):
@@ -150,7 +153,7 @@ class Sa2VAGRPOTrainer(Trainer):
         """Rollouts of all micro-batches of one optimisation step, made anew every `num_iterations` steps."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
-            with self.out_of_memory("rollouts", "num_generations, num_mask_generations or max_dynamic_patch"):
+            with self.out_of_memory("rollouts", SMALLER_ROLLOUTS), self._told_to_resume():
                 self.buffer = [self._rollouts(items, number) for number, items in enumerate(batches)]
             self._steer_spread(len(batches))
         tokens = torch.tensor(sum(completion_tokens(groups) for groups in self.buffer), device=device)
@@ -192,6 +195,11 @@ class Sa2VAGRPOTrainer(Trainer):
     def needs_masks(self) -> bool:
         """Whether a loss looks at the mask itself, and so reaches the mask decoder."""
         return bool(self.args.pathwise_weight) or self.args.objective == "supervised"
+
+    @property
+    def samples_masks(self) -> bool:
+        """Whether a loss looks at the parameters of the mask policy."""
+        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight)
 
     @property
     def _policy(self) -> GRPOPolicy:
@@ -252,8 +260,9 @@ class Sa2VAGRPOTrainer(Trainer):
         """Losses that look at the mask of the mean action: the learned reward's gradient, or supervision."""
         total = torch.zeros((), device=self.args.device)
         shown = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
-        if shown and self.args.objective == "supervised":
-            supervised = supervised_mask_loss(shown)
+        true = [(group, logits) for group, logits in shown if group.truth is not None]
+        if true and self.args.objective == "supervised":
+            supervised = supervised_mask_loss(true)
             self.statistics["loss/mask"].append(float(supervised.detach()))
             total = total + self.args.supervised_mask_weight * supervised
         if shown and self.args.pathwise_weight and self.pathwise is not None:
@@ -272,11 +281,21 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def stop(self, why: str) -> NoReturn:
         """Raise a ValueError that names the step, the last good checkpoint and the remedy."""
-        found = sorted(Path(str(self.args.output_dir)).glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
-        kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+        last = get_last_checkpoint(str(self.args.output_dir))
+        kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         raise ValueError(
             f"step {self.state.global_step + 1}: {why}; training stops, {kept}; lower learning_rate, or raise beta"
         )
+
+    @contextmanager
+    def _told_to_resume(self) -> Iterator[None]:
+        """Say at which step a reward failed for good, such as a judge that went away, and that not all is lost."""
+        try:
+            yield
+        except ValueError as error:
+            last = get_last_checkpoint(str(self.args.output_dir))
+            then = f"; --resume goes on from {last}" if last else ""
+            raise ValueError(f"step {self.state.global_step + 1}: {error}{then}") from error
 
     @contextmanager
     def out_of_memory(self, what: str, remedy: str) -> Iterator[None]:
