@@ -63,7 +63,7 @@ class GRPOArgs:
     gradient_accumulation_steps: int = 1
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
-    """Of AdamW: 1e-3 on the embedded model, else 1e-5."""
+    """Of AdamW, falling to 0 in the end: 1e-3 on the embedded model, else 1e-5."""
     num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-train-epochs"])] = None
     """Passes over the training regions: quick 1, full 3; on the embedded model max_steps counts instead."""
     max_steps: int | None = None
@@ -97,8 +97,10 @@ class GRPOArgs:
     """Of sampling."""
     max_completion_length: int | None = None
     """Tokens of a caption: 24 on the embedded model, else 128."""
-    mask_policy: MaskPolicyName = "gaussian"
-    """What loop 2 samples: noise on the [SEG] embedding, cells of a grid, or SAM 2's candidates."""
+    mask_policy: MaskPolicyName | None = None
+    """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
+    mask decoder, too, but is coarse; candidates, SAM 2's. By default gaussian, on regions with the embedded model
+    bernoulli (docs/log.md)."""
     ema_decay: float = 0.999
     """Decay of the partner, which is a moving average of the model."""
     no_ema: bool = False
@@ -256,7 +258,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "num_train_epochs": _or(grpo.num_epochs, EPOCHS[args.mode]),
         "max_steps": steps,
         "max_minutes": grpo.max_minutes,
-        "lr_scheduler_type": "constant_with_warmup",
+        "lr_scheduler_type": "linear",
         "warmup_steps": 5,
         "max_grad_norm": 1.0,
         "beta": grpo.kl_coef,
@@ -273,7 +275,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "entropy_coef": grpo.entropy_coef,
         "temperature": grpo.temperature,
         "max_completion_length": _or(grpo.max_completion_length, 24 if embedded else 128),
-        "mask_policy": grpo.mask_policy,
+        "mask_policy": _or(grpo.mask_policy, "bernoulli" if embedded and captions else "gaussian"),
         "ema_decay": 0.0 if grpo.no_ema else grpo.ema_decay,
         "pathwise_weight": rewards.pathwise_weight,
         "activation_checkpointing": grpo.gradient_checkpointing,
