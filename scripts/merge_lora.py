@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.evaluation.before_after import LEGEND, label
 from rl_reward_network.evaluation.bootstrap import Estimate
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.training.grpo.evaluation import grpo_model, training_facts
+from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from rl_reward_network.training.grpo.evaluation import grpo_model, load_base, training_facts
 from rl_reward_network.training.grpo.stage import FINAL
 from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
@@ -52,31 +48,18 @@ def main(args: Args) -> None:
         )
     config = read_json(final / "config.json")
     path = args.base_model or located_model(final.parent, config, "--base_model")
-    model = load_base(path, config["origin"]["model_fingerprint"])
+    model, processor = load_base(path, config["origin"]["model_fingerprint"])
     load_trainable(model, final / "trainable")
     merge_lora(model)
     model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated
     evaluation = final.parent / "evaluation" / "eval.json"
     with whole_folder(args.output) as folder:
         model.save_pretrained(folder)
-        Sa2VAProcessor.from_pretrained(path).save_pretrained(folder)
+        processor.save_pretrained(folder)
         check_checkpoint(open_checkpoint(folder))
         card = card_text(config, read_json(evaluation) if evaluation.exists() else None)
         (folder / "README.md").write_text(card, encoding="utf-8")
     print(f"merged model: {args.output}")
-
-
-def load_base(path: str, fingerprint: str) -> Sa2VAForConditionalGeneration:
-    """The model that a run began from, in float32, on the CPU; what a GPU has rounded to bfloat16 is rounded here, too.
-
-    Raises:
-        ValueError: the weights are others than in training.
-    """
-    for dtype in (torch.float32, torch.bfloat16):
-        model = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=dtype)
-        if weights_fingerprint(model) == fingerprint:
-            return model.float()
-    raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
 def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import write_tiny_data
 from grpo_nano import nano
 from test_grpo_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes
@@ -17,14 +18,18 @@ from test_reward_network import network_of
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.evaluation.before_after import BeforeAfter
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.rewards.learned import score_masks
-from rl_reward_network.training.grpo.evaluation import grpo_model, run_grpo_evaluation
+from rl_reward_network.training.grpo.evaluation import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
 from rl_reward_network.training.grpo.stage import RewardWeights, run_grpo_stage
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from scripts import evaluate_rl_finetuned_sa2va
 
 ITEMS = 2
 METRICS = {
@@ -95,7 +100,7 @@ def test_files_lie_in_a_folder_that_names_the_limit(
     assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (1, "test", "sa2va-nano", "grpo")
     assert about["LoRA"] == "rank 4, alpha 8"
     assert about["rewards"] == "iou 1, caption 1, loop2_caption 1, loop2_iou 1"
-    assert about["learning rate"] == 1e-2
+    assert about["learning rate"] == "0.01"
     with (page.parent / "eval.csv").open(newline="") as file:
         assert len(list(csv.reader(file))) == 1 + 2 * ITEMS
 
@@ -122,6 +127,16 @@ def test_the_report_shows_gains_and_losses(
 def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOWorld, Path], tiny_checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="these are other weights than in training; give --base_model, the model of"):
         run_grpo_evaluation(trained[1] / "final_model", base_model=str(tiny_checkpoint))
+
+
+def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
+    half = Sa2VAForConditionalGeneration.from_pretrained("sa2va-nano", dtype=torch.bfloat16)
+    found, _ = load_base("sa2va-nano", weights_fingerprint(half))
+    assert {p.dtype for p in found.parameters()} == {torch.float32}
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(found.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
+    exact, _ = load_sa2va_model("sa2va-nano")
+    assert not torch.equal(found.get_parameter(name), exact.get_parameter(name))
 
 
 def copied_run(run: Path, folder: Path) -> Path:
@@ -174,6 +189,11 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert unlabelled.totals == {}
     assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
     assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
+
+
+def test_names_are_not_silently_left_out(trained: tuple[GRPOWorld, Path]) -> None:
+    with pytest.raises(ValueError, match="--show_names: the report of a GRPO run shows no names; leave it out"):
+        evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(trained[1]),), show_names=True))
 
 
 def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:

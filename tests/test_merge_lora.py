@@ -17,13 +17,12 @@ from rl_reward_network.evaluation.before_after import BeforeAfter, compare_model
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.training.grpo.items import DESCRIBE
 from rl_reward_network.training.grpo.stage import STAGE, GRPOPlan, describe
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig
 from scripts import segment
-from scripts.merge_lora import Args, load_base, main
+from scripts.merge_lora import Args, main
 
 SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]
 PLAN = GRPOPlan("quick", lora_r=4, lora_alpha=8, settings={"objective": "grpo", "learning_rate": 1e-3})
@@ -170,16 +169,6 @@ def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
     assert "# own-sa2va, fine-tuned by GRPO" in card
     assert "../" not in card
     assert str(tmp_path) not in card
-
-
-def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
-    half = Sa2VAForConditionalGeneration.from_pretrained("sa2va-nano", dtype=torch.bfloat16)
-    found = load_base("sa2va-nano", weights_fingerprint(half))
-    assert {p.dtype for p in found.parameters()} == {torch.float32}
-    name = "model.language_model.layers.0.mlp.up_proj.weight"
-    torch.testing.assert_close(found.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
-    exact, _ = load_sa2va_model("sa2va-nano")
-    assert not torch.equal(found.get_parameter(name), exact.get_parameter(name))
 
 
 def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:

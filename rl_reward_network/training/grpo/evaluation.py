@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
@@ -15,7 +16,9 @@ from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import check_device
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
@@ -61,9 +64,7 @@ def run_grpo_evaluation(
     world = _open(config, run, data_root, gpu)
     picked = world.pick(SPLIT)[:items]
     path = base_model or located_model(run, config, "--base_model")
-    model, processor = load_sa2va_model(path, world.config.device)
-    if weights_fingerprint(model) != config["origin"]["model_fingerprint"]:
-        raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
+    model, processor = load_base(path, config["origin"]["model_fingerprint"], world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
@@ -79,6 +80,22 @@ def run_grpo_evaluation(
         _add_neutral_partner(model, picked, cache, before, after)
     result = _result(world, config, picked, before, after, run, (time.perf_counter() - start) / 60)
     return result, write_before_after(run / ("evaluation" if items is None else f"evaluation_{len(picked)}"), result)
+
+
+def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa2VAProcessor]:
+    """Model and processor that a run began from; float32 on the CPU, after the rounding to bfloat16 that a GPU did.
+
+    Raises:
+        ValueError: the weights are others than in training.
+    """
+    check_device(device)
+    dtypes = (torch.float32, torch.bfloat16) if device == "cpu" else (torch.bfloat16, torch.float32)
+    for dtype in dtypes:
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=dtype)
+        if weights_fingerprint(model) == fingerprint:
+            model = model.float() if device == "cpu" else model
+            return model.to(device), Sa2VAProcessor.from_pretrained(path)
+    raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:

@@ -1,6 +1,7 @@
 """A GRPO run as a whole: open, train, prove what moved, save."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -196,10 +197,9 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
     """What trains, what does not although it might, and how fast the partner follows."""
     for part, count, trained in parameter_table(trainer.sa2va):
         print(f"{part}: {count:,} parameters, {trained:,} train")
-    if frozen:
-        print(
-            f"frozen, since no enabled loss reaches them: {len(frozen)} tensors, e.g. {frozen[0]} (all in config.json)"
-        )
+    parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
+    for part, count in parts.items():
+        print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
     ema = trainer.ema
     print(f"partner: moving average, half-life {ema.half_life:.0f} steps" if ema else "partner: the model itself")
 

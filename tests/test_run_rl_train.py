@@ -1,0 +1,48 @@
+"""GRPO through its shell file, as a new user runs it: 8 small scenes, three steps, the table and the report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import shell
+
+from rl_reward_network.data.regions import LAMPLIGHT, write_regions
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = [
+    "--batch_size",
+    "8",
+    "--max_steps",
+    "3",
+    "--watch_every",
+    "3",
+    "--max_regions",
+    "24",
+    "--mask_policy",
+    "gaussian",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, installed: None) -> Iterator[tuple[Path, str]]:
+    """The user's folder, and what was said."""
+    folder = tmp_path_factory.mktemp("user")
+    write_regions(folder / "regions", 8, 5, light=LAMPLIGHT)
+    environment = {"DATA_ROOT": "regions", "OUTPUT_DIR": "outputs", "SEED": "3"}
+    done = shell(["bash", str(ROOT / "run_rl_train.sh"), "quick", *FLAGS], folder, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield folder, done.stdout
+    Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
+
+
+def test_it_ends_in_a_model_a_table_and_a_report(finished: tuple[Path, str]) -> None:
+    folder, said = finished
+    (run,) = (folder / "outputs").glob("sa2va_grpo_*")
+    report, log = said.strip().splitlines()[-2:]
+    assert (folder / report.removeprefix("report: ")) == run / "evaluation" / "report.html"
+    assert "METEOR (" in said, "the table names the variant"
+    for wanted in ("IoU of mask'", "cIoU", f"fine-tuned model: {Path('outputs') / run.name / 'final_model'}"):
+        assert wanted in said
+    assert report in Path(log.removeprefix("log: ")).read_text()
+    for name in ("final_model/config.json", "final_model/trainable/trainable.safetensors", "evaluation/eval.csv"):
+        assert (run / name).stat().st_size > 0
