@@ -3,9 +3,9 @@
     python -m benchmarks.grpo_step
 
 The usual layout (as in trainers that know nothing of images): both image encoders for every generation, prompts
-repeated for every generation, logits of the whole text over the whole vocabulary, one answer per mask and caption. Both
-layouts are given the same samples for the loss, so that their gradients can be compared; the two are timed in turn.
-Printed as well: FLOP of one group at the size of Sa2VA-4B, counted on a model without memory.
+repeated for every generation, logits of the whole text over the whole vocabulary; generations are batched there, too.
+Both layouts are given the same samples for the loss, so that their gradients can be compared; they are timed in turn.
+Rewards, optimiser and partner's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
 """
 
 import statistics
@@ -25,7 +25,8 @@ from torch import Tensor
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch, to_device
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 from rl_reward_network.training.grpo.batch import open_batch, random_stream
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
@@ -186,25 +187,36 @@ def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group])
 
 
 def answered(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]], temperature: float) -> list[Any]:
-    """Answers to (image, question, region), each with its own image."""
+    """Answers to (image, question, region) in one batch, each with its own image."""
     model, processor = trainer.sa2va, trainer.maker.processor
-    inputs = processor(
+    with evaluating(model), torch.no_grad():
+        how = Decoding(24, temperature, generator=random_stream((0,)))
+        return answer_batch(model, processor, _inputs(trainer, asked), how)
+
+
+def _inputs(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> dict[str, Any]:
+    inputs = trainer.maker.processor(
         ["<image>" + text for _, text, _ in asked],
         [image for image, _, _ in asked],
         None if asked[0][2] is None else [mask[None] for _, _, mask in asked],
     )
-    with evaluating(model), torch.no_grad():
-        return answer_batch(model, processor, inputs, Decoding(24, temperature, generator=random_stream((0,))))
+    return to_device(inputs, trainer.sa2va.device)
 
 
 def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> list[np.ndarray]:
-    """The mask of each (image, question), one prediction each."""
-    model, processor = trainer.sa2va, trainer.maker.processor
-    found = []
-    for image, text, _ in asked:
-        said = model.predict_forward(image=image, text="<image>" + text, processor=processor, max_new_tokens=24)
-        masks = said["prediction_masks"]
-        found.append(masks[0][0] if masks else np.zeros(image.shape[:2], dtype=bool))
+    """The mask of each (image, question): answers in one batch, SAM 2's encoder in one batch, one decoding each."""
+    model, processor, found = trainer.sa2va, trainer.maker.processor, []
+    inputs = _inputs(trainer, asked)
+    with evaluating(model), torch.no_grad():
+        answers = answer_batch(model, processor, inputs, Decoding(24))
+        features = model.get_sam_features(inputs["sam_pixel_values"])
+        for number, ((image, _, _), answer) in enumerate(zip(asked, answers, strict=True)):
+            states = answer.states_at(processor.seg_token_id)
+            if not states:
+                found.append(np.zeros(image.shape[:2], dtype=bool))
+                continue
+            logits = model.decode_masks(features[number], model.text_hidden_fcs(states[0][None])).mask_logits
+            found.append((upsample_mask_logits(logits, image.shape[:2], processor.sam_image_size)[0] > 0).cpu().numpy())
     return found
 
 

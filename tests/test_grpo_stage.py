@@ -90,7 +90,16 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
         "metrics.jsonl",
         "split.json",
     ]
-    assert sorted(path.name for path in (run / "final_model").iterdir()) == ["config.json", "trainable"]
+    assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
+    card = (run / "final_model" / "README.md").read_text()
+    for said in (
+        "scripts.merge_lora --model_path <this folder>",
+        "| steps | 2 |",
+        "put onto sa2va-nano",
+        "Not evaluated",
+    ):
+        assert said in card
+    assert str(run.parent) not in card
     final, last = (load_file(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
     assert final.keys() == last.keys()
     assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())

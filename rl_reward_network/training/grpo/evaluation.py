@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.training.grpo.card import training_facts
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
@@ -171,25 +171,4 @@ def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
         "METEOR": meteor_variant() if config["kind"] == "regions" else "",
         "training: minutes": f"{config['minutes']:.1f}",
         "evaluation: minutes": f"{minutes:.1f}",
-    }
-
-
-def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader of results must know of the training, of the config.json of a final_model."""
-    origin, settings = config["origin"], config["origin"]["settings"]
-    judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
-    return {
-        "mode": origin["mode"],
-        "objective": settings["objective"],
-        "data": config["data"],
-        "data fingerprint": origin["data_fingerprint"][:16],
-        "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
-        "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
-        "shuffled rewards (control)": origin["shuffle_rewards"],
-        "steps": config["steps"],
-        "learning rate": f"{settings['learning_rate']:g}",
-        "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
-        "seed": origin["seed"],
-        "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
-        "commit": config["commit"],
     }

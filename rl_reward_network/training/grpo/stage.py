@@ -29,6 +29,7 @@ from rl_reward_network.rewards.functions import (
     learned_reward,
     meteor_reward,
 )
+from rl_reward_network.training.grpo.card import card_text
 from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.logs import GRPOLogs
@@ -292,3 +293,4 @@ def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
         with whole_folder(run / FINAL) as temporary:
             save_trainable(trainer.sa2va, temporary / "trainable")
             write_json(temporary / "config.json", config)
+            (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
