@@ -193,6 +193,14 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
         own.train()
 
 
+def test_fsdp_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(tmp_path / "run")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch --use_fsdp sets it
+    with pytest.raises(ValueError, match="FSDP is not supported in training; use torchrun alone"):
+        Sa2VAGRPOTrainer(*nano(), settings, regions(), rewards())
+    assert not (tmp_path / "run").exists()
+
+
 def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"pathwise_weight is 1\.0, but there is no reward network"):
         Sa2VAGRPOTrainer(*nano(), config(tmp_path, pathwise_weight=1.0), regions(), rewards())

@@ -4,6 +4,7 @@ The Trainer gives steps, accumulation, schedules, data-parallel wrapping and res
 the moving-average partner, and checkpoints that are whole (its own hold only the adapter and appear bit by bit).
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +98,8 @@ class Sa2VAGRPOTrainer(Trainer):
         pathwise: PathwiseReward | None = None,
         shuffle_rewards: bool = False,
     ) -> None:
+        if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
+            raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
         if args.pathwise_weight and pathwise is None:
             raise ValueError(
                 f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"
@@ -112,8 +115,6 @@ class Sa2VAGRPOTrainer(Trainer):
             check_paid(rewards, args)
         prompt_sampler(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
-        if self.is_fsdp_enabled:
-            raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
         self.sa2va, self.pathwise = model, pathwise
         self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)
