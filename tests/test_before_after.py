@@ -172,8 +172,8 @@ def test_curves_show_what_was_paid_and_proxy_beside_gold() -> None:
     smooth = left.get_lines()[-1]
     np.testing.assert_allclose(smooth.get_ydata(), np.arange(2, 30) / 10)
     shown = {str(line.get_label()): (line.get_xdata(), line.get_ydata()) for line in right.get_lines()}
-    assert list(shown) == ["proxy: the reward net's score", "gold: Dice"]
-    np.testing.assert_allclose(shown["gold: Dice"], [[0, 15, 30], [0.5, 0.35, 0.2]])
+    assert list(shown) == ["reward net's score (proxy)", "Dice (gold)"]
+    np.testing.assert_allclose(shown["Dice (gold)"], [[0, 15, 30], [0.5, 0.35, 0.2]])
     assert curves([{"step": 1, "loss/mask": 0.1}]) is None
 
 

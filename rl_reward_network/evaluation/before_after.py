@@ -32,8 +32,8 @@ NAMES = {
     "learned": "reward net's score",
 }
 VALIDATION = {
-    "val/score": "proxy: the reward net's score",
-    "val/gt_dice": "gold: Dice",
+    "val/score": "reward net's score (proxy)",
+    "val/gt_dice": "Dice (gold)",
     "val/iou_of_drawn": "IoU of mask'",
     "val/meteor": "METEOR",
     "val/cycle_meteor": "METEOR of caption'",

@@ -14,6 +14,7 @@ body { font-family: system-ui, sans-serif; max-width: 60rem; margin: 0 auto; pad
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; white-space: nowrap; }
+td:first-child { white-space: normal; }
 .wrap td { white-space: normal; overflow-wrap: anywhere; }
 .panels { display: flex; flex-wrap: wrap; gap: .5rem; }
 figure { margin: 0; flex: 1 1 9rem; max-width: 25rem; }
