@@ -65,7 +65,8 @@ def show_changes(result: BeforeAfter) -> None:
     for name, (before, after) in result.totals.items():
         table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", "")
     Console().print(table)
-    print(result.verdict.sentence)
+    for line in (result.verdict.sentence, *result.notes):
+        print(line)
 
 
 def newest(paths: tuple[str, ...]) -> Path:

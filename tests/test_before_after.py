@@ -12,7 +12,8 @@ from test_report import Page
 
 from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.before_after import (
-    LEGEND,
+    CAPTION_LEGEND,
+    MASK_LEGEND,
     BeforeAfter,
     Difference,
     ShownItem,
@@ -153,7 +154,8 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
         assert shown in found.text
     for shown in (
         "Better: METEOR (exact+stem) +0.100",
-        LEGEND,
+        MASK_LEGEND,
+        CAPTION_LEGEND,
         "8 test items",
         "+0.100 [+0.100, +0.100]",
         "cIoU",

@@ -1,6 +1,7 @@
 """The evaluation of a GRPO run: both models on test items, item by item, from the run folder alone."""
 
 import csv
+import html
 import json
 import shutil
 from dataclasses import replace
@@ -17,13 +18,14 @@ from test_report import Page
 from test_reward_network import network_of
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.evaluation.before_after import BeforeAfter
+from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.rewards.learned import score_masks
+from rl_reward_network.rewards.learned import score_masks, truth_map
+from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.grpo.evaluation import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
@@ -182,11 +184,19 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert shown.words == (items[0].question, "", "")
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
     assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
+    own = [dice((truth_map(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
+    (note,) = result.notes
+    assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.3f}")
+    assert "the fine-tuned model " in note
+    page_text = page.read_text()
+    assert MASK_LEGEND in html.unescape(page_text)
+    assert CAPTION_LEGEND not in html.unescape(page_text)
+    assert ">before</figcaption>" in page_text, "no words were said"
     bare = [replace(item, load=lambda own=item: (own.load()[0], None)) for item in items]
     monkeypatch.setattr(GRPOWorld, "pick", lambda self, *names: bare)
     unlabelled, _ = run_grpo_evaluation(run / "final_model")
     assert (unlabelled.criterion, [row.metric for row in unlabelled.rows]) == ("learned", ["learned"])
-    assert unlabelled.totals == {}
+    assert (unlabelled.totals, unlabelled.notes) == ({}, ())
     assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
     assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
 

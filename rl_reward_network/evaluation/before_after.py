@@ -3,7 +3,7 @@
 Groups (images, videos or patients) are drawn again, not items. Axes: N test items.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,19 @@ VALIDATION = {
     "val/meteor": "METEOR",
     "val/cycle_meteor": "METEOR of caption'",
 }
-LEGEND = (
-    "IoU, Dice, precision and recall are of the mask that the item's question asks for. Mask' is drawn from the "
-    "model's own caption of the true region (the reward of loop 1); neutral: drawn by the model as it was, so that a "
-    "private language between captioner and drawer does not count. Caption' describes the mask drawn from the "
-    "reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the likeliest. METEOR is "
-    "divided by the reference's own."
+WHEN = ("truth", "before", "after")
+MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that the item's question asks for."
+CAPTION_LEGEND = (
+    "Mask' is drawn from the model's own caption of the true region (the reward of loop 1); neutral: drawn by the "
+    "model as it was, so that a private language between captioner and drawer does not count. Caption' describes the mask "
+    "drawn from the reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the "
+    "likeliest. METEOR is divided by the reference's own."
 )
+
+
+def legend(metrics: Collection[str]) -> str:
+    """What the metrics of a table are."""
+    return f"{MASK_LEGEND} {CAPTION_LEGEND}" if "meteor" in metrics else MASK_LEGEND
 
 
 def label(metric: str, meteor: str) -> str:
@@ -178,7 +184,7 @@ def _page(result: BeforeAfter) -> str:
             ["metric", "before", "after", "after - before", ""],
             [_cells(result.label(row.metric), row) for row in result.rows],
         ),
-        f"<p>{LEGEND}</p>",
+        f"<p>{legend([row.metric for row in result.rows])}</p>",
         page.table(["all items together", "before", "after"], _totals(result)) if result.totals else "",
         *_training(result.curves),
         "<h2>Images</h2>" if result.shown else "",
@@ -198,11 +204,8 @@ def _totals(result: BeforeAfter) -> list[list[str]]:
 
 
 def _item(item: ShownItem) -> str:
-    panels = [
-        (f"truth: {item.words[0]}", item.truth, TRUTH),
-        (f"before: {item.words[1]}", item.before, FIRST),
-        (f"after: {item.words[2]}", item.after, CHOSEN),
-    ]
+    named = [f"{when}: {said}" if said else when for when, said in zip(WHEN, item.words, strict=True)]
+    panels = zip(named, (item.truth, item.before, item.after), (TRUTH, FIRST, CHOSEN), strict=True)
     figures = "".join(
         f"<figure>{page.image(draw_mask(item.image, mask, colour), 'jpeg', name)}"
         f"<figcaption>{page.text(name)}</figcaption></figure>"

@@ -112,3 +112,20 @@ def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_
     if difference.high < 0:
         return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
     return Verdict("cannot tell", f"Cannot tell: the interval holds 0. {measured}")
+
+
+def plain_segmenter(own: np.ndarray, other: np.ndarray, groups: Sequence[str], what: str, than: str) -> str:
+    """Whether the reward network's own segmentation would serve better: a note for the report.
+
+    Args:
+        own, other: Dice of N images, by the reward network itself and by `what`.
+        groups: patient of each.
+        what, than: how the other is called, beside its Dice and in the advice.
+    """
+    gain = group_bootstrap(own - other, groups, 0)
+    advice = ""
+    if gain.mean > 0:
+        sure = gain.groups >= MIN_PATIENTS and gain.low is not None and gain.low > 0
+        advice = f": a plain segmenter {'serves' if sure else 'may serve'} these images better than {than}"
+    measured, others = (group_bootstrap(values, groups, 0) for values in (own, other))
+    return f"The reward network's own segmentation of these images has Dice {measured}, {what} {others}{advice}."

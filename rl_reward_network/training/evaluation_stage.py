@@ -11,7 +11,7 @@ import numpy as np
 from rl_reward_network.data.embedded import is_rendered
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.overlays import Overlay, expected_errors
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
@@ -154,20 +154,9 @@ def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[
     own = np.array([entry.own_dice for entry in entries if entry.own_dice is not None])
     if not len(own):
         return ()
-    oracle = comparison.row(ORACLE)
     groups = [table.group_id for table in comparison.tables]  # the labelled images, in the order of the entries
-    gain = group_bootstrap(own - comparison.values(oracle, "dice"), groups, 0)
-    advice = ""
-    if gain.mean > 0:
-        sure = gain.groups >= MIN_PATIENTS and gain.low is not None and gain.low > 0
-        advice = (
-            f": a plain segmenter {'serves' if sure else 'may serve'} these images better than any choice of prompts"
-        )
-    measured = group_bootstrap(own, groups, 0)
-    return (
-        f"The reward network's own segmentation of these images has Dice {measured}, the best prompt of each image "
-        f"{oracle.means['dice']}{advice}.",
-    )
+    best = comparison.values(comparison.row(ORACLE), "dice")
+    return (plain_segmenter(own, best, groups, "the best prompt of each image", "any choice of prompts"),)
 
 
 def rehearsal_note(world: World) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.evaluation.before_after import LEGEND, label
+from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
@@ -102,4 +102,4 @@ def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     for name, pair in evaluation["totals"].items():
         change = f"{pair['after'] - pair['before']:+.3f}"
         yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"
-    yield f"\n{LEGEND}"
+    yield f"\n{legend([row['metric'] for row in evaluation['rows']])}"

@@ -11,6 +11,7 @@ import torch
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
+from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
@@ -19,6 +20,8 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.rewards.learned import truth_map
+from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.grpo.card import training_facts
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
@@ -72,13 +75,16 @@ def run_grpo_evaluation(
     before = measure(model, picked, cache, longest, desc="before")
     load_trainable(model, final_model / "trainable")
     after = measure(model, picked, cache, longest, desc="after")
+    notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.config.device)
         for measured in (before, after):
             measured.values["learned"] = scores(network, picked, measured)
+        notes = segmenter_note(network, picked, after)
     with swapped(model, start_weights):
         _add_neutral_partner(model, picked, cache, before, after)
-    result = _result(world, config, picked, before, after, run, (time.perf_counter() - start) / 60)
+    minutes = (time.perf_counter() - start) / 60
+    result = replace(_result(world, config, picked, before, after, run, minutes), notes=notes)
     return result, write_before_after(run / ("evaluation" if items is None else f"evaluation_{len(picked)}"), result)
 
 
@@ -136,19 +142,35 @@ def _result(
         {"before": before.values, "after": after.values},
         tuple((item.sample_id, item.group_id) for item in items),
         _about(config, minutes),
-        (),
-        _shown(items, before, after, criterion),
-        _lines(run / "metrics.jsonl"),
+        shown=_shown(items, before, after, criterion),
+        curves=_lines(run / "metrics.jsonl"),
     )
+
+
+def segmenter_note(network: RewardNetwork, items: list[GRPOItem], after: Measured) -> tuple[str, ...]:
+    """Whether the reward network itself, which is a plain segmenter, would serve better than what it has trained."""
+    known = np.flatnonzero(np.isfinite(after.values["dice"]))
+    if not len(known):
+        return ()
+    own = np.array([_own_dice(network, items[number]) for number in known])
+    groups, name = [items[number].group_id for number in known], "the fine-tuned model"
+    return (plain_segmenter(own, after.values["dice"][known], groups, name, name),)
+
+
+def _own_dice(network: RewardNetwork, item: GRPOItem) -> float:
+    image, truth = item.load()
+    assert truth is not None
+    return float(dice((truth_map(network, image) > 0.5)[None], truth[None])[0])
 
 
 def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:
     """The items that gained most, and those that lost most."""
     gain = after.values[criterion] - before.values[criterion]
     order = np.argsort(-np.nan_to_num(gain), kind="stable")
-    picks = [("gained most", int(n)) for n in order[:SHOWN]] + [("lost most", int(n)) for n in order[::-1][:SHOWN]]
+    picks = [("gained most", int(n)) for n in order[:SHOWN]] + [("", int(n)) for n in order[::-1][:SHOWN]]
     shown = []
-    for title, number in picks:
+    for most, number in picks:
+        title = most or ("lost most" if gain[number] < 0 else "gained least")
         image, truth = items[number].load()
         words = (items[number].caption or items[number].question, before.captions[number], after.captions[number])
         masks = before.drawn[number], after.drawn[number]
