@@ -42,8 +42,8 @@ WHEN = ("truth", "before", "after")
 MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that the item's question asks for."
 CAPTION_LEGEND = (
     "Mask' is drawn from the model's own caption of the true region (the reward of loop 1); neutral: drawn by the "
-    "model as it was, so that a private language between captioner and drawer does not count. Caption' describes the mask "
-    "drawn from the reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the "
+    "model as it was, so that a private language between captioner and drawer does not count. Caption' describes the "
+    "mask drawn from the reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the "
     "likeliest. METEOR is divided by the reference's own."
 )
 
