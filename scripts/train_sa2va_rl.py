@@ -89,8 +89,8 @@ class GRPOArgs:
     scale_rewards: Scale = "group"
     """What centred rewards are divided by: the deviation of the group, of the batch (all groups of one process and
     forward pass), or nothing."""
-    multi_objective_aggregation: Aggregation = "sum_then_normalize"
-    """Add rewards and then scale, or scale each by itself first."""
+    multi_objective_aggregation: Aggregation = "normalize_then_sum"
+    """Scale each reward by itself and then add, so that METEOR is heard beside IoU, or add first."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     temperature: float = 1.0
