@@ -140,8 +140,9 @@ class RewardArgs:
     """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
     confidence_weight: float = 0.0
     """Loop 2: how clear the edges of the sampled mask are."""
-    pathwise_weight: float = 0.0
-    """Weight of the reward network's own gradient through the soft mask; the only term that trains the mask decoder."""
+    pathwise_weight: float | None = None
+    """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
+    annotated images with --reward_net, else 0 (docs/log.md compares)."""
     reward_net: Path | None = None
     """Folder of a reward network (REWARD_NET)."""
     use_llm_judge: bool = False
@@ -238,6 +239,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
     grpo, rewards = args.grpo, args.rewards
     check_together(args, world, network)
     captions = world.kind == "regions"
+    follows = network is not None and not captions and args.objective == "grpo" and not args.shuffle_rewards
     weights = RewardWeights(
         rewards.iou_weight,
         _or(rewards.caption_weight, 1.0 if captions else 0.0),
@@ -277,7 +279,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "max_completion_length": _or(grpo.max_completion_length, 24 if embedded else 128),
         "mask_policy": _or(grpo.mask_policy, "bernoulli" if embedded and captions else "gaussian"),
         "ema_decay": 0.0 if grpo.no_ema else grpo.ema_decay,
-        "pathwise_weight": rewards.pathwise_weight,
+        "pathwise_weight": _or(rewards.pathwise_weight, 1.0 if follows else 0.0),
         "activation_checkpointing": grpo.gradient_checkpointing,
         "logging_steps": 1 if args.mode == "quick" else 5,
         "save_strategy": "steps" if grpo.deepspeed is None else "no",

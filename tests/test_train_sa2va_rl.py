@@ -21,9 +21,9 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(data: Path, *flags: str, mode: str = "quick") -> GRPOPlan:
+def planned(data: Path, *flags: str, mode: str = "quick", network: RewardNetwork | None = None) -> GRPOPlan:
     args = tyro.cli(Args, args=[mode, "--data_root", str(data), *flags])
-    return make_plan(args, world_of(args), None)
+    return make_plan(args, world_of(args), network)
 
 
 def world_of(args: Any) -> GRPOWorld:
@@ -67,6 +67,17 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     plan = planned(images, "--loop2_iou_weight", "1")
     assert plan.settings["mask_to_caption_weight"] == 0
     assert plan.weights.loop2_caption == 0
+
+
+def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Path, tmp_path: Path) -> None:
+    images, network = write_tiny_data(tmp_path), RewardNetwork(RewardNetworkConfig(channels=(8,)))
+    plan = planned(images, network=network)
+    assert (plan.weights.learned, plan.weights.loop2_iou, plan.settings["pathwise_weight"]) == (1.0, 0.0, 1.0)
+    assert plan.settings["mask_policy"] == "gaussian"
+    for flags in (["--pathwise_weight", "0"], ["--shuffle_rewards"], ["--objective", "supervised"]):
+        assert planned(images, *flags, network=network).settings["pathwise_weight"] == 0
+    assert planned(scenes, network=network).settings["pathwise_weight"] == 0
+    assert planned(scenes).settings["mask_policy"] == "bernoulli"
 
 
 @pytest.mark.parametrize(
