@@ -57,7 +57,8 @@ def main(args: Args) -> None:
 def show_changes(result: BeforeAfter) -> None:
     """Both models on the terminal, and the verdict in words."""
     table = Table(title="means over groups, the model as it was and after fine-tuning", box=box.SIMPLE)
-    for name in ("", "before", "after", "change [95 %]", ""):
+    table.add_column("")  # wraps where the terminal is narrow; numbers must not
+    for name in ("before", "after", "change [95 %]", ""):
         table.add_column(name, no_wrap=True, min_width=5)
     for row in result.rows:
         change = row.gain.signed.replace("[", r"\[")
