@@ -3,11 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from rl_reward_network.training.grpo.world import GRPOWorldConfig
 from rl_reward_network.training.run_folder import (
+    located_data,
     located_model,
     new_run_folder,
     only_here,
     portable,
+    portable_world,
     world_config,
 )
 
@@ -48,6 +51,13 @@ def test_a_moved_project_finds_its_data_and_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sa2va-nano", "ByteDance/Sa2VA-4B"])
 def test_names_of_models_are_no_paths(tmp_path: Path, name: str) -> None:
     assert located_model(tmp_path, saved(model_path=name), "--model_path") == name
+
+
+def test_a_hub_id_of_data_stays_what_it_is(tmp_path: Path) -> None:
+    run, name = tmp_path / "outputs" / "run", Path("owner/regions")
+    kept = portable_world(GRPOWorldConfig(data_root=name, output_dir=tmp_path / "outputs"), run)
+    assert (kept["data_root"], kept["model_path"], kept["output_dir"]) == (str(name), "sa2va-nano", "..")
+    assert located_data(run, {"world": kept}) == name
 
 
 def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -66,19 +66,21 @@ def group_advantages(
     """
     _check(terms, weights, floor)
     filled = {name: _filled(values) for name, values in terms.items()}
-    rewards = np.sum([weights[name] * values for name, values in filled.items()], axis=0)
+    weighted = [weights[name] * values for name, values in filled.items()]
+    rewards = np.sum(weighted, axis=0)
     if how == "sum_then_normalize":
-        heard = {name: weights[name] * np.nan_to_num(values) for name, values in filled.items()}
-        centred = _scaled(np.sum(list(heard.values()), axis=0), ~np.isnan(rewards).any(axis=1), scale, floor)
+        centred = _scaled(np.nansum(weighted, axis=0), whole_groups(rewards), scale, floor)
     else:
-        parts = [
-            weights[name] * _scaled(np.nan_to_num(v), ~np.isnan(v).any(axis=1), scale, floor)
-            for name, v in filled.items()
-        ]
-        centred = np.sum(parts, axis=0)
+        apart = {name: _scaled(np.nan_to_num(own), whole_groups(own), scale, floor) for name, own in filled.items()}
+        centred = np.sum([weights[name] * values for name, values in apart.items()], axis=0)
     spread = np.ptp(centred, axis=1) > NO_SPREAD
     missing = {name: int(np.isnan(values).sum()) for name, values in terms.items()}
     return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread, missing)
+
+
+def whole_groups(values: np.ndarray) -> np.ndarray:
+    """bool (P,): groups of (P, G) values none of which is missing."""
+    return ~np.isnan(values).any(axis=1)
 
 
 def _check(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floor: float) -> None:

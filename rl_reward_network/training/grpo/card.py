@@ -6,6 +6,7 @@ from typing import Any
 
 from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
 
@@ -75,6 +76,8 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "data": config["data"],
         "data fingerprint": origin["data_fingerprint"][:16],
         "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
+        "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
+        "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],
         "steps": config["steps"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_reward_network.rewards.combine import whole_groups
 from rl_reward_network.rewards.masks import iou
 from rl_reward_network.training.grpo.policy import Group
 
@@ -17,7 +18,7 @@ def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: 
     found: dict[str, float] = {}
     for loop, own in samples.items():
         rewards, spread = own.advantages.rewards, own.advantages.spread
-        whole = rewards[~np.isnan(rewards).any(axis=1)]
+        whole = rewards[whole_groups(rewards)]
         if len(whole):
             found[f"{loop}/reward_mean"] = float(whole.mean())
             found[f"{loop}/reward_std"] = float(whole.std(axis=1, ddof=1).mean())
