@@ -28,21 +28,23 @@ from scripts.cli import run
 
 SHOWN = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)
-QUICK = {f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS} | {
+QUICK = {
+    **{f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS},
     "lr 0": "--learning_rate 0 --max_steps 20",  # more steps of nothing would show no more
     "shuffled rewards": "--shuffle_rewards",
-    "design's rewards": "--caption_weight 0 --loop2_iou_weight 0 --mask_policy gaussian --learning_rate 3e-4",
+    "loop 1 alone": "--caption_to_mask_weight 0",
+    "loop 2 alone": "--mask_to_caption_weight 0",
+    "no EMA": "--no_ema",
+    "Gaussian masks": "--mask_policy gaussian",
+    "candidate masks": "--mask_policy candidates",
+    "original rewards": "--caption_weight 0 --loop2_iou_weight 0 --mask_policy gaussian --learning_rate 3e-4",
 }
-GRPO, SUPERVISED = "--max_steps 230", "--objective supervised --learning_rate 3e-4 --max_steps 600"  # 15 minutes each
 LONG = {
-    **{f"GRPO, seed {seed}": f"{GRPO} --seed {seed}" for seed in SEEDS},
-    **{f"supervised, seed {seed}": f"{SUPERVISED} --seed {seed}" for seed in SEEDS},
-    "loop 1 alone": f"{GRPO} --caption_to_mask_weight 0",
-    "loop 2 alone": f"{GRPO} --mask_to_caption_weight 0",
-    "no EMA": f"{GRPO} --no_ema",
-    "Gaussian masks": f"{GRPO} --mask_policy gaussian",
-    "candidate masks": f"{GRPO} --mask_policy candidates",
-    "shuffled rewards": f"{GRPO} --shuffle_rewards",
+    **{f"GRPO, seed {seed}": f"--max_steps 230 --seed {seed}" for seed in SEEDS},
+    **{
+        f"supervised, seed {seed}": f"--objective supervised --learning_rate 3e-4 --max_steps 600 --seed {seed}"
+        for seed in SEEDS
+    },
 }
 
 
@@ -51,7 +53,7 @@ class Args:
     """Train and evaluate a set of GRPO runs on the embedded regions."""
 
     runs: tyro.conf.Positional[Literal["quick", "long"]]
-    """quick: the preset of that name, three seeds and controls. long: longer runs, comparison and ablations."""
+    """quick: the preset of that name, three seeds, controls and ablations. long: against supervised training."""
     only: tuple[str, ...] = ()
     """Names of the runs to make; without it all."""
     output_dir: Path = Path("outputs/grpo_gains")

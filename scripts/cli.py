@@ -31,7 +31,10 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
 
 
 def _parsed(args_type: Any, ignore_unknown: bool) -> Any:
-    return tyro.cli(args_type, return_unknown_args=True)[0] if ignore_unknown else tyro.cli(args_type)
+    one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
+    if ignore_unknown:
+        return tyro.cli(args_type, config=one_name, return_unknown_args=True)[0]
+    return tyro.cli(args_type, config=one_name)
 
 
 def _outcome(call: Callable[[], None]) -> str | None:

@@ -26,17 +26,18 @@ from scripts.cli import run
 
 @dataclass(frozen=True)
 class Args:
-    """Compare a trained prompt policy with its baselines on patients it has never seen."""
+    """Compare what was trained, a prompt policy or a GRPO run, with what was there before, on groups never seen."""
 
     model_path: tuple[str, ...]
     """The run's final_model folder; several (a pattern) mean the newest of them."""
     split: Literal["test"] = "test"
     """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
     images: int | None = None
-    """At most this many images, one per series before a second; without it all."""
+    """At most this many images, one per series before a second (of a GRPO run the first so many regions); without it
+    all."""
     where: Annotated[Whereabouts, tyro.conf.arg(name="")] = field(default_factory=Whereabouts)
     show_names: bool = False
-    """Put the names of images and patients into the report in place of their hashes."""
+    """Put the names of images and patients into a prompt policy's report in place of their hashes."""
 
 
 def main(args: Args) -> None:

@@ -2,7 +2,7 @@
 
     python -m scripts.make_embedded_data             # data/angiograms
     python -m scripts.make_embedded_data --no_gap    # data/angiograms_no_gap, where no choice of prompt can help
-    python -m scripts.make_embedded_data --regions   # data/regions, in GAR's Arrow layout
+    python -m scripts.make_embedded_data --regions   # data/regions_lamplight, in GAR's Arrow layout
 
 Nothing is downloaded, and equal versions give equal files. What is there already stays. The angiograms are in the same
 format as your own data (README, "Your own data"): 160 patients, two series each, three frames per series.

@@ -73,7 +73,7 @@ class GRPOArgs:
     kl_coef: Annotated[float, tyro.conf.arg(aliases=["--beta"])] = 0.04
     """Weight of the KL to the model as it was."""
     clip_range: Annotated[float, tyro.conf.arg(aliases=["--epsilon"])] = 0.2
-    """Clip of the ratio of new to old probability."""
+    """Clip of the ratio of new to old probability of words (loop 1); loop 2 has its own, 0.001."""
     epsilon_high: float | None = None
     """Upper clip, if another."""
     num_iterations: int = 1
@@ -133,7 +133,7 @@ class RewardArgs:
     """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with --use_llm_judge. 1, or 0
     without captions; at 0 captions drift into words that only the partner understands (docs/log.md)."""
     loop2_caption_weight: float | None = None
-    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions."""
+    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
     loop2_iou_weight: float | None = None
     """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
     learned_weight: float | None = None
@@ -142,7 +142,7 @@ class RewardArgs:
     """Loop 2: how clear the edges of the sampled mask are."""
     pathwise_weight: float | None = None
     """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
-    annotated images with --reward_net, else 0 (docs/log.md compares)."""
+    annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
     reward_net: Path | None = None
     """Folder of a reward network (REWARD_NET)."""
     use_llm_judge: bool = False
@@ -160,7 +160,7 @@ class Args:
     """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
-    """quick: minutes on two CPU cores with the embedded model. full: more epochs, for a GPU and a real checkpoint."""
+    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs."""
     world: Annotated[GRPOWorldConfig, tyro.conf.arg(name="")] = field(default_factory=GRPOWorldConfig)
     grpo: Annotated[GRPOArgs, tyro.conf.arg(name="")] = field(default_factory=GRPOArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
@@ -169,7 +169,8 @@ class Args:
     shuffle_rewards: bool = False
     """The control: rewards are dealt out at random, so nothing can be gained."""
     wandb: bool = False
-    """Send the curves to Weights & Biases as well (pip install -e '.[tracking]'); nothing is sent otherwise."""
+    """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
+    '.[tracking]'); nothing is sent otherwise."""
     run_folder: Path | None = None
     """Folder of this run; without it <output_dir>/sa2va_grpo_<time>."""
     resume: bool = False

@@ -196,6 +196,20 @@ def test_an_image_is_one_group_in_whatever_row_it_is(tmp_path: Path) -> None:
     assert all(region.group_id == region.series_id == region.image_id for region in found)
 
 
+def test_rows_may_name_their_patient(tmp_path: Path) -> None:
+    rows = [fine(0, "a dog"), fine(1, "a cat"), fine(2, "a cow")]
+    for row, name in zip(rows, ("patient 7", "patient 7", "patient 8"), strict=True):
+        row["group"] = name
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "named"))
+    dog, cat, cow = read_grasp_any_region(tmp_path / "named")
+    assert dog.group_id == cat.group_id != cow.group_id
+    assert dog.image_id != cat.image_id
+    rows[1]["group"] = None
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "half"))
+    with pytest.raises(ValueError, match=r"row 1: group is empty; name the patient in each row, or leave the column"):
+        read_grasp_any_region(tmp_path / "half")
+
+
 def test_exif_rotation_is_applied_before_sizes_are_compared(tmp_path: Path) -> None:
     tags = Image.Exif()
     tags[ExifTags.Base.Orientation] = 6  # stored (16, 12), upright (12, 16)

@@ -42,7 +42,7 @@ SETTINGS = {
     "save_steps": 1,
 }
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
-PLAN = GRPOPlan("quick", RewardWeights(caption=1.0, loop2_iou=1.0), 4, 8, settings=SETTINGS)
+PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=SETTINGS)
 WEIGHTS = "trainable/trainable.safetensors"
 
 
@@ -150,7 +150,7 @@ def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
 
 
 def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWorld) -> None:
-    other = changed(replace(PLAN, weights=RewardWeights()), learning_rate=1e-4)
+    other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
     with pytest.raises(
         ValueError, match=r"--resume: it began with other settings \(weights, settings\); give the same"
     ):
@@ -221,7 +221,7 @@ def test_terms_without_a_judge() -> None:
 
 
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
-    plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25))
+    plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25, loop2_iou=0.0))
     first, both = (named(loop_rewards(plan, "regions", Judge(), loop2, None)) for loop2 in (False, True))
     assert first["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.0, "caption": 0.5, "judge": 0.0}
     assert first["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.25}, "loop 2 stays with METEOR"
@@ -233,7 +233,7 @@ def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
 
 
 def test_a_reward_network_is_a_term_of_loop_2() -> None:
-    plan = replace(PLAN, weights=RewardWeights(learned=2.0))
+    plan = replace(PLAN, weights=RewardWeights(loop2_iou=0.0, learned=2.0))
     rewards = named(loop_rewards(plan, "images", None, False, network_of()))
     assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
     assert "learned" not in rewards["loop1"]

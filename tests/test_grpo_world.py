@@ -48,7 +48,7 @@ def test_annotated_images_are_recognised(annotated: Path) -> None:
     assert (world.kind, world.seen, len(world.items)) == ("images", "annotated images, 8", 8)
     assert {item.question for item in world.items} == {world_file.PROMPTS[0]}
     assert {item.caption for item in world.items} == {""}
-    asked = open_grpo_world(GRPOWorldConfig(data_root=annotated, dataset_name="annotations"), question="Where?")
+    asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
     assert {item.question for item in asked.items} == {"Where?"}
     assert asked.split == world.split
     image, mask = asked.items[0].load()

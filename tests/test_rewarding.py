@@ -69,7 +69,8 @@ def test_columns_are_those_of_the_reward_functions() -> None:
 
 
 def test_advantages_are_the_centred_rewards_over_their_deviation(tmp_path: Path) -> None:
-    own, samples = paid(tmp_path, {"a": Reward(gives(1, 2, 3, 0, 0, 6), 2.0)})
+    terms = {"a": Reward(gives(1, 2, 3, 0, 0, 6), 2.0)}
+    own, samples = paid(tmp_path, terms, multi_objective_aggregation="sum_then_normalize")
     assert samples.terms["a"].tolist() == [[1, 2, 3], [0, 0, 6]]
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[2, 4, 6], [0, 0, 12]]
@@ -133,10 +134,11 @@ def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
 
     rewards = np.array([0.2, 0.1, 10]) - 10.3 / 3
     assert first(scale_rewards="none") == rewards.tolist()
-    assert first() == (rewards / np.std([0.2, 0.1, 10], ddof=1)).tolist()
     apart = np.array([-1, -1, 2]) / 3**0.5 + [1, 0, -1]
-    assert first(multi_objective_aggregation="normalize_then_sum") == apart.tolist()
-    assert first(reward_floor=100.0) == (rewards / 100).tolist()
+    assert first() == apart.tolist()
+    together = {"multi_objective_aggregation": "sum_then_normalize"}
+    assert first(**together) == (rewards / np.std([0.2, 0.1, 10], ddof=1)).tolist()
+    assert first(**together, reward_floor=100.0) == (rewards / 100).tolist()
 
 
 def test_the_control_deals_the_same_values_out_anew(tmp_path: Path) -> None:

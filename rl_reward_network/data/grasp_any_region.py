@@ -6,6 +6,7 @@
 | `mask_rle` | one COCO RLE {size: [H, W], counts}, or a list of them; null: the conversation is about the whole image |
 | `conversations` | a list of {from: "human" or "gpt", value: text} |
 | `catagory` (sic) | not read |
+| `group` | ours, optional: the patient, or whatever must not be in training and test at once; without it the image is |
 
 Where no turn names a `<PromptN>`, the k-th answer is the caption of the k-th mask, and later answers are left out.
 Where one does, N counts the masks from 0, and an answer is a caption only if it and its question name one and the same
@@ -20,7 +21,7 @@ import io
 import mmap
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -33,11 +34,13 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import write_remedy
 from rl_reward_network.data.images import decode_image
 from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
+from rl_reward_network.data.sample import pseudonym
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = ("image", "mask_rle", "conversations")
+GROUP = "group"
 PROMPT = re.compile(r"<Prompt(\d+)>")
 PROMPT_FIRST = re.compile(r"(^|[.!?]\s+)<Prompt\d+>")  # at the start of a sentence
 SHARDS_OPEN = 64  # at a time: each holds a file open, and the whole data set has more shards than a process may
@@ -101,7 +104,9 @@ def locate(path: Path | str) -> Path:
 
 def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
     """The regions of one shard, row by row."""
-    batches = _open_shard(shard).select(["mask_rle", "conversations"]).to_batches()  # no image among them
+    table = _open_shard(shard)
+    read = [name for name in ("mask_rle", "conversations", GROUP) if name in table.column_names]  # no image among them
+    batches = table.select(read).to_batches()
     for row, stored in enumerate(stored for batch in batches for stored in batch.to_pylist()):
         where = f"{shard}: row {row}"
         if not (rles := _masks(stored["mask_rle"])):
@@ -109,9 +114,18 @@ def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened = partial(_open_image, shard, row)
+            opened, group = partial(_open_image, shard, row), _group(stored, where)
             for index, caption in captions:
-                yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened)
+                yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
+
+
+def _group(stored: Mapping[str, Any], where: str) -> str | None:
+    """Pseudonym of the row's group; None where the shard names none."""
+    if GROUP not in stored:
+        return None
+    if stored[GROUP] in (None, ""):
+        raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
+    return pseudonym("group", str(stored[GROUP]))
 
 
 def _open_shard(shard: Path) -> "pa.Table":

@@ -53,7 +53,7 @@ class Sa2VAGRPOConfig(TrainingArguments):
     beta: float = 0.04
     entropy_coef: float = 0.0
     scale_rewards: Scale = "group"
-    multi_objective_aggregation: Aggregation = "sum_then_normalize"
+    multi_objective_aggregation: Aggregation = "normalize_then_sum"
     reward_floor: float = 0.05
     mask_truncated_completions: bool = True
     mask_to_caption_weight: float = 1.0

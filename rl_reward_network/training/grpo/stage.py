@@ -61,9 +61,9 @@ class RewardWeights:
     """
 
     iou: float = 1.0
-    caption: float = 0.0
+    caption: float = 1.0
     loop2_caption: float = 1.0
-    loop2_iou: float = 0.0
+    loop2_iou: float = 1.0
     learned: float = 0.0
     confidence: float = 0.0
 
@@ -225,6 +225,8 @@ def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, An
         **asdict(plan),
         "seed": world.config.seed,
         "max_dynamic_patch": world.config.max_dynamic_patch,
+        "describe_question": world.config.describe_question,
+        "segment_question": world.config.segment_question,
         "data_fingerprint": world.split.fingerprint,
         "split_seed": world.split.seed,
         "model_fingerprint": fingerprint,

@@ -34,7 +34,7 @@ from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_pai
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
 
-SMALLER_ROLLOUTS = "num_generations, num_mask_generations or max_dynamic_patch"
+SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 
 
 class PromptSampler(Sampler[int]):

@@ -46,6 +46,8 @@ class GRPOWorldConfig:
     """Read at most so many regions; without it all."""
     describe_question: str | None = None
     """What asks for the caption of `region1`; without it one of Sa2VA's own training questions."""
+    segment_question: str = PROMPTS[0]
+    """What annotated images are asked for, all of them."""
     group_regex: str | None = None
     """Of annotated images: regular expression with a group named `group` that finds the patient in a file name."""
 
@@ -99,13 +101,12 @@ class GRPOWorld:
         return found
 
 
-def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, question: str = PROMPTS[0]) -> GRPOWorld:
+def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> GRPOWorld:
     """Read the data and split them; embedded data are rendered first when they are not there.
 
     Args:
         config: what to open.
         split_file: an earlier run's split.json, used if it fits the data.
-        question: what is asked about annotated images.
 
     Raises:
         ValueError: what a reader refuses.
@@ -117,7 +118,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None, que
         samples = read_samples(root, config.group_regex)
         check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-        items = [prompted_item(sample, question) for sample in samples]
+        items = [prompted_item(sample, config.segment_question) for sample in samples]
         return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
     asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
     describe = config.describe_question or asked
