@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
 #   bash run_rl_train.sh quick|full [flags of scripts.train_sa2va_rl]
-# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED
+# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED, and EVAL_IMAGES (most test regions; all without it)
 #   -> $OUTPUT_DIR/sa2va_grpo_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -24,6 +24,7 @@ trap 'rm -f "$said"' EXIT
   run_module scripts.train_sa2va_rl "$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@" \
     | tee -i "$said"
   # the model before and after, on images nobody has seen
-  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test
+  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test \
+    ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
 } 2>&1 | tee -i "$log"
 echo "log: $log"

@@ -33,8 +33,7 @@ class Args:
     split: Literal["test"] = "test"
     """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
     images: int | None = None
-    """At most this many images, one per series before a second (of a GRPO run the first so many regions); without it
-    all."""
+    """At most this many images (of a GRPO run regions), one per series before a second; without it all."""
     where: Annotated[Whereabouts, tyro.conf.arg(name="")] = field(default_factory=Whereabouts)
     show_names: bool = False
     """Put the names of images and patients into a prompt policy's report in place of their hashes."""

@@ -8,12 +8,13 @@ with a reward network (--reward_net), which needs no labels. With --resume the n
 """
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
@@ -47,6 +48,7 @@ NANO = {
 REAL = {"learning_rate": 1e-5, "batch_size": 8, "lora_r": 128, "lora_alpha": 256}
 STEPS = {"quick": 140, "full": 400}  # of nano on two CPU cores: 5 and 14 minutes
 WATCH = {"quick": 35, "full": 100}  # steps between looks at validation items
+JUDGE_FLAGS = ("llm_judge_base_url", "llm_judge_model", "use_llm_judge_loop2")
 EPOCHS = {"quick": 1.0, "full": 3.0}
 
 
@@ -188,7 +190,7 @@ def main(args: Args) -> None:
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
     found = _to_resume(args, world, plan) if args.resume else None
-    folder = found or args.run_folder or one_run_folder(args.world.output_dir)
+    folder = found or args.run_folder or one_run_folder(args.world.output_dir, args.world.device == "cpu")
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
@@ -198,11 +200,11 @@ def main(args: Args) -> None:
         print(f"\nfine-tuned model: {folder / FINAL}")
 
 
-def one_run_folder(output_dir: Path) -> Path:
+def one_run_folder(output_dir: Path, cpu: bool) -> Path:
     """A new folder; the same in all processes that torchrun started."""
     named = [str(new_run_folder(output_dir, KIND))]
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        PartialState(cpu=not torch.cuda.is_available())
+        PartialState(cpu=cpu, timeout=timedelta(minutes=30))  # one process may wait so long for a judge
         broadcast_object_list(named)
     return Path(named[0])
 
@@ -210,8 +212,8 @@ def one_run_folder(output_dir: Path) -> Path:
 def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> None:
     """Raise a ValueError for flags that exclude each other, or that nothing would look at."""
     grpo, rewards = args.grpo, args.rewards
-    if rewards.use_llm_judge_loop2 and not rewards.use_llm_judge:
-        raise ValueError("--use_llm_judge_loop2 needs --use_llm_judge, which says where the judge is")
+    if not rewards.use_llm_judge and (named := changed(rewards, JUDGE_FLAGS)):
+        raise ValueError(f"{named[0]} does nothing without --use_llm_judge; give that, too")
     if world.kind == "images":
         if network is None and rewards.loop2_iou_weight is None:
             raise ValueError(
@@ -219,7 +221,10 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
             )
         if rewards.use_llm_judge or rewards.caption_weight or rewards.loop2_caption_weight:
             raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
-    if args.objective == "supervised" and (args.shuffle_rewards or rewards.use_llm_judge or rewards.pathwise_weight):
+        if named := changed(grpo, ("mask_to_caption_weight",)) + changed(rewards, ("iou_weight",)):
+            raise ValueError(f"annotated images have no captions, so no loop 1: leave out {named[0]}")
+    paid = replace(rewards, reward_net=None) != RewardArgs()
+    if args.objective == "supervised" and (args.shuffle_rewards or paid):
         raise ValueError("--objective supervised pays no rewards: leave out what shuffles, judges or weighs them")
     if args.shuffle_rewards and rewards.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot deal out the gradient of --pathwise_weight; leave one of them out")
@@ -227,6 +232,12 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
         raise ValueError(f"--no_ema has no average to decay; leave it out, or --ema_decay {grpo.ema_decay}")
     if grpo.num_epochs is not None and grpo.max_steps is not None:
         raise ValueError("--num_epochs and --max_steps both say when to stop; give one of them")
+
+
+def changed(given: Any, names: Sequence[str]) -> list[str]:
+    """Flags among these fields that are not at their defaults."""
+    own = {field.name: field.default for field in fields(given)}
+    return [f"--{name}" for name in names if getattr(given, name) != own[name]]
 
 
 def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GRPOPlan:
@@ -294,11 +305,20 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         _or(grpo.lora_alpha, 2 * r),
         grpo.lora_dropout,
         settings,
-        {"base_url": rewards.llm_judge_base_url, "model": rewards.llm_judge_model} if rewards.use_llm_judge else None,
+        _judge_facts(rewards) if rewards.use_llm_judge else None,
         None if network is None else network.fingerprint,
         args.shuffle_rewards,
         WATCH[args.mode] if grpo.watch_every is None else grpo.watch_every,
     )
+
+
+def _judge_facts(rewards: RewardArgs) -> dict[str, Any]:
+    """Which judge pays for what; the key is no part of it."""
+    return {
+        "base_url": rewards.llm_judge_base_url,
+        "model": rewards.llm_judge_model,
+        "loop2": rewards.use_llm_judge_loop2,
+    }
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -149,6 +149,16 @@ def test_a_bare_name_that_two_members_share_chooses_neither(tmp_path: Path) -> N
         read_describe_anything(write_subset(tmp_path / "PACO", {"k": [region(image="7.jpg")]}, {"00000000.tar": tar}))
 
 
+def test_a_name_that_two_pictures_have_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    tar = {"train/1.png": picture(50), "val/1.png": picture(100), "2.png": picture(150)}
+    found = read_describe_anything(
+        write_subset(tmp_path / "PACO", {"k": [region(image="2.png")]}, {"00000000.tar": tar})
+    )
+    assert [grey(sample) for sample in found] == [150]
+    with pytest.raises(ValueError, match=r"00000000\.tar: 2 pictures are named 1\.png; rename all but one"):
+        read_describe_anything(write_subset(tmp_path / "Two", {"k": [region(image="1.png")]}, {"00000000.tar": tar}))
+
+
 def test_frames_of_a_video_go_by_number_and_stay_in_one_group(tmp_path: Path) -> None:
     found = read_describe_anything(write_video(tmp_path / "SAV"))
     assert [grey(sample) for sample in found] == [20 * k for k in range(11)]

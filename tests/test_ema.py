@@ -69,6 +69,17 @@ def test_swapped_weights_are_back_afterwards_even_after_an_error() -> None:
     assert (other["0.weight"] == 1).all()
 
 
+def test_autocast_sees_what_is_swapped() -> None:
+    """It keeps bfloat16 casts of parameters, and took them for the partner's: the partner was then the policy."""
+    net, row = model(), torch.ones(1, 3)
+    other = {"0.weight": torch.zeros(2, 3), "0.bias": torch.zeros(2)}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        own = net[0](row)
+        with swapped(net, other):
+            assert not net[0](row).any()
+        assert torch.equal(net[0](row), own)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with (
         pytest.raises(ValueError, match=r"0\.weight: got \(1, 3\), the model has \(2, 3\)"),

@@ -204,6 +204,10 @@ def test_rows_may_name_their_patient(tmp_path: Path) -> None:
     dog, cat, cow = read_grasp_any_region(tmp_path / "named")
     assert dog.group_id == cat.group_id != cow.group_id
     assert dog.image_id != cat.image_id
+    rows[2] = fine(0, "a cow", at=5) | {"group": "patient 8"}
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "torn"))
+    with pytest.raises(ValueError, match=r"row 2.*: the same image is in another group at .*row 0, region 0; name one"):
+        read_grasp_any_region(tmp_path / "torn")
     rows[1]["group"] = None
     hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "half"))
     with pytest.raises(ValueError, match=r"row 1: group is empty; name the patient in each row, or leave the column"):

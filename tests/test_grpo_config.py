@@ -22,6 +22,10 @@ from rl_reward_network.training.grpo.losses import LossSettings
         ),
         ({"num_iterations": 0}, "num_iterations is 0, expected 1 or more"),
         ({"max_completion_length": 0}, "max_completion_length is 0, expected 1 or more"),
+        (
+            {"objective": "supervised", "num_iterations": 2},
+            "num_iterations is 2, expected 1 with supervised training: .* raise num_epochs",
+        ),
         ({"rows_at_once": -2}, "rows_at_once is -2, expected 1 or more"),
         ({"max_minutes": 0.0}, r"max_minutes is 0\.0, expected more than 0"),
         ({"temperature": 0.0}, r"temperature is 0\.0, expected more than 0"),

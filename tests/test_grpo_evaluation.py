@@ -18,6 +18,7 @@ from test_report import Page
 from test_reward_network import network_of
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
@@ -26,9 +27,10 @@ from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.rewards.learned import score_masks, truth_map
 from rl_reward_network.rewards.masks import dice
+from rl_reward_network.training.grpo import evaluation as evaluation_file
 from rl_reward_network.training.grpo.evaluation import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.training.grpo.features import FeatureCache
-from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
+from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.training.grpo.stage import RewardWeights, run_grpo_stage
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
 from scripts import evaluate_rl_finetuned_sa2va
@@ -58,7 +60,7 @@ def evaluated(trained: tuple[GRPOWorld, Path]) -> tuple[BeforeAfter, Path]:
 def by_hand(trained: tuple[GRPOWorld, Path]) -> tuple[Measured, Measured, np.ndarray]:
     """Both models measured, and what the first draws from the captions of the second."""
     world, run = trained
-    items = world.pick("test")[:ITEMS]
+    items = spread(world.pick("test"), ITEMS, world.config.seed)
     (first, processor), (second, _) = nano(), nano()
     load_trainable(second, run / "final_model" / "trainable")
     longest = SETTINGS["max_completion_length"]
@@ -82,7 +84,7 @@ def test_both_models_are_measured_on_test_items(
     np.testing.assert_array_equal(
         result.values["before"]["iou_of_drawn_by_base"], result.values["before"]["iou_of_drawn"]
     )
-    assert result.ids == tuple((item.sample_id, item.group_id) for item in trained[0].pick("test")[:ITEMS])
+    assert result.ids == tuple((item.sample_id, item.group_id) for item in spread(trained[0].pick("test"), ITEMS, 0))
     assert {group for _, group in result.ids} <= set(trained[0].split.groups["test"])
     assert (result.criterion, result.verdict.label) == ("iou_of_drawn", "cannot tell")
 
@@ -107,6 +109,15 @@ def test_files_lie_in_a_folder_that_names_the_limit(
         assert len(list(csv.reader(file))) == 1 + 2 * ITEMS
 
 
+def test_out_of_memory_says_what_to_do(trained: tuple[GRPOWorld, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluation_file, "measure", full)
+    with pytest.raises(ValueError, match="out of GPU memory in the evaluation; --gpu -1 makes it on the CPU"):
+        run_grpo_evaluation(trained[1] / "final_model", items=ITEMS)
+
+
 def test_the_report_shows_gains_and_losses(
     evaluated: tuple[BeforeAfter, Path], by_hand: tuple[Measured, Measured, np.ndarray]
 ) -> None:
@@ -121,7 +132,7 @@ def test_the_report_shows_gains_and_losses(
     first = result.shown[0]
     assert first.title == f"gained most: {gain[best]:+.3f}"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
-    np.testing.assert_array_equal(first.after, by_hand[1].drawn[best])
+    np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
     assert result.shown[ITEMS].title == f"lost most: {gain.min():+.3f}"
     assert [line["step"] for line in result.curves] == [1]
 

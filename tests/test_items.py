@@ -24,6 +24,8 @@ from rl_reward_network.training.grpo.items import GRPOItem, prompted_item, regio
         ("a  small\n red\tcircle ...", "Please segment the small red circle."),
         ("A .", "Please segment A."),
         ("cross", "Please segment cross."),
+        ("a <image> red <p>circle</p> [SEG].", "Please segment the red circle."),
+        ("smaller than 3 < 4 > 2", "Please segment smaller than 3 < 4 > 2."),
     ],
 )
 def test_a_caption_becomes_a_question(caption: str, question: str) -> None:

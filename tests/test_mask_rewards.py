@@ -99,8 +99,10 @@ def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch
 
 
 def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_rewards_file, "MAPS_KEPT", 2)
-    reward = PathwiseReward(network_of(), SIDE)
+    network = network_of()
+    one_image = network.truth_maps(torch.zeros(1, 3, 32, 32)).nbytes
+    monkeypatch.setattr(mask_rewards_file, "MAPS_BYTES", 2 * one_image)
+    reward = PathwiseReward(network, SIDE)
     for name in "abc":
         reward.mean_score([(group(name, smooth_image(32, 32)), start())])
     assert list(reward.maps) == ["b", "c"]

@@ -14,7 +14,7 @@ from rl_reward_network.training.grpo import measure as measure_file
 from rl_reward_network.training.grpo.batch import open_batch, random_stream
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import DESCRIBE, GRPOItem, segment_question
-from rl_reward_network.training.grpo.measure import SAMPLED, Measured, iou_of_captions, measure
+from rl_reward_network.training.grpo.measure import SAMPLED, Measured, iou_of_captions, items_at_once, measure, unpacked
 
 ITEMS = [regions()[row] for row in (5, 2)]
 CAPTIONED = {"iou_of_drawn", "expected_iou_of_drawn", "meteor", "expected_meteor", "cycle_meteor"}
@@ -47,7 +47,7 @@ def test_masks_of_phrases_are_compared_with_the_truth(parts: tuple[Any, Any], me
     for row, item in enumerate(ITEMS):
         image, truth = item.load()
         mask = drawn(parts, image, item.question)
-        own = measured.masks[row]
+        own = unpacked(measured.masks[row])
         assert own is not None
         assert truth is not None
         assert (own != mask).mean() < 1e-4
@@ -67,12 +67,12 @@ def test_masks_of_phrases_are_compared_with_the_truth(parts: tuple[Any, Any], me
 def test_captions_and_both_closed_loops(parts: tuple[Any, Any], measured: Measured) -> None:
     for row, item in enumerate(ITEMS):
         image, truth = item.load()
-        mask = measured.masks[row]
+        mask = unpacked(measured.masks[row])
         said = predict(*parts, image, DESCRIBE, truth)["prediction"]
         again = predict(*parts, image, DESCRIBE, mask)["prediction"]
         assert truth is not None
         assert measured.captions[row] == said
-        again_drawn, own = drawn(parts, image, segment_question(said)), measured.drawn[row]
+        again_drawn, own = drawn(parts, image, segment_question(said)), unpacked(measured.drawn[row])
         assert own is not None
         assert (own != again_drawn).mean() < 1e-4
         assert measured.values["iou_of_drawn"][row] == pytest.approx(overlap(own, truth))
@@ -105,6 +105,14 @@ def test_items_at_once_change_no_greedy_number(
         np.testing.assert_allclose(single.values[name], measured.values[name], atol=2e-3, err_msg=name)
     assert single.overlap.shape == (2, 2)
     assert len(single.masks) == 2
+
+
+def test_tiles_make_batches_smaller(parts: tuple[Any, Any]) -> None:
+    cache = FeatureCache(*parts)
+    for tiles, items in ((1, 32), (12, 2), (40, 1)):
+        cache.processor.max_tiles = tiles
+        assert items_at_once(cache) == items
+    cache.processor.max_tiles = 1
 
 
 def test_masks_of_given_captions(parts: tuple[Any, Any]) -> None:

@@ -123,7 +123,7 @@ def test_the_card_says_what_it_is(merged: Any) -> None:
         f"| base | sa2va-nano, weights {weights_fingerprint(base)} |",
         "| data | rendered regions, 3 images |",
         "| data fingerprint | abababababababab |",
-        "| rewards | iou 1, loop2_caption 1 |",
+        "| rewards | iou 1, caption 1, loop2_caption 1, loop2_iou 1 |",
         "| caption judge | none: METEOR (exact+stem) |",
         "| steps | 120 |",
         "| learning rate | 0.001 |",

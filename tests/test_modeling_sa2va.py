@@ -114,7 +114,7 @@ def test_a_mask_loss_reaches_what_is_said_to_train(own_model: Any, tiny_processo
     inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
     truth = torch.zeros(1, 100, 120, dtype=torch.bool)
     truth[:, 20:60, 30:80] = True
-    missed = unreached_parameters(own_model, mask_loss(own_model, inputs, truth))
+    missed = unreached_parameters(own_model, [mask_loss(own_model, inputs, truth)])
     reached = {n for n, p in own_model.named_parameters() if p.requires_grad} - set(missed)
     for part in (
         "model.multi_modal_projector.linear_1.weight",

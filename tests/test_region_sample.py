@@ -52,10 +52,16 @@ def test_the_sample_id_is_of_the_content_not_of_the_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("caption", "found"), [(None, r"missing \(NoneType\)"), (" \n", "empty"), (7, r"missing \(int\)")]
+    ("caption", "found"),
+    [
+        (None, r"is missing \(NoneType\)"),
+        (" \n", "is empty"),
+        (7, r"is missing \(int\)"),
+        (" ... ", r"'\.\.\.' has no word"),
+    ],
 )
 def test_a_region_without_caption_is_an_error(caption: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=f"^x: row 1: the caption is {found}; .*leave the region out"):
+    with pytest.raises(ValueError, match=f"^x: row 1: the caption {found}; .*leave the region out"):
         region(caption=caption)
 
 

@@ -10,6 +10,7 @@ from grpo_nano import config, nano, regions, rewards, shake
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.rewards.masks import iou
 from rl_reward_network.training.grpo.batch import region_cells
+from rl_reward_network.training.grpo.measure import mixed_precision
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 
@@ -88,6 +89,24 @@ def test_the_partner_has_the_averages_weights(tmp_path: Any) -> None:
     assert mixed["completions"] == before["completions"]
     pairs = zip(mixed["predicted_masks"], before["predicted_masks"], strict=True)
     assert any(a is None or b is None or (a != b).any() for a, b in pairs), "the partner's drawing has moved"
+
+
+def test_the_partner_has_the_averages_weights_in_bfloat16_as_well(tmp_path: Any) -> None:
+    model, processor = nano(dtype=torch.bfloat16)
+    own, items = RolloutMaker(model, processor, config(tmp_path), rewards()), regions()[:2]
+
+    def described() -> list[str]:
+        with mixed_precision(model):
+            columns = own.sample(items, (0, 0, 0))[1]["loop2"].columns
+        return [str(text) for text in columns["completions"]]
+
+    without = described()
+    own.ema = EMA(model)
+    assert described() == without, "the average begins as the model"
+    generator = torch.Generator().manual_seed(0)
+    for tensor in own.ema.weights.values():
+        tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+    assert described() != without
 
 
 def test_groups_without_spread_take_no_part(tmp_path: Any) -> None:

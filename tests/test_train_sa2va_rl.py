@@ -56,9 +56,21 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
 
 
 def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--use_llm_judge_loop2 needs --use_llm_judge"):
-        planned(scenes, "--use_llm_judge_loop2")
+    for flags in (["--use_llm_judge_loop2"], ["--llm_judge_model", "m"], ["--llm_judge_base_url", "http://x/v1"]):
+        with pytest.raises(ValueError, match=f"{flags[0]} does nothing without --use_llm_judge"):
+            planned(scenes, *flags)
+    for flags in (["--group_regex", "(?P<group>.)"], ["--segment_question", "Where?"]):
+        with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds captioned regions"):
+            planned(scenes, *flags)
+    with pytest.raises(ValueError, match="--objective supervised pays no rewards"):
+        planned(scenes, "--objective", "supervised", "--iou_weight", "2")
     images = write_tiny_data(tmp_path)
+    for flags in (["--max_regions", "8"], ["--describe_question", "What?"]):
+        with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds annotated images"):
+            planned(images, *flags)
+    for flags in (["--mask_to_caption_weight", "2"], ["--iou_weight", "2"]):
+        with pytest.raises(ValueError, match=f"no loop 1: leave out {flags[0]}"):
+            planned(images, "--loop2_iou_weight", "1", *flags)
     with pytest.raises(ValueError, match="annotated images have no captions to close a loop: give --reward_net"):
         planned(images)
     for flags in (["--use_llm_judge"], ["--caption_weight", "1"], ["--loop2_caption_weight", "0.5"]):

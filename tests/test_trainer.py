@@ -184,7 +184,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
 
     own = trainer(tmp_path)
     monkeypatch.setattr(own.maker, "make", full)
-    with pytest.raises(ValueError, match="step 1: out of GPU memory in rollouts; lower num_generations"):
+    with pytest.raises(ValueError, match="step 1: out of GPU memory in rollouts; lower batch_size, num_generations"):
         own.train()
     own = trainer(tmp_path)
     monkeypatch.setattr(own.model, "forward", full)

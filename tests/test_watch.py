@@ -9,6 +9,7 @@ import pytest
 import torch
 from grpo_nano import regions, trainer
 
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.training.grpo import watch as watch_file
 from rl_reward_network.training.grpo.measure import Measured
 from rl_reward_network.training.grpo.watch import GOLD, PROXY, Watch, mean_score
@@ -88,7 +89,7 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
     item = regions()[0]
     half = np.zeros((256, 256), dtype=bool)
     half[:128] = True
-    measured = Measured({}, [""] * 2, [half, None], [None, None], np.zeros((2, 2), dtype=np.int64))
+    measured = Measured({}, [""] * 2, [to_rle(half), None], [None, None], np.zeros((2, 2), dtype=np.int64))
     assert mean_score(Likes(), [item, item], measured) == pytest.approx(0.25)
 
 

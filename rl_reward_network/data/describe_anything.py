@@ -116,6 +116,8 @@ class _Tars:
             return ()
         known = self.index(tar)[video]
         if found := next((known[name] for name in names if name in known), None):
+            if len(found) > 1 and not video:
+                raise ValueError(f"{tar}: {len(found)} pictures are named {found[0].name}; rename all but one of them")
             return found
         self.misses.append((tar, f"no {'frames' if video else 'image'} named {' or '.join(names)} in it"))
         return ()
@@ -142,7 +144,7 @@ def _index(tar: Path) -> tuple[Names, Names]:
     for path, info in infos:
         if path.suffix.lower() in ENDINGS:
             member = Member(tar, path.name, info.offset_data, info.size)
-            pictures[path.stem] = (member,)
+            pictures[path.stem] = (*pictures.get(path.stem, ()), member)
             if match := FRAME.fullmatch(path.stem):
                 frames.setdefault(match[1], {})[int(match[2])] = member
     videos = {name: tuple(numbered[n] for n in sorted(numbered)) for name, numbered in frames.items()}

@@ -21,7 +21,7 @@ import io
 import mmap
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -66,6 +66,7 @@ def read_grasp_any_region(path: Path | str, limit: int | None = None) -> list[Re
     bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
     regions = collect((region for shard in bar for region in _read_shard(shard, left_out)), limit, left_out)
     report_left_out(folder, regions, left_out)
+    _check_groups(regions)
     return regions
 
 
@@ -117,6 +118,14 @@ def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
             opened, group = partial(_open_image, shard, row), _group(stored, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
+
+
+def _check_groups(regions: Iterable[RegionSample]) -> None:
+    """Raise where one image stands in several groups: it would be in training and test at once."""
+    groups: dict[str, RegionSample] = {}
+    for region in regions:
+        if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
+            raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
 
 
 def _group(stored: Mapping[str, Any], where: str) -> str | None:

@@ -82,12 +82,14 @@ def make_region(
         group_id: pseudonym of the video, which then is group and series; None: the image is its own.
 
     Raises:
-        ValueError: the caption is missing or empty, or the RLE damaged; begins with `where`.
+        ValueError: the caption is missing or has no word, or the RLE is damaged; begins with `where`.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:
         found = "empty" if isinstance(caption, str) else f"missing ({type(caption).__name__})"
         raise ValueError(f"{where}: the caption is {found}; write one there, or leave the region out")
+    if not any(letter.isalnum() for letter in text):
+        raise ValueError(f"{where}: the caption {text!r} has no word; write one there, or leave the region out")
     try:
         parts = parse_rle(rle, _own_size(rle))
     except ValueError as error:

@@ -26,7 +26,8 @@ def copied(model: nn.Module) -> dict[str, Tensor]:
 def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """`model` with other weights inside the block; no backward pass may run in it.
 
-    Nothing is copied, unless an engine holds the model's weights in another dtype than these.
+    Nothing is copied, unless an engine holds the model's weights in another dtype than these. Autocast must forget its
+    casts on both ways: it knows a parameter by the tensor, not by its numbers, and would go on with the old ones.
 
     Raises:
         ValueError: a tensor is of another shape than the model's.
@@ -39,10 +40,12 @@ def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     try:
         for name, tensor in weights.items():
             own[name].data = tensor.to(own[name].dtype)
+        torch.clear_autocast_cache()
         yield
     finally:
         for name, tensor in before.items():
             own[name].data = tensor
+        torch.clear_autocast_cache()
 
 
 class EMA:

@@ -92,13 +92,14 @@ def _count(parameters: Iterable[Tensor]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def unreached_parameters(model: nn.Module, loss: Tensor) -> list[str]:
-    """Names of trainable parameters that the loss gives no gradient to, found by one backward pass.
+def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str]:
+    """Names of trainable parameters that no loss gives a gradient to, found by one backward pass each.
 
     A gradient of exactly 0 everywhere counts as none, but for `lora_A`: it starts at 0 because `lora_B` is 0.
     """
     model.zero_grad(set_to_none=True)
-    loss.backward()
+    for loss in losses:
+        loss.backward()
     names = []
     for name, parameter in model.named_parameters():
         zero = parameter.grad is None or ("lora_A" not in name and not parameter.grad.any())

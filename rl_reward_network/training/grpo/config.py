@@ -117,6 +117,11 @@ def check_settings(config: Any) -> None:
     for name in ("num_iterations", "max_completion_length", "rows_at_once"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}, expected 1 or more")
+    if config.objective == "supervised" and config.num_iterations > 1:
+        raise ValueError(
+            f"num_iterations is {config.num_iterations}, expected 1 with supervised training: it has no rollouts "
+            "to use again; raise num_epochs"
+        )
     if config.max_steps == 0:  # -1 leaves it to the epochs
         raise ValueError("max_steps is 0, expected 1 or more")
     for name in (

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.models.ema import copied, swapped
@@ -25,7 +26,7 @@ from rl_reward_network.rewards.masks import dice
 from rl_reward_network.training.grpo.card import training_facts
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
-from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure
+from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.training.grpo.setup import prepare_model
 from rl_reward_network.training.grpo.stage import FINAL, REWARD_NET, STAGE
 from rl_reward_network.training.grpo.watch import scores
@@ -63,9 +64,19 @@ def run_grpo_evaluation(
     """
     if items is not None and items < 1:
         raise ValueError(f"--images: got {items}; give 1 or more, or leave it out for all")
+    try:
+        return _evaluate(final_model, data_root, base_model, gpu, items)
+    except torch.OutOfMemoryError as error:
+        raise ValueError("out of GPU memory in the evaluation; --gpu -1 makes it on the CPU") from error
+
+
+def _evaluate(
+    final_model: Path, data_root: Path | None, base_model: str | None, gpu: int | None, items: int | None
+) -> tuple[BeforeAfter, Path]:
     start, run, config = time.perf_counter(), final_model.parent, read_json(final_model / "config.json")
     world = _open(config, run, data_root, gpu)
-    picked = world.pick(SPLIT)[:items]
+    found = world.pick(SPLIT)
+    picked = found if items is None else spread(found, items, world.config.seed)
     path = base_model or located_model(run, config, "--base_model")
     model, processor = load_base(path, config["origin"]["model_fingerprint"], world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
@@ -173,7 +184,7 @@ def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: 
         title = most or ("lost most" if gain[number] < 0 else "gained least")
         image, truth = items[number].load()
         words = (items[number].caption or items[number].question, before.captions[number], after.captions[number])
-        masks = before.drawn[number], after.drawn[number]
+        masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
         shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, words))
     return tuple(shown)
 

@@ -18,6 +18,7 @@ from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDE
 from rl_reward_network.training.grpo.features import ImageFeatures
 
 MASKS_AT_ONCE = 64
+TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-4B in bfloat16
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ImageContext:
         model: Sa2VA; its processor.
         features: of each image.
         prefixes: ids up to and with `</img>` of each.
-        rows_at_once: most questions answered in one batch.
+        rows_at_once: most questions answered in one batch; fewer where images have many tokens.
     """
 
     @torch.no_grad()
@@ -68,7 +69,8 @@ class ImageContext:
         prefixes: Sequence[list[int]],
         rows_at_once: int = 128,
     ) -> None:
-        self.model, self.processor, self.features, self.rows_at_once = model, processor, features, rows_at_once
+        self.model, self.processor, self.features = model, processor, features
+        self.rows_at_once = min(rows_at_once, max(1, TOKENS_AT_ONCE // max(map(len, prefixes))))
         with evaluating(model):
             self.rows = [model.model.project(image.vision) for image in features]  # (tiles, tokens, D) each
             padded = {name: ids.to(model.device) for name, ids in processor.pad(prefixes).items()}

@@ -1,5 +1,6 @@
 """What GRPO trains on: images with a region or a phrase, and the words that are asked."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ import numpy as np
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
 
+TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
 DESCRIBE = "Please describe region1."  # what the embedded model was taught
 DESCRIBE_REAL = "Can you provide me with a detailed description of the region in the picture marked by region1?"
 
@@ -67,8 +69,11 @@ def prompted_item(sample: Sample, question: str) -> GRPOItem:
 
 
 def segment_question(caption: str) -> str:
-    """What asks for the mask of what a caption describes: "a red circle." -> "Please segment the red circle."."""
-    phrase = " ".join(caption.split()).rstrip(".").strip()
+    """What asks for the mask of what a caption describes: "a red circle." -> "Please segment the red circle.".
+
+    Tags such as "<image>" are left out: a model that writes one must not change the prompt.
+    """
+    phrase = " ".join(TAG.sub(" ", caption).split()).rstrip(".").strip()
     first, _, rest = phrase.partition(" ")
     if first.lower() in ("a", "an") and rest:
         phrase = f"the {rest}"

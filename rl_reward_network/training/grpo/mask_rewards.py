@@ -14,7 +14,7 @@ from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.training.grpo.policy import Group
 
 Shown = Sequence[tuple[Group, Tensor]]
-MAPS_KEPT = 512  # images
+MAPS_BYTES = 2 * 2**30  # of main memory, for what the reward network makes of images
 FINER = 2  # masks are compared on a grid so many times finer than the decoder's, or thin objects have no cell
 
 
@@ -37,7 +37,7 @@ class PathwiseReward:
     def _score(self, group: Group, logits: Tensor) -> Tensor:
         assert group.image is not None
         mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.network.judge(mask, self._maps(group.image_id, group.image)).score
+        score: Tensor = self.network.judge(mask, self._maps(group.image_id, group.image).to(mask.device)).score
         return score.mean()
 
     @torch.no_grad()
@@ -45,8 +45,8 @@ class PathwiseReward:
         if name not in self.maps:
             device = next(self.network.parameters()).device
             picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
-            self.maps[name] = self.network.truth_maps(picture)
-            if len(self.maps) > MAPS_KEPT:
+            self.maps[name] = self.network.truth_maps(picture).cpu()
+            while sum(maps.nbytes for maps in self.maps.values()) > MAPS_BYTES and len(self.maps) > 1:
                 self.maps.popitem(last=False)
         return self.maps[name]
 

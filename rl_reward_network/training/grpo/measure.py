@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pycocotools import mask as coco
 from tqdm import tqdm
 
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.masks import dice, iou, precision, recall
@@ -20,9 +22,10 @@ from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.generation import ImageContext
 from rl_reward_network.training.grpo.items import GRPOItem
 
-AT_ONCE = 32  # items
+AT_ONCE = 32  # items of one tile
 SAMPLED = 4  # captions per item for the expected reward
 Seed = tuple[int, int]
+Packed = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,15 @@ class Measured:
     Args:
         values: metric -> float64 (N,), NaN where the item lacks what it takes.
         captions: greedy captions, "" without a region.
-        masks: of each item's question, bool (H, W) or None.
+        masks: of each item's question, packed (COCO RLE), or None: thousands of masks of photographs must fit.
         drawn: of each greedy caption, likewise; those of the question where there are no captions.
         overlap: int64 (N, 2), pixels in both and in either of mask and truth; for cIoU.
     """
 
     values: dict[str, np.ndarray]
     captions: list[str]
-    masks: list[Mask]
-    drawn: list[Mask]
+    masks: list[Packed]
+    drawn: list[Packed]
     overlap: np.ndarray
 
     @property
@@ -65,10 +68,11 @@ def measure(
     1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
     caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask that the item's question asks for.
     """
+    step = items_at_once(cache)
     with mixed_precision(model):
         parts = [
-            _measure_batch(model, items[start : start + AT_ONCE], cache, max_completion_length, (seed, start))
-            for start in tqdm(range(0, len(items), AT_ONCE), desc, unit=f"{AT_ONCE} items", disable=quiet)
+            _measure_batch(model, items[start : start + step], cache, max_completion_length, (seed, start))
+            for start in tqdm(range(0, len(items), step), desc, unit=f"{step} items", disable=quiet)
         ]
     return Measured(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
@@ -82,13 +86,19 @@ def measure(
 def iou_of_captions(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, captions: Sequence[str]) -> np.ndarray:
     """float64 (N,): IoU of the mask that the model draws from each caption with the item's region."""
     found: list[float] = []
+    step = items_at_once(cache)
     with mixed_precision(model):
-        for start in range(0, len(items), AT_ONCE):
-            batch, own = open_batch(items[start : start + AT_ONCE], cache), captions[start : start + AT_ONCE]
+        for start in range(0, len(items), step):
+            batch, own = open_batch(items[start : start + step], cache), captions[start : start + step]
             drawn = batch.draw_captions(batch.context(model), range(len(own)), own)
             truths = [mask for mask in batch.truths if mask is not None]
             found += [_iou(drawn.get((row, text)), truths[row]) for row, text in enumerate(own)]
     return np.array(found)
+
+
+def items_at_once(cache: FeatureCache) -> int:
+    """Items of one batch: fewer where an image is cut into tiles, which the language model all reads."""
+    return max(1, AT_ONCE // cache.processor.max_tiles)
 
 
 def mixed_precision(model: Any) -> AbstractContextManager[Any]:
@@ -105,7 +115,7 @@ def _measure_batch(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, l
     if all(item.caption for item in items):
         captions, drawn, own = _captioned(batch, context, masks, longest, seed)
         values |= own
-    return Measured(values, captions, masks, drawn, overlap)
+    return Measured(values, captions, _packed(masks), _packed(drawn), overlap)
 
 
 def _captioned(
@@ -139,6 +149,15 @@ def _captioned(
             "cycle_meteor": meteor([said.get(row, "") for row in rows], references, normalise=True),
         },
     )
+
+
+def unpacked(mask: Packed) -> Mask:
+    """Bool (H, W) of a mask in `Measured`."""
+    return None if mask is None else coco.decode(mask).astype(bool)
+
+
+def _packed(masks: Sequence[Mask]) -> list[Packed]:
+    return [None if mask is None else to_rle(mask) for mask in masks]
 
 
 def _hard(probabilities: Sequence[Mask]) -> list[Mask]:

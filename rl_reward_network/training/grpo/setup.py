@@ -5,10 +5,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
 from rl_reward_network.training.grpo.items import GRPOItem
+from rl_reward_network.training.grpo.measure import mixed_precision
 
 
 def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0) -> None:
@@ -30,23 +31,28 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
 
 
 def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
-    """Freeze what no enabled loss gives a gradient to, found by one backward pass; returns the names.
+    """Freeze what no enabled loss gives a gradient to, found by one backward pass per prompt; returns the names.
 
     Args:
         trainer: Sa2VAGRPOTrainer, before its first step.
-        items: a few prompts to try.
+        items: a few prompts to try, one after the other: a trial must not take more memory than training.
     """
     trainer.sa2va.train()
-    groups = trainer.probe(items)
-    with trainer.accelerator.autocast():
-        outputs, anchor = trainer._policy(groups, trainer.needs_masks)
-    loss = anchor + sum(
-        part.float().sum() for output in outputs for part in output.differentiable(trainer.samples_masks)
-    )
-    unreached = unreached_parameters(trainer.sa2va, loss)
+    if trainer.args.activation_checkpointing:  # the Trainer turns it on when training begins
+        trainer.model.activation_checkpointing_enable()
+    unreached = unreached_parameters(trainer.sa2va, (_trial_loss(trainer, item) for item in items))
     for name in unreached:
         trainer.sa2va.get_parameter(name).requires_grad_(False)
     return unreached
+
+
+def _trial_loss(trainer: Any, item: GRPOItem) -> Tensor:
+    """A sum of everything that the enabled losses look at."""
+    with mixed_precision(trainer.sa2va):
+        outputs, anchor = trainer._policy(trainer.probe([item]), trainer.needs_masks)
+    parts = [part for output in outputs for part in output.differentiable(trainer.samples_masks)]
+    total: Tensor = anchor + sum(part.float().sum() for part in parts)
+    return total
 
 
 def digests(model: nn.Module) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A GRPO run as a whole: open, train, prove what moved, save."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -170,7 +171,7 @@ def run_grpo_stage(
         trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
     if plan.watch_every:
         trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
-    with trainer.out_of_memory("a first trial", "batch_size or max_dynamic_patch"):
+    with trainer.out_of_memory("a first trial", "max_dynamic_patch"):
         frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.begin()
     if trainer.args.should_save:
@@ -223,6 +224,7 @@ def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, An
     """What must be the same for a run to be resumed."""
     return {
         **asdict(plan),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": world.config.seed,
         "max_dynamic_patch": world.config.max_dynamic_patch,
         "describe_question": world.config.describe_question,

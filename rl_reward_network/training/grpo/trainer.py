@@ -28,6 +28,7 @@ from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.losses import LossParts
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
+from rl_reward_network.training.grpo.measure import mixed_precision
 from rl_reward_network.training.grpo.objective import Pairs, caption_loss, completion_tokens, mask_loss
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid
@@ -168,14 +169,14 @@ class Sa2VAGRPOTrainer(Trainer):
         # Equal for one process with two micro-batches and two processes with one: so these can be compared.
         stream = self.args.process_index * self.args.gradient_accumulation_steps + number
         seed = (self.args.seed, self.state.global_step, stream)
-        with self.accelerator.autocast():
+        with mixed_precision(self.sa2va):
             groups, samples = self.maker.make(items, seed)
         self.last_samples = samples
         for name, value in rollout_statistics(groups, samples, self.maker).items():
             self.statistics[name].append(value)
         kept = [group for group in groups if group.describe_ids or group.segment_ids]
         if kept and (self.args.beta or self.args.mask_beta):
-            with torch.no_grad(), self.as_reference(), self.accelerator.autocast():
+            with torch.no_grad(), self.as_reference(), mixed_precision(self.sa2va):
                 for group, output in zip(kept, self._policy(kept)[0], strict=True):
                     group.reference = output.detached()
         return kept
@@ -189,7 +190,7 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def probe(self, items: Sequence[GRPOItem]) -> list[Group]:
         """Groups of some items that take part in every enabled loop, whatever they are worth."""
-        with self.accelerator.autocast():
+        with mixed_precision(self.sa2va):
             return self.maker.supervise(items)
 
     @property
@@ -362,7 +363,8 @@ class _AroundEachStep(TrainerCallback):
             self.trainer.ema.update(self.trainer.sa2va)
         if args.max_minutes is not None:
             late = torch.tensor(float(self.trainer.seconds > 60 * args.max_minutes), device=args.device)
-            if float(self.trainer.accelerator.reduce(late, "sum")):  # one process alone must not stop
+            late = self.trainer.accelerator.reduce(late, "sum")  # one process alone must not stop
+            if float(late) and state.global_step % args.num_iterations == 0:  # nor between rollouts' uses
                 control.should_training_stop = control.should_save = True
 
 

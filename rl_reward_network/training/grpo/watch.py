@@ -12,7 +12,7 @@ from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import Judge
 from rl_reward_network.training.grpo.items import GRPOItem
-from rl_reward_network.training.grpo.measure import Measured, measure
+from rl_reward_network.training.grpo.measure import Measured, measure, unpacked
 from rl_reward_network.training.over_optimisation import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
@@ -50,8 +50,8 @@ class Watch(TrainerCallback):
         """A point, and the rule."""
         if state.global_step % self.every == 0:
             self._look(state)
-            if over_optimised(self.proxy, self.gold):
-                control.should_training_stop = control.should_save = True
+        if over_optimised(self.proxy, self.gold) and state.global_step % args.num_iterations == 0:
+            control.should_training_stop = control.should_save = True
 
     def finish(self, state: Any) -> bool:
         """Go back to the weights of the best Dice where the rule says so; whether it did."""
@@ -92,8 +92,12 @@ def mean_score(network: Judge, items: Sequence[GRPOItem], measured: Measured) ->
 
 def scores(network: Judge, items: Sequence[GRPOItem], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each item's mask; 0 without one."""
-    images = [item.load()[0] for item in items]
-    return np.array(learned_reward(network)(images=images, predicted_masks=measured.masks), dtype=float)
+    pays = learned_reward(network)
+    found = [
+        pays(images=[item.load()[0]], predicted_masks=[unpacked(mask)])[0]
+        for item, mask in zip(items, measured.masks, strict=True)
+    ]
+    return np.array(found, dtype=float)
 
 
 def _known(measured: Measured, name: str) -> bool:

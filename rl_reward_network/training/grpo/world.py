@@ -115,11 +115,13 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
     if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
+        _refuse(config, "annotated images", "max_regions", "describe_question")
         samples = read_samples(root, config.group_regex)
         check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
         items = [prompted_item(sample, config.segment_question) for sample in samples]
         return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
+    _refuse(config, "captioned regions", "group_regex", "segment_question")
     asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
     describe = config.describe_question or asked
     regions, seen = read_region_data(root, config.dataset_name, config.max_regions)
@@ -128,6 +130,13 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     else:
         made = make_split(regions, config.split_seed, region_fingerprint)
     return GRPOWorld(config, "regions", seen, [region_item(sample, describe) for sample in regions], made)
+
+
+def _refuse(config: GRPOWorldConfig, what: str, *names: str) -> None:
+    """Raise for a flag that these data have no use for."""
+    for name in names:
+        if getattr(config, name) != getattr(GRPOWorldConfig, name):
+            raise ValueError(f"--{name} is for other data, but {config.data_root} holds {what}; leave it out")
 
 
 def check_items(items: Sequence[GRPOItem]) -> None:
