@@ -74,6 +74,15 @@ def test_the_mask_decoder_is_out_of_reach_of_sampled_rewards(tmp_path: Path) -> 
     )
 
 
+def test_choosing_among_candidates_redraws_none(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path, mask_policy="candidates")
+    reached = {name for name in names if name.startswith(DECODER)}
+    assert reached
+    assert all("iou_prediction_head" in name for name in reached)
+    assert any("transformer" in name for name in unreached)
+    assert any(name.startswith("text_hidden_fcs") for name in names), "activations pass the gradient on"
+
+
 def test_losses_on_the_mask_itself_reach_it(tmp_path: Path) -> None:
     names, unreached = frozen_by(tmp_path, objective="supervised")
     reached = {name for name in names if name.startswith(DECODER)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from grpo_nano import config
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -88,7 +88,9 @@ def fake_model() -> Any:
         scores = torch.tensor([[0.0, 0.1, 0.2, 0.3]]).expand(len(embeddings), -1)
         return SimpleNamespace(mask_logits=base, candidates=candidates, candidate_scores=scores)
 
-    return SimpleNamespace(decode_masks=decode_masks)
+    decoder = nn.Module()
+    decoder.iou_prediction_head = nn.Identity()
+    return SimpleNamespace(decode_masks=decode_masks, grounding_encoder=SimpleNamespace(mask_decoder=decoder))
 
 
 def test_each_policy_turns_actions_into_masks() -> None:

@@ -6,12 +6,14 @@ Axes: C SAM 2 width, G actions, h w the decoder's grid. Why tokens do not do: do
 Source: Gaussian on a continuous prompt with a mean-reduced log-probability as in Flow-GRPO (arXiv 2505.05470).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 
@@ -123,13 +125,19 @@ class BernoulliMaskPolicy:
 
 @dataclass(frozen=True)
 class CandidateMaskPolicy:
-    """A choice among SAM 2's three candidates by its own predicted IoU; the width is a temperature of that IoU."""
+    """A choice among SAM 2's three candidates by its own predicted IoU; the width is a temperature of that IoU.
+
+    Of the decoder only the head that predicts the IoU learns: the rest draws the masks as well, and a lesson in
+    choosing is no lesson in drawing (docs/mask_policies.md).
+    """
 
     first_spread: float = 0.1
 
     def parameters(self, model: Any, features: Sam2Features, embedding: Tensor) -> Tensor:
         """Predicted IoU of the three candidates (3,)."""
-        scores: Tensor = model.decode_masks(features, embedding[None]).candidate_scores
+        decoder = model.grounding_encoder.mask_decoder
+        with _held(decoder, but=decoder.iou_prediction_head):
+            scores: Tensor = model.decode_masks(features, embedding[None]).candidate_scores
         return scores[0, 1:]
 
     def width(self, parameters: Tensor, spread: float) -> Tensor:
@@ -155,6 +163,20 @@ class CandidateMaskPolicy:
         """Exact."""
         own, other = ((values / width).log_softmax(dim=0) for values in (parameters, reference))
         return (own.exp() * (own - other)).sum()
+
+
+@contextmanager
+def _held(module: nn.Module, but: nn.Module) -> Iterator[None]:
+    """What is computed inside gives the weights of `module` no gradient, except those of its part `but`."""
+    free = {id(parameter) for parameter in but.parameters()}
+    held = [p for p in module.parameters() if p.requires_grad and id(p) not in free]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
 
 
 MASK_POLICIES: dict[str, MaskPolicy] = {
