@@ -8,5 +8,6 @@ ensure_environment "[test]"
 ruff check .
 ruff format --check .
 mypy
-# Two processes of one thread each: two processes of two threads wait for each other most of the time.
-OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest --numprocesses 2 --dist loadgroup "$@"
+# Two processes of one thread each: two of two threads wait for each other most of the time. A file stays in one, for its
+# tests share fixtures.
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest --numprocesses 2 --dist loadfile "$@"

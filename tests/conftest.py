@@ -156,11 +156,8 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
 LONGEST_FIRST = ("test_end_to_end", "test_offline")  # or one process would work on them alone at the end
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes a file's tests stay in one, since they share fixtures."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """The longest files begin."""
     items.sort(key=lambda item: item.path.stem not in LONGEST_FIRST)
 
 
