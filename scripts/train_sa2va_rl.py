@@ -8,8 +8,7 @@ with a reward network (--reward_net), which needs no labels. With --resume the n
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +33,7 @@ from rl_reward_network.training.grpo.stage import (
     find_grpo_run,
     run_grpo_stage,
 )
-from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, changed, open_grpo_world
 from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import new_run_folder
 from scripts.cli import run
@@ -212,7 +211,7 @@ def one_run_folder(output_dir: Path, cpu: bool) -> Path:
 def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> None:
     """Raise a ValueError for flags that exclude each other, or that nothing would look at."""
     grpo, rewards = args.grpo, args.rewards
-    if not rewards.use_llm_judge and (named := changed(rewards, JUDGE_FLAGS)):
+    if not rewards.use_llm_judge and (named := changed(rewards, *JUDGE_FLAGS)):
         raise ValueError(f"{named[0]} does nothing without --use_llm_judge; give that, too")
     if world.kind == "images":
         if network is None and rewards.loop2_iou_weight is None:
@@ -221,7 +220,7 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
             )
         if rewards.use_llm_judge or rewards.caption_weight or rewards.loop2_caption_weight:
             raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
-        if named := changed(grpo, ("mask_to_caption_weight",)) + changed(rewards, ("iou_weight",)):
+        if named := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight"):
             raise ValueError(f"annotated images have no captions, so no loop 1: leave out {named[0]}")
     paid = replace(rewards, reward_net=None) != RewardArgs()
     if args.objective == "supervised" and (args.shuffle_rewards or paid):
@@ -232,12 +231,6 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
         raise ValueError(f"--no_ema has no average to decay; leave it out, or --ema_decay {grpo.ema_decay}")
     if grpo.num_epochs is not None and grpo.max_steps is not None:
         raise ValueError("--num_epochs and --max_steps both say when to stop; give one of them")
-
-
-def changed(given: Any, names: Sequence[str]) -> list[str]:
-    """Flags among these fields that are not at their defaults."""
-    own = {field.name: field.default for field in fields(given)}
-    return [f"--{name}" for name in names if getattr(given, name) != own[name]]
 
 
 def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GRPOPlan:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -134,9 +134,13 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
 
 def _refuse(config: GRPOWorldConfig, what: str, *names: str) -> None:
     """Raise for a flag that these data have no use for."""
-    for name in names:
-        if getattr(config, name) != getattr(GRPOWorldConfig, name):
-            raise ValueError(f"--{name} is for other data, but {config.data_root} holds {what}; leave it out")
+    if flags := changed(config, *names):
+        raise ValueError(f"{flags[0]} is for other data, but {config.data_root} holds {what}; leave it out")
+
+
+def changed(settings: Any, *names: str) -> list[str]:
+    """Flags among these fields of a settings class that are not at their defaults."""
+    return [f"--{name}" for name in names if getattr(settings, name) != getattr(type(settings), name)]
 
 
 def check_items(items: Sequence[GRPOItem]) -> None:
