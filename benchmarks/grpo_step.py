@@ -31,7 +31,7 @@ from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 from rl_reward_network.training.grpo.batch import open_batch, random_stream
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.items import DESCRIBE, GRPOItem, segment_question
-from rl_reward_network.training.grpo.objective import caption_loss, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.objective import caption_loss, count_step, mask_loss
 from rl_reward_network.training.grpo.policy import Group, GroupOutput
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import freeze_unreached, prepare_model
@@ -152,7 +152,7 @@ def ours(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) 
 def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[Group], outputs: list[GroupOutput]) -> Tensor:
     """Both loops' loss."""
     pairs = list(zip(groups, outputs, strict=True))
-    captions = caption_loss(pairs, trainer.args.loss_settings, completion_tokens(groups))
+    captions = caption_loss(pairs, trainer.args.loss_settings, count_step([groups]).tokens)
     masks = mask_loss(pairs, trainer._policy.mask_policy, trainer.args)
     assert captions is not None
     assert masks is not None

@@ -68,12 +68,16 @@ class EMA:
     @property
     def current_decay(self) -> float:
         """Decay of the next update."""
-        return min(self.decay, (1 + self.steps) / (10 + self.steps))
+        return self.decay_after(self.steps)
 
-    @property
-    def half_life(self) -> float:
-        """Steps after which a change of the model has half arrived, once warmed up."""
-        return math.log(0.5) / math.log(self.decay) if self.decay else 0.0
+    def decay_after(self, steps: int) -> float:
+        """Decay that is in force after so many updates."""
+        return min(self.decay, (1 + steps) / (10 + steps))
+
+    def half_life_after(self, steps: int) -> float:
+        """Updates in which a change of the model arrives by half, at the decay in force after so many updates."""
+        decay = self.decay_after(steps)
+        return math.log(0.5) / math.log(decay) if decay else 0.0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -164,7 +164,12 @@ class RewardNetwork(nn.Module):
         """Each member's probability that a pixel is object, float (K, B, 1, H, W); `image` as in `forward`.
 
         Images larger than a tile are looked at in tiles with margins, which gives the same map in bounded memory.
+        In float32 under autocast, too: half precision would move every score.
         """
+        with torch.autocast(image.device.type, enabled=False):
+            return self._truth_maps(image)
+
+    def _truth_maps(self, image: Tensor) -> Tensor:
         step = 2 ** len(self.config.channels)
         margin = 8 * step  # more than the receptive field reaches
         height, width = image.shape[-2:]
@@ -187,7 +192,14 @@ class RewardNetwork(nn.Module):
         return maps[..., top - row : top - row + tile, left - column : left - column + tile]
 
     def judge(self, mask: Tensor, truth_maps: Tensor) -> RewardOutput:
-        """The quality of masks (B, 1, H, W), given truth maps (K, B or 1, 1, H, W) of their images."""
+        """The quality of masks (B, 1, H, W), given truth maps (K, B or 1, 1, H, W) of their images.
+
+        In float32 under autocast, too.
+        """
+        with torch.autocast(mask.device.type, enabled=False):
+            return self._judge(mask, truth_maps)
+
+    def _judge(self, mask: Tensor, truth_maps: Tensor) -> RewardOutput:
         members = judge(mask, truth_maps)  # (4, K, B)
         weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
         weighted = torch.einsum("n,nkb->kb", weights, members)

@@ -173,15 +173,26 @@ def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], tuple[Te
         allowed = logits.clone()
         allowed[..., list(never)] = float("-inf")
         if how.temperature:
-            weights = torch.softmax(allowed / how.temperature, dim=-1).flatten(0, -2)
-            where = how.generator.device if how.generator is not None else weights.device
-            ids = torch.multinomial(weights.to(where), 1, generator=how.generator).view(logits.shape[:-1])
-            ids = ids.to(logits.device)
+            ids = sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
         else:
             ids = allowed.argmax(dim=-1)
         return ids, logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
     return choose
+
+
+def sampled(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One index (...) from each row of probabilities (..., V); one uniform number per row is all that chance costs.
+
+    The numbers are drawn where the generator is and travel to the device: a vocabulary is too large to travel back at
+    every token, and a CPU's generator gives the same numbers wherever the model is.
+    """
+    where = generator.device if generator is not None else probabilities.device
+    chance = torch.rand(probabilities.shape[:-1], generator=generator, device=where).to(probabilities.device)
+    sums = probabilities.cumsum(dim=-1)
+    total = sums[..., -1]
+    below = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))  # rounding may reach it
+    return torch.searchsorted(sums, below[..., None], right=True)[..., 0]
 
 
 def _append(answer: Answer, index: int, log_prob: float, processor: Sa2VAProcessor, max_new_tokens: int) -> None:

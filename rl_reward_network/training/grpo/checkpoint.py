@@ -26,7 +26,12 @@ def save_run_state(trainer: Any) -> None:
     if trainer.args.should_save:
         with whole_folder(folder) as temporary:
             save_trainable(trainer.sa2va, temporary / "trainable")
-            state: dict[str, Any] = {"spread": trainer.maker.controller.spread, "seconds": trainer.seconds}
+            state: dict[str, Any] = {
+                "spread": trainer.maker.controller.spread,
+                "seconds": trainer.seconds,
+                "reached": sorted(trainer.reached),
+                "any_spread": trainer.any_spread,
+            }
             if trainer.ema is not None:
                 save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
                 state["ema_steps"] = trainer.ema.steps
@@ -47,6 +52,7 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     if missing := [name for name in needed if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     trainer.maker.controller.spread, trainer.earlier_s = state["spread"], state["seconds"]
+    trainer.reached, trainer.any_spread = set(state["reached"]), state["any_spread"]
     if trainer.watch is not None:
         trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]
     if trainer.ema is not None:

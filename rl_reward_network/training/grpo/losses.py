@@ -43,7 +43,7 @@ class LossParts:
 
     Args:
         loss: policy + beta * KL - entropy bonus.
-        policy_loss: with the KL, before the entropy bonus.
+        policy_loss: before KL and entropy bonus.
         kl: mean over tokens of the k3 estimate, 0 without a reference.
         clip_fraction: share of tokens (or completions) whose gradient is clipped away.
         entropy: mean over tokens, in nats.
@@ -84,16 +84,16 @@ def grpo_loss(
     low, high = 1 - settings.epsilon, 1 + settings.epsilon_high
     rewarded = advantages[:, None]
     per_token = -torch.min(ratio * rewarded, ratio.clamp(low, high) * rewarded)
-    kl = torch.zeros_like(log_probs)
+    policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
+    loss, kl = policy_loss, torch.zeros_like(log_probs)
     if settings.beta:
         assert ref_log_probs is not None
         kl = k3(log_probs, ref_log_probs)
-        per_token = per_token + settings.beta * kl
-    policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
+        loss = loss + settings.beta * aggregate(kl, mask, settings, num_items)
     entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
     clipped = ((ratio < low) & (rewarded < 0)) | ((ratio > high) & (rewarded > 0))
     return LossParts(
-        policy_loss - settings.entropy_coef * entropy if settings.entropy_coef else policy_loss,
+        loss - settings.entropy_coef * entropy if settings.entropy_coef else loss,
         policy_loss.detach(),
         _token_mean(kl, mask).detach(),
         _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),

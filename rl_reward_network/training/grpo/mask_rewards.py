@@ -30,9 +30,9 @@ class PathwiseReward:
         self.network, self.side = network.requires_grad_(False), sam_image_size
         self.maps: OrderedDict[str, Tensor] = OrderedDict()
 
-    def mean_score(self, shown: Shown) -> Tensor:
-        """Mean score of the soft masks of logits (h, w), in [0, 1] but for the conservative share of the spread."""
-        return torch.stack([self._score(group, logits) for group, logits in shown]).mean()
+    def scores(self, shown: Shown) -> Tensor:
+        """float32 (N,): scores of the soft masks of N logits (h, w), in [0, 1] but for the share of the spread."""
+        return torch.stack([self._score(group, logits) for group, logits in shown])
 
     def _score(self, group: Group, logits: Tensor) -> Tensor:
         assert group.image is not None
@@ -51,8 +51,8 @@ class PathwiseReward:
         return self.maps[name]
 
 
-def supervised_mask_loss(shown: Shown) -> Tensor:
-    """Cross-entropy and Dice of Sa2VA's own training recipe, for groups with a true mask."""
+def supervised_mask_losses(shown: Shown) -> Tensor:
+    """float32 (N,): cross-entropy and Dice of Sa2VA's own training recipe, for N groups with a true mask."""
     own = [(group.truth, logits) for group, logits in shown if group.truth is not None]
     if not own:
         raise ValueError("supervised training needs true masks, and no item of this batch has one")
@@ -61,4 +61,4 @@ def supervised_mask_loss(shown: Shown) -> Tensor:
         size = [FINER * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
         losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None]).values()))
-    return torch.stack([torch.as_tensor(loss) for loss in losses]).mean()
+    return torch.stack([torch.as_tensor(loss) for loss in losses])

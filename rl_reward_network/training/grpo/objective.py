@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,22 @@ from rl_reward_network.training.grpo.mask_policies import MaskPolicy
 from rl_reward_network.training.grpo.policy import Group, GroupOutput
 
 Pairs = list[tuple[Group, GroupOutput]]
+
+
+class StepCounts(NamedTuple):
+    """What one optimisation step's losses are divided by, per process and micro-batch.
+
+    So each token and each group of a step weighs the same, whatever shares its micro-batch or process.
+
+    Args:
+        tokens: that count in loop 1; those of groups without spread are among them, as in TRL.
+        masks: groups that answered with a mask.
+        true_masks: those of them with a true mask.
+    """
+
+    tokens: Tensor | float
+    masks: Tensor | float
+    true_masks: Tensor | float
 
 
 def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
@@ -29,8 +46,13 @@ def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float
     return grpo_loss(log_probs, advantages, mask, settings, old, reference, entropies, num_items)
 
 
-def mask_loss(pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig) -> LossParts | None:
-    """Loop 2's loss: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL."""
+def mask_loss(
+    pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig, groups: Tensor | float | None = None
+) -> LossParts | None:
+    """Loop 2's loss: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL.
+
+    A sum over the groups of the micro-batch, divided by `groups`; without it by their own number.
+    """
     own = [(group, output) for group, output in pairs if group.segment_ids]
     if not own:
         return None
@@ -47,11 +69,10 @@ def mask_loss(pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig) -> Loss
     advantages = torch.cat([_required(group.mask_advantages) for group, _ in own]).to(new)
     settings = LossSettings("grpo", "token", config.mask_epsilon, config.mask_epsilon, 0.0, 0.0, 1)
     parts = grpo_loss(new, advantages, torch.ones_like(new), settings, torch.cat(old)[:, None])
-    if not divergences:
-        return parts
-    kl = torch.stack(divergences).mean()
-    loss = parts.loss + config.mask_beta * kl
-    return replace(parts, loss=loss, policy_loss=loss.detach(), kl=kl.detach())
+    share = 1.0 if groups is None else len(own) / groups
+    kl = torch.stack(divergences).mean() if divergences else new.new_zeros(())
+    loss = share * (parts.loss + config.mask_beta * kl)
+    return replace(parts, loss=loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
 
 
 def completion_mask(group: Group, longest: int) -> Tensor:
@@ -61,10 +82,12 @@ def completion_mask(group: Group, longest: int) -> Tensor:
     return mask if group.counts is None else mask * group.counts[:, None]
 
 
-def completion_tokens(groups: Sequence[Group]) -> float:
-    """How many tokens count in loop 1."""
+def count_step(batches: Sequence[Sequence[Group]]) -> StepCounts:
+    """`StepCounts` of all micro-batches of this process together."""
+    groups = [group for batch in batches for group in batch]
     lengths = [completion_mask(group, max(map(len, group.completions))).sum() for group in groups if group.describe_ids]
-    return float(sum(lengths))
+    drawn = [group for group in groups if group.segment_ids]
+    return StepCounts(float(sum(lengths)), float(len(drawn)), float(sum(group.truth is not None for group in drawn)))
 
 
 def _kept(outputs: Sequence[GroupOutput | None], longest: int) -> Tensor | None:

@@ -67,7 +67,10 @@ def reward_groups(
     config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
 ) -> None:
-    """Note terms and advantages in the samples, and the latter in the groups; one without spread leaves its loop.
+    """Note terms and advantages in the samples, and the latter in the groups.
+
+    A group without spread keeps its place with advantages of 0: it counts in the averages, as in TRL, and the KL holds
+    it, too.
 
     Args:
         samples: loop -> what was sampled.
@@ -90,13 +93,11 @@ def reward_groups(
             group_advantages(paid, weights, how, scale, config.reward_floor) if paid else _nothing_paid(own)
         )
         for number, group in enumerate(groups):
-            values, spread = torch.tensor(own.advantages.values[number]).float(), bool(own.advantages.spread[number])
+            values = torch.tensor(own.advantages.values[number]).float()
             if loop == "loop1":
                 group.token_advantages = values
-                group.describe_ids = group.describe_ids if spread else []
             else:
-                group.mask_advantages = values  # the learned reward's own gradient needs no spread
-                group.segment_ids = group.segment_ids if spread or config.pathwise_weight else []
+                group.mask_advantages = values
 
 
 def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:

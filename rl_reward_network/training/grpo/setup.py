@@ -7,9 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import mixed_precision
+from rl_reward_network.training.grpo.ranks import by_first
+
+CANDIDATE_HEADS = "grounding_encoder.mask_decoder.output_hypernetworks_mlps."
+SELECTABLE = ("1", "2", "3")  # 0 is the head of the single mask, which Sa2VA never uses
 
 
 def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0) -> None:
@@ -33,6 +38,9 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
 def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
     """Freeze what no enabled loss gives a gradient to, found by one backward pass per prompt; returns the names.
 
+    The first process looks, and tells the others. A mask shows only the candidate that SAM 2 chose for it, so where one
+    candidate's head is reached all that may be chosen on some other prompt train.
+
     Args:
         trainer: Sa2VAGRPOTrainer, before its first step.
         items: a few prompts to try, one after the other: a trial must not take more memory than training.
@@ -40,10 +48,22 @@ def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
     trainer.sa2va.train()
     if trainer.args.activation_checkpointing:  # the Trainer turns it on when training begins
         trainer.model.activation_checkpointing_enable()
-    unreached = unreached_parameters(trainer.sa2va, (_trial_loss(trainer, item) for item in items))
+    losses = (_trial_loss(trainer, item) for item in items)
+    unreached = by_first(trainer.accelerator, lambda: unreached_parameters(trainer.sa2va, losses))
+    reached = trainable_tensors(trainer.sa2va).keys() - set(unreached)
+    unreached = [name for name in unreached if not _twins(name) & reached]
     for name in unreached:
         trainer.sa2va.get_parameter(name).requires_grad_(False)
     return unreached
+
+
+def _twins(name: str) -> set[str]:
+    """The same tensor of every candidate's head, where the name is of a head that may be chosen; else nothing."""
+    before, heads, behind = name.partition(CANDIDATE_HEADS)
+    number, _, rest = behind.partition(".")
+    if not heads or number not in SELECTABLE:
+        return set()
+    return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE}
 
 
 def _trial_loss(trainer: Any, item: GRPOItem) -> Tensor:
@@ -63,24 +83,37 @@ def digests(model: nn.Module) -> dict[str, str]:
     }
 
 
-def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str], steps: int) -> None:
-    """Raise unless every frozen tensor is what it was, to the bit, and every trainable one is not.
+def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
+    """Names of what trained and did not move, in the model's order.
 
     Args:
         before, after: digests.
         training: names of what trains.
-        steps: how many there were with a learning rate; with none nothing need have moved. Up to the second lora_A
-            has not: its gradient passes lora_B, which begins at 0, and the first step of a warm-up has no rate.
 
     Raises:
-        ValueError: names the tensors.
+        ValueError: a frozen tensor is not what it was, to the bit; names the tensors.
     """
     same = {name for name, digest in before.items() if after.get(name) == digest}
     if changed := [name for name in before if name not in same and name not in training]:
         raise ValueError(f"{len(changed)} frozen tensors changed in training, first {changed[:3]}; this is a bug")
-    moving = [name for name in training if steps > 2 or (steps and "lora_A" not in name)]
-    if still := [name for name in moving if name in same]:
-        raise ValueError(
-            f"{len(still)} of {len(moving)} trainable tensors did not move, first {still[:3]}; train longer, raise "
-            "the learning rate, or look whether frac_zero_std was 1 all the time"
-        )
+    return [name for name in before if name in same and name in training]
+
+
+def why_still(still: Sequence[str], reached: Collection[str], any_spread: bool, steps: int) -> dict[str, str]:
+    """Why tensors did not move, by name.
+
+    Args:
+        still: what `check_movement` found.
+        reached: names of what had a gradient at some step.
+        any_spread: whether the rewards of some group differed, or no rewards were needed.
+        steps: optimisation steps.
+    """
+    never = f"no loss reached it in {steps} steps" if any_spread else "the rewards of every group were all alike"
+    late = "its gradient passes lora_B, which began at 0; train for more than one step"
+    reasons = {}
+    for name in still:
+        if name in reached:
+            reasons[name] = "its steps were too small for float32: raise the learning rate"
+        else:
+            reasons[name] = late if "lora_A" in name and any_spread and steps == 1 else never
+    return reasons

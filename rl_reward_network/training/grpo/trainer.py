@@ -16,7 +16,8 @@ import torch
 from accelerate.utils import gather_object
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -27,10 +28,12 @@ from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.losses import LossParts
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
+from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_losses
 from rl_reward_network.training.grpo.measure import mixed_precision
-from rl_reward_network.training.grpo.objective import Pairs, caption_loss, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.objective import Pairs, StepCounts, caption_loss, count_step, mask_loss
+from rl_reward_network.training.grpo.order import PromptOrder
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
+from rl_reward_network.training.grpo.ranks import by_any
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
@@ -38,40 +41,10 @@ from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_sta
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 
 
-class PromptSampler(Sampler[int]):
-    """Shuffled indices in chunks of one optimisation step of all processes, each chunk `repeats` times in a row.
-
-    The last, incomplete chunk of an epoch is left out. Equal seeds and epochs give equal orders.
-    """
-
-    def __init__(self, count: int, chunk: int, repeats: int, seed: int) -> None:
-        if count < chunk:
-            raise ValueError(
-                f"{count} training prompts, but one optimisation step takes {chunk}; lower batch_size or add data"
-            )
-        self.count, self.chunk, self.repeats, self.seed, self.epoch = count, chunk, repeats, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Another order for each epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        """Indices per epoch."""
-        return self.count // self.chunk * self.chunk * self.repeats
-
-    def __iter__(self) -> Iterator[int]:
-        """One epoch."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.count, generator=generator).tolist()
-        for start in range(0, self.count // self.chunk * self.chunk, self.chunk):
-            for _ in range(self.repeats):
-                yield from order[start : start + self.chunk]
-
-
-def prompt_sampler(count: int, args: Sa2VAGRPOConfig) -> PromptSampler:
+def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder:
     """The order of `count` prompts; a ValueError where they are fewer than one optimisation step takes."""
     chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    return PromptSampler(count, chunk, args.num_iterations, args.seed)
+    return PromptOrder(count, chunk, args.seed)
 
 
 class Sa2VAGRPOTrainer(Trainer):
@@ -114,10 +87,10 @@ class Sa2VAGRPOTrainer(Trainer):
         )
         if args.objective == "grpo":
             check_paid(rewards, args)
-        prompt_sampler(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
+        order = prompt_order(len(items), args)  # refuses too few prompts now: the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=items)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
-        self.sa2va, self.pathwise = model, pathwise
+        self.sa2va, self.pathwise, self.order = model, pathwise, order
         self.maker = RolloutMaker(model, processor, args, rewards, shuffle_rewards)
         self.begin()
         self.last_samples: dict[str, Samples] = {}
@@ -125,6 +98,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)
+        self.reached: set[str] = set()  # tensors that had a gradient other than 0 at some step
+        self.any_spread = False  # whether some group's rewards differed
         self.began, self.earlier_s = time.monotonic(), 0.0
         self.add_callback(_AroundEachStep(self))
 
@@ -134,44 +109,64 @@ class Sa2VAGRPOTrainer(Trainer):
         self.ema = EMA(self.sa2va, self.args.ema_decay) if self.args.ema_decay else None
         self.maker.ema = self.ema
 
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """The schedule that was asked for, but its warm-up begins above 0: a run of one step must learn, too."""
+        schedule = super().create_scheduler(num_training_steps, optimizer)
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup and isinstance(schedule, LambdaLR):
+            own = schedule.lr_lambdas[0]
+            self.lr_scheduler = LambdaLR(
+                schedule.optimizer, lambda step: (step + 1) / (warmup + 1) if step < warmup else own(step)
+            )
+        return self.lr_scheduler  # type: ignore[return-value]
+
     # ---- data ---------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> DataLoader[GRPOItem]:
-        """Batches of prompts; whole groups stay on a process."""
-        return self._get_dataloader(
-            self.train_dataset,  # type: ignore[arg-type]
-            "Training",
-            self.args.prompts_per_step,
-            self._get_train_sampler,
-            is_training=True,
-        )
+    def get_train_dataloader(self) -> DataLoader[int]:
+        """One number for each batch of an epoch: the Trainer counts them, `order` says which prompts they hold.
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> PromptSampler:
-        return prompt_sampler(len(self.train_dataset), self.args)  # type: ignore[arg-type]
+        A sampler behind accelerate's wrappers would not be told of the epoch when a run is resumed inside one.
+        """
+        steps = self.order.rollouts_per_epoch * self.args.num_iterations
+        return DataLoader(range(steps * self.args.gradient_accumulation_steps), batch_size=1)  # type: ignore[arg-type]
+
+    def _batches(self) -> list[tuple[int, list[GRPOItem]]]:
+        """The batches of this process in the rollout of now, each with its number among those of all processes.
+
+        Batches go round the processes: two processes with one batch each see what one process with two sees.
+        """
+        args, size = self.args, self.args.prompts_per_step
+        chosen = self.order.indices(self.state.global_step // args.num_iterations)
+        numbers = range(args.process_index, args.gradient_accumulation_steps * args.world_size, args.world_size)
+        items: Any = self.train_dataset
+        return [(number, [items[i] for i in chosen[number * size : (number + 1) * size]]) for number in numbers]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[list[Group]], Tensor]:
-        """Rollouts of all micro-batches of one optimisation step, made anew every `num_iterations` steps."""
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        """Rollouts of all micro-batches of one optimisation step, made anew every `num_iterations` steps.
+
+        Returns:
+            Groups by micro-batch, and `StepCounts` of a process, on average, as a tensor.
+        """
+        for _ in range(num_batches):
+            next(epoch_iterator)
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             with self.out_of_memory("rollouts", SMALLER_ROLLOUTS), self._told_to_resume():
-                self.buffer = [self._rollouts(items, number) for number, items in enumerate(batches)]
-            self._steer_spread(len(batches))
-        tokens = torch.tensor(sum(completion_tokens(groups) for groups in self.buffer), device=device)
-        count = self.accelerator.reduce(tokens, "sum") / self.args.world_size
-        return self.buffer, count
+                self.buffer = [self._rollouts(items, number) for number, items in self._batches()]
+            self._steer_spread(len(self.buffer))
+        counts = torch.tensor(count_step(self.buffer), device=device)
+        return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
     def _rollouts(self, items: Sequence[GRPOItem], number: int) -> list[Group]:
         """Groups that tell something, with what the reference says of them."""
         if self.args.objective == "supervised":
             return self.probe(items)
-        # Equal for one process with two micro-batches and two processes with one: so these can be compared.
-        stream = self.args.process_index * self.args.gradient_accumulation_steps + number
-        seed = (self.args.seed, self.state.global_step, stream)
+        seed = (self.args.seed, self.state.global_step, number)
         with mixed_precision(self.sa2va):
             groups, samples = self.maker.make(items, seed)
         self.last_samples = samples
+        self.any_spread |= any(own.advantages is not None and own.advantages.spread.any() for own in samples.values())
         for name, value in rollout_statistics(groups, samples, self.maker).items():
             self.statistics[name].append(value)
         kept = [group for group in groups if group.describe_ids or group.segment_ids]
@@ -237,16 +232,16 @@ class Sa2VAGRPOTrainer(Trainer):
         pairs = list(zip(inputs, outputs, strict=True))
         loss = anchor
         steps = self.current_gradient_accumulation_steps
-        tokens = None if num_items_in_batch is None else num_items_in_batch / steps  # of a micro-batch, on average
-        captions = caption_loss(pairs, self.args.loss_settings, tokens)
+        counts = StepCounts(*count_step([inputs]) if num_items_in_batch is None else (num_items_in_batch / steps))
+        captions = caption_loss(pairs, self.args.loss_settings, counts.tokens)
         for name, weight, parts in (
             ("loop1", self.args.mask_to_caption_weight, captions),
-            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs)),
+            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs, counts.masks)),
         ):
             if parts is not None:
                 loss = loss + weight * parts.loss / steps
                 self._note(name, parts)
-        loss = loss + self._mask_terms(pairs) / steps
+        loss = loss + self._mask_terms(pairs, counts) / steps
         self.statistics["total_loss"].append(float(loss.detach()) * steps)  # curves show a mean over micro-batches
         if not torch.isfinite(loss):
             self.stop(f"the loss is {float(loss.detach())}")
@@ -255,22 +250,24 @@ class Sa2VAGRPOTrainer(Trainer):
                 group.old = output.detached()
         return loss
 
-    def _mask_policy_loss(self, pairs: Pairs) -> LossParts | None:
-        return None if self.args.objective == "supervised" else mask_loss(pairs, self._policy.mask_policy, self.args)
+    def _mask_policy_loss(self, pairs: Pairs, groups: Tensor | float) -> LossParts | None:
+        if self.args.objective == "supervised":
+            return None
+        return mask_loss(pairs, self._policy.mask_policy, self.args, groups)
 
-    def _mask_terms(self, pairs: Pairs) -> Tensor:
+    def _mask_terms(self, pairs: Pairs, counts: StepCounts) -> Tensor:
         """Losses that look at the mask of the mean action: the learned reward's gradient, or supervision."""
         total = torch.zeros((), device=self.args.device)
         shown = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
         true = [(group, logits) for group, logits in shown if group.truth is not None]
         if true and self.args.objective == "supervised":
-            supervised = supervised_mask_loss(true)
-            self.statistics["loss/mask"].append(float(supervised.detach()))
-            total = total + self.args.supervised_mask_weight * supervised
+            supervised = supervised_mask_losses(true)
+            self.statistics["loss/mask"].append(float(supervised.detach().mean()))
+            total = total + self.args.supervised_mask_weight * supervised.sum() / counts.true_masks
         if shown and self.args.pathwise_weight and self.pathwise is not None:
-            score = self.pathwise.mean_score(shown)
-            self.statistics["loop2/pathwise_score"].append(float(score.detach()))
-            total = total - self.args.pathwise_weight * score
+            scores = self.pathwise.scores(shown)
+            self.statistics["loop2/pathwise_score"].append(float(scores.detach().mean()))
+            total = total - self.args.pathwise_weight * scores.sum() / counts.masks
         return total
 
     def _note(self, loop: str, parts: Any) -> None:
@@ -317,7 +314,7 @@ class Sa2VAGRPOTrainer(Trainer):
         logs.pop("loss", None)
         logs |= self._averaged() | self.counters()
         if self.ema is not None:
-            logs["ema_distance"] = self.ema.distance(self.sa2va)
+            logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.statistics.clear()
         super().log(logs, start_time)
 
@@ -352,19 +349,21 @@ class _AroundEachStep(TrainerCallback):
         self.trainer.began = time.monotonic()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """A finite loss may have a gradient that is not: the weights must not get it."""
-        gradients = [p.grad for p in trainable_tensors(self.trainer.sa2va).values() if p.grad is not None]
-        if gradients and not torch.stack(torch._foreach_norm(gradients)).isfinite().all():
+        """A finite loss may have a gradient that is not: the weights must not get it. What has one at all is noted."""
+        own = {name: p.grad for name, p in trainable_tensors(self.trainer.sa2va).items() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(own.values()))) if own else torch.zeros(0)
+        if not norms.isfinite().all():
             self.trainer.stop("a gradient is not finite")
+        reached = (norms > 0).tolist()
+        self.trainer.reached.update(name for name, moves in zip(own, reached, strict=True) if moves)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the weights moved."""
         if self.trainer.ema is not None:
             self.trainer.ema.update(self.trainer.sa2va)
         if args.max_minutes is not None:
-            late = torch.tensor(float(self.trainer.seconds > 60 * args.max_minutes), device=args.device)
-            late = self.trainer.accelerator.reduce(late, "sum")  # one process alone must not stop
-            if float(late) and state.global_step % args.num_iterations == 0:  # nor between rollouts' uses
+            late = by_any(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
+            if late and state.global_step % args.num_iterations == 0:  # never between rollouts' uses
                 control.should_training_stop = control.should_save = True
 
 

@@ -13,6 +13,7 @@ from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import Judge
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, measure, unpacked
+from rl_reward_network.training.grpo.ranks import by_first
 from rl_reward_network.training.over_optimisation import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
@@ -67,16 +68,22 @@ class Watch(TrainerCallback):
         return True
 
     def _look(self, state: Any) -> None:
+        """The first process measures and tells the others: all of them must stop at the same step, or none."""
         self.seen = state.global_step
+        points = by_first(self.trainer.accelerator, self._points)
+        if PROXY in points and GOLD in points:
+            self._compare(points[PROXY], points[GOLD])
+        for tag, value in points.items():
+            self.trainer.statistics[tag].append(value)
+
+    def _points(self) -> dict[str, float]:
+        """tag -> mean over the items."""
         longest, cache = self.trainer.args.max_completion_length, self.trainer.maker.cache
         found = measure(self.trainer.sa2va, self.items, cache, longest, quiet=True)
         points = {tag: float(np.nanmean(found.values[name])) for name, tag in SHOWN.items() if _known(found, name)}
         if self.network is not None:
             points[PROXY] = mean_score(self.network, self.items, found)
-            if GOLD in points:
-                self._compare(points[PROXY], points[GOLD])
-        for tag, value in points.items():
-            self.trainer.statistics[tag].append(value)
+        return points
 
     def _compare(self, proxy: float, gold: float) -> None:
         if not self.gold or gold > max(self.gold):
