@@ -93,7 +93,7 @@ class GRPOArgs:
     multi_objective_aggregation: Aggregation = "normalize_then_sum"
     """Scale each reward by itself and then add, so that METEOR is heard beside IoU, or add first."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus, of words (loop 1): masks of loop 2 have their spread steered by itself."""
     temperature: float = 1.0
     """Of sampling."""
     max_completion_length: int | None = None
@@ -214,7 +214,7 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
     if not rewards.use_llm_judge and (named := changed(rewards, *JUDGE_FLAGS)):
         raise ValueError(f"{named[0]} does nothing without --use_llm_judge; give that, too")
     if world.kind == "images":
-        if network is None and rewards.loop2_iou_weight is None:
+        if network is None and rewards.loop2_iou_weight is None and args.objective == "grpo":
             raise ValueError(
                 "annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight"
             )
@@ -227,6 +227,11 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
         raise ValueError("--objective supervised pays no rewards: leave out what shuffles, judges or weighs them")
     if args.shuffle_rewards and rewards.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot deal out the gradient of --pathwise_weight; leave one of them out")
+    if grpo.num_iterations == 1 and (named := changed(grpo, "clip_range", "epsilon_high")):
+        raise ValueError(
+            f"{named[0]} does nothing with --num_iterations 1: the ratio it clips is 1 on fresh rollouts; leave it "
+            "out, or raise --num_iterations"
+        )
     if grpo.no_ema and grpo.ema_decay != GRPOArgs.ema_decay:
         raise ValueError(f"--no_ema has no average to decay; leave it out, or --ema_decay {grpo.ema_decay}")
     if grpo.num_epochs is not None and grpo.max_steps is not None:

@@ -32,7 +32,9 @@ def test_the_average_follows_the_closed_form_with_warm_up() -> None:
 
 
 def test_the_half_life_is_in_steps() -> None:
-    assert EMA(model(), 0.999).half_life == pytest.approx(math.log(0.5) / math.log(0.999))
+    assert EMA(model(), 0.999).half_life_after(9000) == pytest.approx(math.log(0.5) / math.log(0.999))
+    assert EMA(model(), 0.999).half_life_after(140) == EMA(model(), 0.99).half_life_after(140), "still warming up"
+    assert EMA(model(), 0.9).half_life_after(0) == pytest.approx(math.log(0.5) / math.log(0.1))
 
 
 def test_small_steps_arrive() -> None:

@@ -16,7 +16,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.training.grpo import mask_rewards as mask_rewards_file
 from rl_reward_network.training.grpo.features import ImageFeatures
-from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_loss
+from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_losses
 from rl_reward_network.training.grpo.policy import Group
 from rl_reward_network.training.grpo.setup import freeze_unreached
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
@@ -55,18 +55,18 @@ def test_the_score_is_that_of_the_soft_mask_at_image_size() -> None:
     picture = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
     expected = network(picture, mask).score
     assert expected.shape == (1,)
-    found = PathwiseReward(network, SIDE).mean_score([(group("a", image), logits)])
+    found = PathwiseReward(network, SIDE).scores([(group("a", image), logits)]).mean()
     torch.testing.assert_close(found, expected[0])
 
 
 def test_a_small_step_along_the_gradient_raises_the_score() -> None:
     reward = PathwiseReward(network_of(), SIDE)
     shown = [(group("a", smooth_image(48, 80)), start(0)), (group("b", smooth_image(64, 64, 1)), start(1))]
-    score = reward.mean_score(shown)
+    score = reward.scores(shown).mean()
     gradients = torch.autograd.grad(score, [logits for _, logits in shown])
     assert all(gradient.abs().max() > 0 for gradient in gradients)
     up, down = (
-        reward.mean_score([(g, logits + sign * slope) for (g, logits), slope in zip(shown, gradients, strict=True)])
+        reward.scores([(g, logits + sign * slope) for (g, logits), slope in zip(shown, gradients, strict=True)]).mean()
         for sign in (1.0, -1.0)
     )
     assert down < score < up
@@ -77,11 +77,11 @@ def test_a_small_step_along_the_gradient_raises_the_score() -> None:
 def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
     reward, logits = PathwiseReward(seeing(), SIDE), start()
     image = smooth_image(48, 80)
-    first = reward.mean_score([(group("a", image), logits)]).item()
+    first = reward.scores([(group("a", image), logits)]).mean().item()
     for _ in range(60):
-        (gradient,) = torch.autograd.grad(reward.mean_score([(group("a", image), logits)]), logits)
+        (gradient,) = torch.autograd.grad(reward.scores([(group("a", image), logits)]).mean(), logits)
         logits = (logits + 0.5 * gradient / gradient.abs().max()).detach().requires_grad_()
-    assert reward.mean_score([(group("a", image), logits)]).item() > first + 0.2
+    assert reward.scores([(group("a", image), logits)]).mean().item() > first + 0.2
     assert (logits[:7] > 0).all()
     assert (logits[9:] < 0).all()
 
@@ -93,7 +93,7 @@ def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch
     reward = PathwiseReward(network, SIDE)
     first, second = group("a", smooth_image(48, 80)), group("b", smooth_image(64, 64, 1))
     for _ in range(2):
-        reward.mean_score([(first, start(0)), (second, start(1)), (first, start(2))]).backward()
+        reward.scores([(first, start(0)), (second, start(1)), (first, start(2))]).mean().backward()
     assert looked == [(1, 3, 48, 80), (1, 3, 64, 64)]
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in network.parameters())
 
@@ -104,16 +104,16 @@ def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mask_rewards_file, "MAPS_BYTES", 2 * one_image)
     reward = PathwiseReward(network, SIDE)
     for name in "abc":
-        reward.mean_score([(group(name, smooth_image(32, 32)), start())])
+        reward.scores([(group(name, smooth_image(32, 32)), start())]).mean()
     assert list(reward.maps) == ["b", "c"]
 
 
 def test_the_mean_is_over_groups() -> None:
     reward = PathwiseReward(network_of(), SIDE)
     shown = [(group("a", smooth_image(48, 80)), start()), (group("b", smooth_image(64, 64, 1)), start() - 3)]
-    single = [reward.mean_score([one]).item() for one in shown]
+    single = [reward.scores([one]).mean().item() for one in shown]
     assert abs(single[0] - single[1]) > 0.02
-    assert reward.mean_score(shown).item() == pytest.approx(np.mean(single), abs=1e-6)
+    assert reward.scores(shown).mean().item() == pytest.approx(np.mean(single), abs=1e-6)
 
 
 def test_supervision_by_hand() -> None:
@@ -124,7 +124,7 @@ def test_supervision_by_hand() -> None:
     p = 1 / (1 + math.exp(-x))
     expected = 2 * (math.log1p(math.exp(x)) - x / 4) + 0.5 * (1 - (2 * p * 4 + 1) / (16 * p + 4 + 1))
     logits = torch.full((2, 2), x, requires_grad=True)
-    loss = supervised_mask_loss([(group("a", truth=truth), logits)])
+    loss = supervised_mask_losses([(group("a", truth=truth), logits)])
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert (gradient[:, 0] < gradient[:, 1]).all(), "the truth's side is pushed up more"
@@ -136,20 +136,20 @@ def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
     thin[:, 2:4] = True  # a column of the finer grid 4 x 4, none of the grid 2 x 2 sampled at columns 0 and 4
     none = np.zeros((8, 8), dtype=bool)
     logits = torch.zeros(2, 2)
-    with_object, without = (supervised_mask_loss([(group("a", truth=truth), logits)]) for truth in (thin, none))
+    with_object, without = (supervised_mask_losses([(group("a", truth=truth), logits)]) for truth in (thin, none))
     assert with_object.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1)))
     assert without.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - 1 / (8 + 0 + 1)))
 
 
-def test_supervision_is_the_mean_over_groups_that_have_a_truth() -> None:
+def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
     half[:2] = True
     first, second = (group("a", truth=half), torch.zeros(2, 2)), (group("b", truth=full), torch.ones(2, 3))
-    alone = [supervised_mask_loss([one]).item() for one in (first, second)]
+    alone = [supervised_mask_losses([one]).item() for one in (first, second)]
     bare = (group("c"), torch.full((2, 2), 9.0))
-    assert supervised_mask_loss([first, bare, second]).item() == pytest.approx(np.mean(alone), rel=1e-6)
+    assert supervised_mask_losses([first, bare, second]).tolist() == pytest.approx(alone, rel=1e-6)
     with pytest.raises(ValueError, match="supervised training needs true masks, and no item of this batch has one"):
-        supervised_mask_loss([bare])
+        supervised_mask_losses([bare])
 
 
 def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from grpo_nano import config
@@ -10,7 +11,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.training.grpo.features import ImageFeatures
 from rl_reward_network.training.grpo.losses import LossSettings
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.training.grpo.objective import caption_loss, completion_mask, completion_tokens, mask_loss
+from rl_reward_network.training.grpo.objective import caption_loss, completion_mask, count_step, mask_loss
 from rl_reward_network.training.grpo.policy import Group, GroupOutput
 
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
@@ -36,7 +37,10 @@ def output(lengths: list[int], longest: int, value: float = -1.0) -> GroupOutput
 def test_captions_that_were_cut_off_do_not_count() -> None:
     group = caption_group([2, 3], [1.0, -1.0], [True, False])
     assert completion_mask(group, 3).tolist() == [[1, 1, 0], [0, 0, 0]]
-    assert completion_tokens([group, Group("other", NOTHING, [1])]) == 2
+    drawn = Group("third", NOTHING, [1], segment_ids=[2], truth=np.zeros((1, 1), dtype=bool))
+    bare = Group("fourth", NOTHING, [1], segment_ids=[2])
+    counts = count_step([[group, Group("other", NOTHING, [1])], [drawn, bare]])
+    assert counts == (2, 2, 1), "tokens, groups with a mask, those with a true one"
 
 
 def test_loss_1_is_the_mean_over_tokens_of_all_groups() -> None:
@@ -80,4 +84,8 @@ def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path
     # -(1/G) sum A (a - e) / (width^2 C) and the divergence's (e - e_ref) / (width^2 C)
     assert gradient[0].item() == pytest.approx(-(1 + 1) / 2 / (4 * 4) + 0.5 * -1 / (4 * 4))
     assert gradient[1].item() == pytest.approx(0.5 * -1 / (4 * 4))
+    assert parts.policy_loss.item() == 0, "without the divergence: the ratio is 1 and advantages sum to 0"
+    whole = mask_loss([(group, GroupOutput(parameters=mean))], policy, settings, 4.0)
+    assert whole is not None
+    assert whole.loss.item() == pytest.approx(parts.loss.item() / 4), "one of the four groups of a step"
     assert mask_loss([(Group("other", NOTHING, [1]), GroupOutput())], policy, settings) is None

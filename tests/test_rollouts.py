@@ -109,7 +109,7 @@ def test_the_partner_has_the_averages_weights_in_bfloat16_as_well(tmp_path: Any)
     assert described() != without
 
 
-def test_groups_without_spread_take_no_part(tmp_path: Any) -> None:
+def test_groups_without_spread_have_no_advantage(tmp_path: Any) -> None:
     def equal(**columns: Any) -> list[float | None]:
         return [0.5] * len(columns["prompts"])
 
@@ -120,8 +120,8 @@ def test_groups_without_spread_take_no_part(tmp_path: Any) -> None:
         *nano(), config(tmp_path), {"loop1": {"a": Reward(equal, 1.0)}, "loop2": {"a": Reward(by_place, 1.0)}}
     )
     groups, samples = own.make(regions()[:3], (0, 0, 0))
-    assert [bool(group.describe_ids) for group in groups] == [False] * 3
-    assert [bool(group.segment_ids) for group in groups] == [True] * 3
+    assert [group.token_advantages.tolist() for group in groups] == [[0, 0, 0, 0]] * 3
+    assert all(group.describe_ids and group.segment_ids for group in groups), "they count in the averages"
     assert not samples["loop1"].advantages.spread.any()
     deviation = np.std([0, 1, 2, 3], ddof=1)
     assert groups[2].mask_advantages.tolist() == pytest.approx((np.array([-1.5, -0.5, 0.5, 1.5]) / deviation).tolist())

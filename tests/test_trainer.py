@@ -13,7 +13,7 @@ from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.measure import measure
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached
-from rl_reward_network.training.grpo.trainer import PromptSampler, Sa2VAGRPOTrainer, lora_off
+from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer, lora_off
 
 
 def weights(own: Sa2VAGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def test_a_run_moves_what_trains_and_nothing_else(tmp_path: Path) -> None:
     before, start = digests(own.sa2va), weights(own)
     own.train()
     assert len(start) > 20
-    check_movement(before, digests(own.sa2va), start, steps=3)
+    assert check_movement(before, digests(own.sa2va), start) == []
     assert own.ema is not None
     assert own.ema.steps == 2
     assert 0 < own.ema.distance(own.sa2va) < sum(float((t - start[n]).norm()) for n, t in weights(own).items())
@@ -164,7 +164,7 @@ def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) 
     first = own.state.log_history[0]
     assert first["loop1/missing/judge"] == 1
     assert "loop1/reward_mean" not in first, "an unknown sum is no number"
-    assert first["loop1/policy_loss"] != 0, "IoU is still learned from"
+    assert first["grad_norm"] > 0, "IoU is still learned from"
 
 
 def test_minutes_count_what_was_spent_before_an_interruption(tmp_path: Path) -> None:
@@ -214,21 +214,6 @@ def test_all_groups_without_spread_are_a_step_that_changes_nothing(tmp_path: Pat
     own.train()
     assert_equal(weights(own), start)
     assert own.state.log_history[0]["loop1/frac_zero_std"] == 1
-
-
-def test_the_sampler_repeats_chunks_and_follows_seed_and_epoch() -> None:
-    sampler = PromptSampler(7, 3, 2, seed=0)
-    first = list(sampler)
-    assert len(first) == len(sampler) == 12
-    assert first[:3] == first[3:6]
-    assert first[6:9] == first[9:]
-    assert len(set(first)) == 6, "the incomplete chunk is left out"
-    assert list(PromptSampler(7, 3, 2, seed=0)) == first
-    assert list(PromptSampler(7, 3, 2, seed=1)) != first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    with pytest.raises(ValueError, match="2 training prompts, but one optimisation step takes 3; lower batch_size"):
-        PromptSampler(2, 3, 1, 0)
 
 
 def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "objective": settings["objective"],
         "data": config["data"],
         "data fingerprint": origin["data_fingerprint"][:16],
-        "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
+        "rewards": _rewards(origin),
         "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
@@ -87,6 +87,13 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
         "commit": config["commit"],
     }
+
+
+def _rewards(origin: Mapping[str, Any]) -> str:
+    """The terms that were paid, with their weights."""
+    if origin["settings"]["objective"] == "supervised":
+        return "none: true masks are learned, and reference captions where there are any"
+    return ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value)
 
 
 def _base_name(model_path: str) -> str:

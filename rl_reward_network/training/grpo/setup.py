@@ -99,15 +99,19 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
     return [name for name in before if name in same and name in training]
 
 
-def why_still(still: Sequence[str], reached: Collection[str], any_spread: bool, steps: int) -> dict[str, str]:
+def why_still(
+    still: Sequence[str], reached: Collection[str], any_spread: bool, steps: int, learning_rate: float
+) -> dict[str, str]:
     """Why tensors did not move, by name.
 
     Args:
         still: what `check_movement` found.
         reached: names of what had a gradient at some step.
         any_spread: whether the rewards of some group differed, or no rewards were needed.
-        steps: optimisation steps.
+        steps, learning_rate: optimisation steps, and the largest rate of one.
     """
+    if not learning_rate:
+        return dict.fromkeys(still, "learning_rate is 0")
     never = f"no loss reached it in {steps} steps" if any_spread else "the rewards of every group were all alike"
     late = "its gradient passes lora_B, which began at 0; train for more than one step"
     reasons = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -35,11 +36,18 @@ from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.logs import GRPOLogs
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
+from rl_reward_network.training.grpo.ranks import by_any
 from rl_reward_network.training.grpo.rewarding import Reward
-from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached, prepare_model
+from rl_reward_network.training.grpo.setup import (
+    check_movement,
+    digests,
+    freeze_unreached,
+    prepare_model,
+    why_still,
+)
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
-from rl_reward_network.training.grpo.world import GRPOWorld, check_items
+from rl_reward_network.training.grpo.world import GRPOWorld, check_items, labelled_items
 from rl_reward_network.training.run_folder import check_new, check_origin, only_here, portable_world, provenance
 
 KIND = "sa2va_grpo"
@@ -150,8 +158,8 @@ def run_grpo_stage(
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
     Raises:
-        ValueError: settings that do not go together, another run in the folder, a loss that is not finite, or a
-            trainable tensor that did not move.
+        ValueError: settings that do not go together, another run in the folder, a loss that is not finite, or
+            nothing that moved.
     """
     if not resume:
         check_new(run)
@@ -165,6 +173,8 @@ def run_grpo_stage(
     pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
     # The reward network remembers its own training patients, so a run that it pays must not see them.
     items = world.pick("policy") if network is not None else world.pick("reward", "policy")
+    if args.objective == "supervised":
+        items = labelled_items(items)
     check_items(items)
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
     if judge is not None:
@@ -186,13 +196,33 @@ def run_grpo_stage(
         before = digests(model)
         with trainer.out_of_memory("training", "batch_size, num_generations or max_dynamic_patch"):
             went_back = _train(trainer, GRPOLogs(run, trainer, wandb), resume)
-        steps = 0 if went_back or not args.learning_rate else trainer.state.global_step
-        try:
-            check_movement(before, digests(model), trainable_tensors(model), steps)
-        except ValueError as error:  # hours must not be lost, nor look finished
-            save_run_state(trainer)
-            raise ValueError(f"{error}; what was trained is in {run}/checkpoint-{trainer.state.global_step}") from None
+        still = check_movement(before, digests(model), trainable_tensors(model))
+        if still and not went_back:
+            _tell_still(trainer, still)
         _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume})
+
+
+def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
+    """Warn of what did not move, and why.
+
+    Raises:
+        ValueError: nothing at all moved although there was a learning rate; what there is has been saved.
+    """
+    any_spread = by_any(trainer.accelerator, trainer.any_spread)
+    reasons = why_still(still, trainer.reached, any_spread, trainer.state.global_step, trainer.args.learning_rate)
+    parts = [
+        f"{len(names)} because {why}, such as {names[0]}"
+        for why in dict.fromkeys(reasons.values())
+        if (names := [name for name, own in reasons.items() if own == why])
+    ]
+    count = len(trainable_tensors(trainer.sa2va))
+    message = f"{len(still)} of {count} trainable tensors did not move: {'; '.join(parts)}"
+    if len(still) == count and trainer.args.learning_rate:
+        save_run_state(trainer)  # hours must not be lost, nor look finished
+        last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
+        raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
+    if trainer.args.should_save:
+        warnings.warn(message, stacklevel=2)
 
 
 def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
@@ -202,8 +232,17 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
     parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
     for part, count in parts.items():
         print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
-    ema = trainer.ema
-    print(f"partner: moving average, half-life {ema.half_life:.0f} steps" if ema else "partner: the model itself")
+    print(f"partner: {_partner(trainer)}")
+
+
+def _partner(trainer: Sa2VAGRPOTrainer) -> str:
+    """The decay that is reached, not the one that was asked for: it warms up, and a short run ends before."""
+    ema, steps = trainer.ema, trainer.planned_steps
+    if ema is None:
+        return "the model itself"
+    reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
+    asked = "" if reached == ema.decay else f" of the {ema.decay:g} that was asked for"
+    return f"moving average, decay {reached:.4g}{asked} after {steps} steps, half-life {half_life:.0f} steps"
 
 
 def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:

@@ -4,8 +4,10 @@ The Trainer gives steps, accumulation, schedules, data-parallel wrapping and res
 the moving-average partner, and checkpoints that are whole (its own hold only the adapter and appear bit by bit).
 """
 
+import math
 import os
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -99,7 +101,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.buffer: list[list[Group]] = []
         self.statistics: dict[str, list[float]] = defaultdict(list)
         self.reached: set[str] = set()  # tensors that had a gradient other than 0 at some step
-        self.any_spread = False  # whether some group's rewards differed
+        # Whether the rewards of some group differed, or there is something to learn from without.
+        self.any_spread = args.objective == "supervised" or bool(args.pathwise_weight)
         self.began, self.earlier_s = time.monotonic(), 0.0
         self.add_callback(_AroundEachStep(self))
 
@@ -187,6 +190,12 @@ class Sa2VAGRPOTrainer(Trainer):
         """Groups of some items that take part in every enabled loop, whatever they are worth."""
         with mixed_precision(self.sa2va):
             return self.maker.supervise(items)
+
+    @property
+    def planned_steps(self) -> int:
+        """Optimisation steps of the whole run, unless something ends it before."""
+        epoch = self.order.rollouts_per_epoch * self.args.num_iterations
+        return self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * epoch)
 
     @property
     def needs_masks(self) -> bool:
@@ -313,6 +322,12 @@ class Sa2VAGRPOTrainer(Trainer):
         """Everything noted since the last call, averaged over micro-batches."""
         logs.pop("loss", None)
         logs |= self._averaged() | self.counters()
+        if logs.get("loop1/frac_truncated") == 1 and self.args.should_log:
+            warnings.warn(
+                f"every caption was cut off at max_completion_length {self.args.max_completion_length} and does not "
+                "count, so loop 1 learns nothing; raise it",
+                stacklevel=2,
+            )
         if self.ema is not None:
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.statistics.clear()

@@ -152,6 +152,21 @@ def check_items(items: Sequence[GRPOItem]) -> None:
     check_readable([item.load for item in items[:: max(1, len(items) // CHECKED)]])
 
 
+def labelled_items(items: Sequence[GRPOItem]) -> list[GRPOItem]:
+    """Those with a true mask, which supervised training learns from.
+
+    Raises:
+        ValueError: there are none.
+    """
+    labelled = [item for item in items if item.labelled]
+    if not labelled:
+        raise ValueError(
+            f"objective supervised: none of the {len(items)} training items has a mask; annotate some, or train "
+            "without labels by --reward_net"
+        )
+    return labelled
+
+
 def _annotated(root: Path) -> bool:
     """Whether a folder holds annotated images and neither caption set."""
     if not (root / "annotations.json").is_file():
