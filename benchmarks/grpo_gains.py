@@ -37,6 +37,8 @@ QUICK = {
     "no EMA": "--no_ema",
     "Gaussian masks": "--mask_policy gaussian",
     "candidate masks": "--mask_policy candidates",
+    "curriculum": "--curriculum",
+    "adaptive loop weights": "--adaptive_loop_weights",
     "original rewards": "--caption_weight 0 --loop2_iou_weight 0 --mask_policy gaussian --learning_rate 3e-4",
 }
 LONG = {

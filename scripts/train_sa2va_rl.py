@@ -112,6 +112,10 @@ class GRPOArgs:
     """Scale of LoRA: twice the rank."""
     lora_dropout: float = 0.0
     """Must be 0: with dropout log-probabilities differ by chance."""
+    curriculum: bool = False
+    """Draw regions whose captions or masks are paid differently more often, and easy ones before hard ones."""
+    adaptive_loop_weights: bool = False
+    """Let the weights of the two loops follow the size of their gradients, measured every tenth step."""
     gradient_checkpointing: bool = False
     """Compute activations twice, to save memory."""
     save_steps: int = 50
@@ -288,6 +292,8 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "temperature": grpo.temperature,
         "max_completion_length": _or(grpo.max_completion_length, 24 if embedded else 128),
         "mask_policy": _or(grpo.mask_policy, "bernoulli" if embedded and captions else "gaussian"),
+        "curriculum": grpo.curriculum,
+        "adaptive_loop_weights": grpo.adaptive_loop_weights,
         "ema_decay": 0.0 if grpo.no_ema else grpo.ema_decay,
         "pathwise_weight": _or(rewards.pathwise_weight, 1.0 if follows else 0.0),
         "activation_checkpointing": grpo.gradient_checkpointing,

@@ -8,12 +8,13 @@ import pytest
 import torch
 from grpo_nano import config, nano, regions, rewards, shake, trainer
 
+from rl_reward_network.models.lora import lora_off
 from rl_reward_network.rewards.functions import iou_reward
 from rl_reward_network.training.grpo.checkpoint import save_run_state
 from rl_reward_network.training.grpo.measure import measure
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached
-from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer, lora_off
+from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 
 
 def weights(own: Sa2VAGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -101,9 +102,9 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
         assert_equal(weights(whole), weights(parts), 2e-6)
 
 
-@pytest.mark.parametrize("num_iterations", [1, 2])
-def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, num_iterations: int) -> None:
-    settings = {"num_iterations": num_iterations, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+@pytest.mark.parametrize("more", [{"num_iterations": 2}, {"curriculum": True, "adaptive_loop_weights": True}])
+def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, more: dict[str, Any]) -> None:
+    settings = {**more, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     whole = trainer(tmp_path / "whole", **settings)
     whole.train()
     assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["checkpoint-2", "checkpoint-4"]
@@ -176,6 +177,26 @@ def test_minutes_count_what_was_spent_before_an_interruption(tmp_path: Path) -> 
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert again.state.global_step == 3, "the time was up"
     assert again.seconds > 600
+
+
+def test_the_warm_up_begins_above_0_and_the_end_is_transformers(tmp_path: Path) -> None:
+    own = trainer(tmp_path, lr_scheduler_type="linear", warmup_steps=3, max_steps=6, learning_rate=0.4)
+    own.create_optimizer()
+    schedule = own.create_scheduler(6)
+    rates = []
+    for _ in range(6):
+        rates.append(schedule.get_last_lr()[0])
+        own.optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4 * 2 / 3, 0.4 / 3])
+    assert set(schedule.get_last_lr()) == {0.0}
+
+
+def test_captions_that_are_all_cut_off_are_told(tmp_path: Path) -> None:
+    own = trainer(tmp_path, max_completion_length=1, max_steps=1)
+    with pytest.warns(UserWarning, match="every caption was cut off at max_completion_length 1 and does not count"):
+        own.train()
+    assert own.state.log_history[0]["loop1/frac_truncated"] == 1
 
 
 def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

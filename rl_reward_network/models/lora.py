@@ -6,7 +6,8 @@ log-probabilities are taken for RL, or old, reference and new ones differ by noi
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,20 @@ def merge_lora(model: PreTrainedModel) -> None:
     model._hf_peft_config_loaded = False
     if hasattr(model, "peft_config"):
         del model.peft_config
+
+
+@contextmanager
+def lora_off(model: nn.Module) -> Iterator[None]:
+    """LoRA adds nothing inside the block; peft's own switch would also flip requires_grad."""
+    layers = [layer for _, layer in _lora_layers(model)]
+    before = [dict(layer.scaling) for layer in layers]
+    try:
+        for layer in layers:
+            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
+        yield
+    finally:
+        for layer, scaling in zip(layers, before, strict=True):
+            layer.scaling.update(scaling)
 
 
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:

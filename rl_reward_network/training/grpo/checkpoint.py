@@ -31,7 +31,10 @@ def save_run_state(trainer: Any) -> None:
                 "seconds": trainer.seconds,
                 "reached": sorted(trainer.reached),
                 "any_spread": trainer.any_spread,
+                "loop_weights": trainer.loop_weights.state_dict(),
             }
+            if trainer.args.curriculum:
+                state["curriculum"] = trainer.order.state_dict()
             if trainer.ema is not None:
                 save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
                 state["ema_steps"] = trainer.ema.steps
@@ -52,6 +55,9 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     if missing := [name for name in needed if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     trainer.maker.controller.spread, trainer.earlier_s = state["spread"], state["seconds"]
+    trainer.loop_weights.load_state_dict(state["loop_weights"])
+    if trainer.args.curriculum:
+        trainer.order.load_state_dict(state["curriculum"])
     trainer.reached, trainer.any_spread = set(state["reached"]), state["any_spread"]
     if trainer.watch is not None:
         trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]

@@ -35,6 +35,8 @@ class Sa2VAGRPOConfig(TrainingArguments):
         ema_decay: of the partner; 0 uses the model itself (`--no_ema`).
         pathwise_weight: of the learned reward's gradient through the soft mask.
         supervised_mask_weight: of the mask losses of supervised training.
+        curriculum: prompts whose groups have spread are drawn more often, easy ones before hard ones.
+        adaptive_loop_weights: the two loops' weights follow the size of their gradients.
         feature_cache_gib: main memory for image features.
         rows_at_once: most sequences decoded at once.
         max_minutes: stop after so many minutes of training, whatever the steps; None is never.
@@ -64,6 +66,8 @@ class Sa2VAGRPOConfig(TrainingArguments):
     ema_decay: float = 0.999
     pathwise_weight: float = 0.0
     supervised_mask_weight: float = 1.0
+    curriculum: bool = False
+    adaptive_loop_weights: bool = False
     feature_cache_gib: float = 4.0
     rows_at_once: int = 128
     max_minutes: float | None = None
@@ -86,6 +90,11 @@ class Sa2VAGRPOConfig(TrainingArguments):
     def prompts_per_step(self) -> int:
         """Prompts of one process in one forward pass."""
         return self.per_device_train_batch_size // self.num_generations
+
+    def planned_steps(self, rollouts_per_epoch: int) -> int:
+        """Optimisation steps of the whole run, unless something ends it before."""
+        epochs = math.ceil(self.num_train_epochs * rollouts_per_epoch * self.num_iterations)
+        return self.max_steps if self.max_steps > 0 else epochs
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -121,6 +130,13 @@ def check_settings(config: Any) -> None:
         raise ValueError(
             f"num_iterations is {config.num_iterations}, expected 1 with supervised training: it has no rollouts "
             "to use again; raise num_epochs"
+        )
+    if config.curriculum and config.objective == "supervised":
+        raise ValueError("curriculum goes by rewards, and supervised training pays none; leave it out")
+    loops = config.mask_to_caption_weight and config.caption_to_mask_weight
+    if config.adaptive_loop_weights and (config.objective == "supervised" or not loops):
+        raise ValueError(
+            "adaptive_loop_weights weighs two loops against each other, and only one is trained; leave it out"
         )
     if config.max_steps == 0:  # -1 leaves it to the epochs
         raise ValueError("max_steps is 0, expected 1 or more")

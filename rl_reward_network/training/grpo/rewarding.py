@@ -100,6 +100,17 @@ def reward_groups(
                 group.mask_advantages = values
 
 
+def paid_of_prompts(prompts: Sequence[int], samples: Mapping[str, Samples]) -> list[tuple[int, float, bool]]:
+    """Of P prompts: (number, mean reward over all loops and generations, whether a group of theirs had spread).
+
+    A mean is NaN where a loop misses a reward altogether.
+    """
+    paid = [own.advantages for own in samples.values() if own.advantages is not None]
+    means = np.mean([own.rewards.mean(axis=1) for own in paid], axis=0)
+    spread = np.any([own.spread for own in paid], axis=0)
+    return [(number, float(mean), bool(any_)) for number, mean, any_ in zip(prompts, means, spread, strict=True)]
+
+
 def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
     """Raise a ValueError where a loop that counts pays nothing; the learned reward's own gradient is pay enough."""
     loops = {

@@ -4,7 +4,6 @@ The Trainer gives steps, accumulation, schedules, data-parallel wrapping and res
 the moving-average partner, and checkpoints that are whole (its own hold only the adapter and appear bit by bit).
 """
 
-import math
 import os
 import time
 import warnings
@@ -16,18 +15,21 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
+from rl_reward_network.models.lora import lora_off
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.training.grpo.callbacks import AroundEachStep
 from rl_reward_network.training.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.curriculum import CurriculumOrder
 from rl_reward_network.training.grpo.items import GRPOItem
+from rl_reward_network.training.grpo.loop_weights import LoopWeights, gradient_norm
 from rl_reward_network.training.grpo.losses import LossParts
 from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_losses
@@ -35,18 +37,20 @@ from rl_reward_network.training.grpo.measure import mixed_precision
 from rl_reward_network.training.grpo.objective import Pairs, StepCounts, caption_loss, count_step, mask_loss
 from rl_reward_network.training.grpo.order import PromptOrder
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
-from rl_reward_network.training.grpo.ranks import by_any
-from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid
+from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid, paid_of_prompts
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 
 
-def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder:
+def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder | CurriculumOrder:
     """The order of `count` prompts; a ValueError where they are fewer than one optimisation step takes."""
     chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    return PromptOrder(count, chunk, args.seed)
+    order = PromptOrder(count, chunk, args.seed)
+    if not args.curriculum:
+        return order
+    return CurriculumOrder(count, chunk, args.seed, args.planned_steps(order.rollouts_per_epoch) // args.num_iterations)
 
 
 class Sa2VAGRPOTrainer(Trainer):
@@ -99,12 +103,17 @@ class Sa2VAGRPOTrainer(Trainer):
         self.watch: Any = None  # `Watch`, where validation is watched
         self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
         self.buffer: list[list[Group]] = []
+        self.places = {id(item): place for place, item in enumerate(items)}
+        self.paid: list[tuple[int, float, bool]] = []  # of this rollout's prompts, for a curriculum
+        self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of this step's micro-batches
         self.statistics: dict[str, list[float]] = defaultdict(list)
         self.reached: set[str] = set()  # tensors that had a gradient other than 0 at some step
         # Whether the rewards of some group differed, or there is something to learn from without.
         self.any_spread = args.objective == "supervised" or bool(args.pathwise_weight)
         self.began, self.earlier_s = time.monotonic(), 0.0
-        self.add_callback(_AroundEachStep(self))
+        asked = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
+        self.loop_weights = LoopWeights(asked, args.adaptive_loop_weights)
+        self.add_callback(AroundEachStep(self))
 
     def begin(self) -> None:
         """Take what trains now as the reference and as the partner's start; again after more has been frozen."""
@@ -158,6 +167,7 @@ class Sa2VAGRPOTrainer(Trainer):
             with self.out_of_memory("rollouts", SMALLER_ROLLOUTS), self._told_to_resume():
                 self.buffer = [self._rollouts(items, number) for number, items in self._batches()]
             self._steer_spread(len(self.buffer))
+            self._tell_order()
         counts = torch.tensor(count_step(self.buffer), device=device)
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
@@ -169,6 +179,8 @@ class Sa2VAGRPOTrainer(Trainer):
         with mixed_precision(self.sa2va):
             groups, samples = self.maker.make(items, seed)
         self.last_samples = samples
+        if self.args.curriculum:
+            self.paid += paid_of_prompts([self.places[id(item)] for item in items], samples)
         self.any_spread |= any(own.advantages is not None and own.advantages.spread.any() for own in samples.values())
         for name, value in rollout_statistics(groups, samples, self.maker).items():
             self.statistics[name].append(value)
@@ -186,6 +198,12 @@ class Sa2VAGRPOTrainer(Trainer):
             alike, equal = self.accelerator.reduce(torch.tensor(seen, device=self.args.device), "mean").tolist()
             self.maker.controller.update(alike, equal)
 
+    def _tell_order(self) -> None:
+        """What the prompts of this rollout were paid, gathered from all processes, for a curriculum."""
+        if isinstance(self.order, CurriculumOrder):
+            self.order.note(sorted(gather_object(self.paid)))
+            self.paid = []
+
     def probe(self, items: Sequence[GRPOItem]) -> list[Group]:
         """Groups of some items that take part in every enabled loop, whatever they are worth."""
         with mixed_precision(self.sa2va):
@@ -194,8 +212,7 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def planned_steps(self) -> int:
         """Optimisation steps of the whole run, unless something ends it before."""
-        epoch = self.order.rollouts_per_epoch * self.args.num_iterations
-        return self.args.max_steps if self.args.max_steps > 0 else math.ceil(self.args.num_train_epochs * epoch)
+        return self.args.planned_steps(self.order.rollouts_per_epoch)
 
     @property
     def needs_masks(self) -> bool:
@@ -242,14 +259,15 @@ class Sa2VAGRPOTrainer(Trainer):
         loss = anchor
         steps = self.current_gradient_accumulation_steps
         counts = StepCounts(*count_step([inputs]) if num_items_in_batch is None else (num_items_in_batch / steps))
-        captions = caption_loss(pairs, self.args.loss_settings, counts.tokens)
-        for name, weight, parts in (
-            ("loop1", self.args.mask_to_caption_weight, captions),
-            ("loop2", self.args.caption_to_mask_weight, self._mask_policy_loss(pairs, counts.masks)),
-        ):
+        loops = {
+            "loop1": caption_loss(pairs, self.args.loss_settings, counts.tokens),
+            "loop2": self._mask_policy_loss(pairs, counts.masks),
+        }
+        for name, parts in loops.items():
             if parts is not None:
-                loss = loss + weight * parts.loss / steps
+                loss = loss + self.loop_weights[name] * parts.loss / steps
                 self._note(name, parts)
+        self._measure_loops({name: parts.loss for name, parts in loops.items() if parts is not None})
         loss = loss + self._mask_terms(pairs, counts) / steps
         self.statistics["total_loss"].append(float(loss.detach()) * steps)  # curves show a mean over micro-batches
         if not torch.isfinite(loss):
@@ -258,6 +276,14 @@ class Sa2VAGRPOTrainer(Trainer):
             if group.old is None and self.args.num_iterations > 1:
                 group.old = output.detached()
         return loss
+
+    def _measure_loops(self, losses: Mapping[str, Tensor]) -> None:
+        """Gradient norms of both loops, the mean over all micro-batches and processes; `AroundEachStep` uses them."""
+        if self.loop_weights.wants(self.state.global_step):
+            shared = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
+            for name in self.loop_weights.asked:
+                norm = gradient_norm(losses[name], shared) if name in losses else torch.zeros(())
+                self.gradient_norms[name].append(float(norm))
 
     def _mask_policy_loss(self, pairs: Pairs, groups: Tensor | float) -> LossParts | None:
         if self.args.objective == "supervised":
@@ -351,46 +377,3 @@ class Sa2VAGRPOTrainer(Trainer):
     def seconds(self) -> float:
         """Spent on training so far, before an interruption as well."""
         return self.earlier_s + time.monotonic() - self.began
-
-
-class _AroundEachStep(TrainerCallback):
-    """Looks at the gradients before each optimisation step; moves the partner after it, and stops in time."""
-
-    def __init__(self, trainer: Sa2VAGRPOTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """The clock starts."""
-        self.trainer.began = time.monotonic()
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """A finite loss may have a gradient that is not: the weights must not get it. What has one at all is noted."""
-        own = {name: p.grad for name, p in trainable_tensors(self.trainer.sa2va).items() if p.grad is not None}
-        norms = torch.stack(torch._foreach_norm(list(own.values()))) if own else torch.zeros(0)
-        if not norms.isfinite().all():
-            self.trainer.stop("a gradient is not finite")
-        reached = (norms > 0).tolist()
-        self.trainer.reached.update(name for name, moves in zip(own, reached, strict=True) if moves)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the weights moved."""
-        if self.trainer.ema is not None:
-            self.trainer.ema.update(self.trainer.sa2va)
-        if args.max_minutes is not None:
-            late = by_any(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
-            if late and state.global_step % args.num_iterations == 0:  # never between rollouts' uses
-                control.should_training_stop = control.should_save = True
-
-
-@contextmanager
-def lora_off(model: nn.Module) -> Iterator[None]:
-    """LoRA adds nothing inside the block; peft's own switch would also flip requires_grad."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    before = [dict(layer.scaling) for layer in layers]
-    try:
-        for layer in layers:
-            layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
-        yield
-    finally:
-        for layer, scaling in zip(layers, before, strict=True):
-            layer.scaling.update(scaling)
