@@ -72,9 +72,17 @@ def run(world: GRPOWorld) -> Path:
 class Judge:
     """A judge that likes everything."""
 
+    last_failure = ""
+
     @property
     def counts(self) -> dict[str, int]:
         return {"asked": 0}
+
+    def note(self, **counts: int) -> None:
+        pass
+
+    def failing(self) -> None:
+        return None
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         return [1.0] * len(predictions)
@@ -210,11 +218,11 @@ def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
 
 def test_terms_without_a_judge() -> None:
     plan = replace(PLAN, weights=RewardWeights(1.0, 0.5, 0.25, 0.125, 0.0, 0.1))
-    assert named(loop_rewards(plan, "regions", None, False, None)) == {
+    assert named(loop_rewards(plan, "regions", None, None)) == {
         "loop1": {"iou": 1.0, "dice": 0.0, "meteor": 0.5},
         "loop2": {"iou": 0.125, "confidence": 0.1, "meteor": 0.25},
     }
-    assert named(loop_rewards(plan, "images", None, False, None)) == {
+    assert named(loop_rewards(plan, "images", None, None)) == {
         "loop1": {"iou": 1.0, "dice": 0.0},
         "loop2": {"iou": 0.125, "confidence": 0.1},
     }
@@ -222,23 +230,28 @@ def test_terms_without_a_judge() -> None:
 
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
     plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25, loop2_iou=0.0))
-    first, both = (named(loop_rewards(plan, "regions", Judge(), loop2, None)) for loop2 in (False, True))
-    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.0, "caption": 0.5, "judge": 0.0}
+    alone = {"meteor": 0.0, "judge": 0.0}
+    first, second, both = (named(judged(plan, *loops)) for loops in (["loop1"], ["loop2"], ["loop1", "loop2"]))
+    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, **alone, "caption": 0.5}
     assert first["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.25}, "loop 2 stays with METEOR"
-    assert both["loop1"] == first["loop1"]
-    assert both["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.0, "caption": 0.25}
-    reward = loop_rewards(plan, "regions", Judge(), True, None)["loop1"]["caption"].function
-    assert reward(completions=["a cross"], captions=["a cross"]) == [1.0]
-    assert reward(completions=["red"], captions=["a cross"]) == [0.75], "no METEOR, all of the judge"
+    assert second["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.5}, "loop 1 stays with METEOR"
+    assert second["loop2"] == {"iou": 0.0, "confidence": 0.0, **alone, "caption": 0.25}
+    assert both == {"loop1": first["loop1"], "loop2": second["loop2"]}
+    with pytest.raises(ValueError, match="the plan must name the judge that pays"):
+        loop_rewards(plan, "regions", Judge(), None)
+
+
+def judged(plan: GRPOPlan, *loops: str) -> dict[str, dict[str, Reward]]:
+    return loop_rewards(replace(plan, judge={"loops": list(loops)}), "regions", Judge(), None)
 
 
 def test_a_reward_network_is_a_term_of_loop_2() -> None:
     plan = replace(PLAN, weights=RewardWeights(loop2_iou=0.0, learned=2.0))
-    rewards = named(loop_rewards(plan, "images", None, False, network_of()))
+    rewards = named(loop_rewards(plan, "images", None, network_of()))
     assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
     assert "learned" not in rewards["loop1"]
     with pytest.raises(ValueError, match=r"learned_weight is 2\.0, but there is no reward network; give --reward_net"):
-        loop_rewards(plan, "images", None, False, None)
+        loop_rewards(plan, "images", None, None)
 
 
 def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOWorld, tmp_path: Path) -> None:
