@@ -61,9 +61,9 @@ def test_a_server_that_does_not_say_which_model(models: Reply, said: str) -> Non
 
 def test_a_name_is_no_remedy_for_a_missing_key() -> None:
     message = "HTTP 401: no; set the key in the environment variable OPENAI_API_KEY$"
-    with judge_server(lambda prompt: "A", Reply(status=401, body="no")) as server:
-        with pytest.raises(ValueError, match=message):
-            JudgeClient(JudgeConfig(server.url, None))
+    closed = Reply(status=401, body="no")
+    with judge_server(lambda prompt: "A", closed) as server, pytest.raises(ValueError, match=message):
+        JudgeClient(JudgeConfig(server.url, None))
 
 
 def test_a_server_is_asked_in_haste_with_the_shorter_patience() -> None:
