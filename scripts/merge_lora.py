@@ -15,7 +15,7 @@ from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.training.grpo.card import card_text
-from rl_reward_network.training.grpo.evaluation import grpo_model, load_base
+from rl_reward_network.training.grpo.evaluation import evaluation_folder, grpo_model, load_base, trained_config
 from rl_reward_network.training.grpo.stage import FINAL
 from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
@@ -26,7 +26,7 @@ class Args:
     """Merge what a GRPO run has trained into its base model."""
 
     model_path: Path
-    """The run's final_model folder."""
+    """The run's final_model folder, or one of its checkpoints."""
     output: Path
     """Folder to write; must not exist."""
     base_model: str | None = None
@@ -43,13 +43,13 @@ def main(args: Args) -> None:
             f"{args.model_path}: not what a GRPO run has trained; name outputs/sa2va_grpo_<time>/{FINAL}, which is "
             "there when scripts.train_sa2va_rl has finished"
         )
-    config = read_json(final / "config.json")
+    config = trained_config(final)
     path = args.base_model or located_model(final.parent, config, "--base_model")
     model, processor = load_base(path, config["origin"]["model_fingerprint"])
     load_trainable(model, final / "trainable")
     merge_lora(model)
     model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated
-    evaluation = final.parent / "evaluation" / "eval.json"
+    evaluation = evaluation_folder(final) / "eval.json"
     with whole_folder(args.output) as folder:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)

@@ -47,7 +47,14 @@ NANO = {
 REAL = {"learning_rate": 1e-5, "batch_size": 8, "lora_r": 128, "lora_alpha": 256}
 STEPS = {"quick": 140, "full": 400}  # of nano on two CPU cores: 5 and 14 minutes
 WATCH = {"quick": 35, "full": 100}  # steps between looks at validation items
-JUDGE_FLAGS = ("llm_judge_base_url", "llm_judge_model", "use_llm_judge_loop2")
+JUDGE_FLAGS = (
+    "llm_judge_base_url",
+    "llm_judge_model",
+    "llm_judge_timeout",
+    "llm_judge_retries",
+    "llm_judge_concurrency",
+    "llm_judge_cache",
+)
 EPOCHS = {"quick": 1.0, "full": 3.0}
 
 
@@ -155,9 +162,17 @@ class RewardArgs:
     llm_judge_base_url: str = "http://127.0.0.1:8000/v1"
     """Of an OpenAI-compatible server; the key is read from OPENAI_API_KEY."""
     llm_judge_model: str | None = None
-    """Name of the judge's model, as the server calls it."""
+    """Name of the judge's model, as the server calls it; by default the only one that the server lists."""
+    llm_judge_timeout: float = JudgeConfig.timeout_s
+    """Seconds that one attempt to ask the judge may take."""
+    llm_judge_retries: int = JudgeConfig.max_retries
+    """Attempts after the first."""
+    llm_judge_concurrency: int = JudgeConfig.max_concurrency
+    """Most requests to the judge under way at once, of each process."""
+    llm_judge_cache: Literal["off"] | Path | None = None
+    """File of the judge's replies, kept for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
     use_llm_judge_loop2: bool = False
-    """Let the judge compare in loop 2 as well."""
+    """Let the judge compare in loop 2; without --use_llm_judge in loop 2 alone."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +207,14 @@ def main(args: Args) -> None:
     network = _reward_network(args.rewards.reward_net, world)
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
+    if judge is not None:
+        plan = replace(plan, judge=_judge_facts(args.rewards, judge.client.config.model))
     found = _to_resume(args, world, plan) if args.resume else None
     folder = found or args.run_folder or one_run_folder(args.world.output_dir, args.world.device == "cpu")
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        loop2 = args.rewards.use_llm_judge_loop2
-        run_grpo_stage(world, plan, folder, found is not None, judge, loop2, network, args.wandb)
+        run_grpo_stage(world, plan, folder, found is not None, judge, network, args.wandb)
     if os.environ.get("RANK", "0") == "0":
         print(f"\nfine-tuned model: {folder / FINAL}")
 
@@ -215,14 +231,20 @@ def one_run_folder(output_dir: Path, cpu: bool) -> Path:
 def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> None:
     """Raise a ValueError for flags that exclude each other, or that nothing would look at."""
     grpo, rewards = args.grpo, args.rewards
-    if not rewards.use_llm_judge and (named := changed(rewards, *JUDGE_FLAGS)):
-        raise ValueError(f"{named[0]} does nothing without --use_llm_judge; give that, too")
+    if not _judged_loops(rewards) and (named := changed(rewards, *JUDGE_FLAGS)):
+        raise ValueError(f"{named[0]} does nothing without --use_llm_judge or --use_llm_judge_loop2; give one of them")
+    for flag, weight in (
+        ("use_llm_judge", "mask_to_caption_weight"),
+        ("use_llm_judge_loop2", "caption_to_mask_weight"),
+    ):
+        if getattr(rewards, flag) and not getattr(grpo, weight):
+            raise ValueError(f"--{flag} does nothing in a loop that --{weight} 0 leaves out; leave one of them out")
     if world.kind == "images":
         if network is None and rewards.loop2_iou_weight is None and args.objective == "grpo":
             raise ValueError(
                 "annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight"
             )
-        if rewards.use_llm_judge or rewards.caption_weight or rewards.loop2_caption_weight:
+        if _judged_loops(rewards) or rewards.caption_weight or rewards.loop2_caption_weight:
             raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
         if named := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight"):
             raise ValueError(f"annotated images have no captions, so no loop 1: leave out {named[0]}")
@@ -309,20 +331,22 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         _or(grpo.lora_alpha, 2 * r),
         grpo.lora_dropout,
         settings,
-        _judge_facts(rewards) if rewards.use_llm_judge else None,
+        _judge_facts(rewards, rewards.llm_judge_model) if _judged_loops(rewards) else None,
         None if network is None else network.fingerprint,
         args.shuffle_rewards,
         WATCH[args.mode] if grpo.watch_every is None else grpo.watch_every,
     )
 
 
-def _judge_facts(rewards: RewardArgs) -> dict[str, Any]:
+def _judged_loops(rewards: RewardArgs) -> list[str]:
+    """The loops whose captions a language model compares."""
+    asked = {"loop1": rewards.use_llm_judge, "loop2": rewards.use_llm_judge_loop2}
+    return [loop for loop, wanted in asked.items() if wanted]
+
+
+def _judge_facts(rewards: RewardArgs, model: str | None) -> dict[str, Any]:
     """Which judge pays for what; the key is no part of it."""
-    return {
-        "base_url": rewards.llm_judge_base_url,
-        "model": rewards.llm_judge_model,
-        "loop2": rewards.use_llm_judge_loop2,
-    }
+    return {"base_url": rewards.llm_judge_base_url, "model": model, "loops": _judged_loops(rewards)}
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -340,14 +364,21 @@ def _reward_network(folder: Path | None, world: GRPOWorld) -> RewardNetwork | No
 
 def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:
     """The judge, asked once whether it is there."""
-    if not rewards.use_llm_judge:
+    if not (loops := _judged_loops(rewards)):
         return None
-    if rewards.llm_judge_model is None:
-        raise ValueError("--use_llm_judge needs --llm_judge_model, the model's name at the server")
-    judge = Judge(
-        JudgeConfig(rewards.llm_judge_base_url, rewards.llm_judge_model, cache_path=output_dir / "llm_judge.sqlite")
+    kept = rewards.llm_judge_cache or output_dir / "llm_judge.sqlite"
+    config = JudgeConfig(
+        rewards.llm_judge_base_url,
+        rewards.llm_judge_model,
+        max_concurrency=rewards.llm_judge_concurrency,
+        timeout_s=rewards.llm_judge_timeout,
+        max_retries=rewards.llm_judge_retries,
+        cache_path=None if kept == "off" else Path(kept),
     )
+    judge = Judge(config)
     judge.check()
+    if os.environ.get("RANK", "0") == "0":
+        print(f"LLM judge: {judge.client.config.model} at {config.base_url}, in {' and '.join(loops)}; replies: {kept}")
     return judge
 
 

@@ -1,5 +1,6 @@
 """What the tests of GRPO share: the embedded model with LoRA, and a few rendered regions it was not trained on."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,9 @@ from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.data.regions import LAMPLIGHT, make_scenes
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+from rl_reward_network.training.grpo.batch import open_batch
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem, region_item
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import prepare_model
@@ -87,3 +90,18 @@ def trainer(folder: Any, items: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
             parameter.requires_grad_(made.needs_masks)
     made.begin()
     return made
+
+
+def chosen_by(items: Sequence[GRPOItem]) -> list[GRPOItem]:
+    """An item for each candidate that SAM 2 chooses among these."""
+    model, processor = nano()
+    batch = open_batch(items, FeatureCache(model, processor))
+    questions = [batch.drawing(row, item.question) for row, item in enumerate(items)]
+    found: dict[int, GRPOItem] = {}
+    answers = batch.context(model).segment(questions)
+    for item, question, (_, embedding) in zip(items, questions, answers, strict=True):
+        assert embedding is not None
+        with torch.no_grad():
+            decoded = model.decode_masks(batch.features[question.image].sam, embedding[None])
+        found.setdefault(int(decoded.selected[0]), item)
+    return [found[candidate] for candidate in sorted(found)]

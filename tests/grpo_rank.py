@@ -1,4 +1,4 @@
-"""One process of the distributed tests: trains two steps, then splits a model, and writes what came of both.
+"""One process of the distributed tests: trains, is resumed, sees other candidates than the other, splits a model.
 
 Started by test_grpo_distributed.py: python -m torch.distributed.run --nproc_per_node 2 tests/grpo_rank.py FOLDER
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_nano import regions, shake, trainer
+from grpo_nano import chosen_by, regions, shake, trainer
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from rl_reward_network.models.ema import copied
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
+from rl_reward_network.training.grpo.setup import freeze_unreached
 
 # Plain SGD, since Adam blows up the rounding of gradients near 0; entropy and KL, or fresh rollouts have a loss near 0.
 SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
@@ -41,6 +42,47 @@ def train(folder: Path, accumulation: int = 1) -> None:
     logs = [line for line in own.state.log_history if "total_loss" in line]
     seen = {"wrapped": type(own.model_wrapped).__name__, "spread": own.maker.controller.spread}
     (folder / f"said_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **seen}))
+
+
+def resume(folder: Path, curriculum: bool) -> None:
+    """Four steps of two epochs, and the last of them once more from the checkpoint inside the second epoch."""
+    rank = int(os.environ.get("RANK", "0"))
+    # Eight prompts, two of each rank a step: two steps are an epoch.
+    more = {"per_device_train_batch_size": 8, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    more |= {"curriculum": curriculum, "adaptive_loop_weights": curriculum}
+    for name, start in (("whole", None), ("resumed", folder / f"whole_{curriculum}_0" / "checkpoint-3")):
+        run = folder / f"{name}_{curriculum}_{rank}"
+        own = trainer(run, regions(4)[:8], caption=1.0, loop2_iou=1.0, **more)
+        rollouts = noted_rollouts(own)
+        own.train(resume_from_checkpoint=None if start is None else str(start))
+        save_file(copied(own.sa2va), f"{run}.safetensors")
+        logs = [line for line in own.state.log_history if "total_loss" in line]
+        said = {"logs": logs, "items": [rollout["items"] for rollout in rollouts]}
+        Path(f"{run}.json").write_text(json.dumps(said))
+
+
+def candidates(folder: Path, accumulation: int = 1) -> None:
+    """One supervised step in which the processes see items whose masks are of different candidates."""
+    rank = int(os.environ.get("RANK", "0"))
+    more = {"objective": "supervised", "per_device_train_batch_size": 4, "max_steps": 1, "optim": "sgd"}
+    more |= {"learning_rate": 0.3, "gradient_accumulation_steps": accumulation}
+    own = trainer(folder / f"candidates_{rank}", chosen_by(regions(9))[:RANKS], **more)
+    frozen = freeze_unreached(own, own.train_dataset[:1])
+    own.begin()
+    start, chosen = copied(own.sa2va), []
+    decode = own.sa2va.decode_masks
+    own.sa2va.decode_masks = lambda *args: noted(decode(*args), chosen)
+    own.train()
+    moved = sorted(name for name, tensor in copied(own.sa2va).items() if not torch.equal(tensor, start[name]))
+    save_file(copied(own.sa2va), folder / f"candidates_{rank}.safetensors")
+    said = {"chosen": chosen, "moved": moved, "frozen": frozen, "trains": sorted(start)}
+    (folder / f"candidates_{rank}.json").write_text(json.dumps(said))
+
+
+def noted(decoded: Any, chosen: list[int]) -> Any:
+    """The masks as they are; which candidates they are is added to `chosen`."""
+    chosen += decoded.selected.tolist()
+    return decoded
 
 
 def noted_rollouts(own: Any) -> list[dict[str, Any]]:
@@ -107,4 +149,7 @@ def gradients(policy: Any, groups: list[Group]) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     train(Path(sys.argv[1]))
+    resume(Path(sys.argv[1]), curriculum=False)
+    resume(Path(sys.argv[1]), curriculum=True)
+    candidates(Path(sys.argv[1]))
     shard(Path(sys.argv[1]))

@@ -64,10 +64,13 @@ def test_a_group_without_the_reward_says_nothing_about_the_spread_of_all(how: st
     assert not none.values.any()
 
 
-def test_the_caption_reward_is_a_quarter_meteor() -> None:
-    found = caption_reward(np.array([0.4, 1.0]), np.array([0.8, np.nan]))
-    assert found[0] == pytest.approx(0.25 * 0.4 + 0.75 * 0.8)
-    assert np.isnan(found[1])
+def test_the_caption_reward_is_a_quarter_meteor_and_meteor_alone_where_no_judge_is() -> None:
+    meteor = np.array([[0.4, 1.0, 0.0], [0.2, 0.6, 0.4]])
+    judge = np.array([[0.8, np.nan, -0.2], [np.nan] * 3])
+    found = caption_reward(meteor, judge)
+    np.testing.assert_allclose(found[0], [0.25 * 0.4 + 0.75 * 0.8, 0.25 * 1.0 + 0.75 * 0.3, 0.75 * -0.2])
+    np.testing.assert_array_equal(found[1], meteor[1])
+    np.testing.assert_array_equal(judge, [[0.8, np.nan, -0.2], [np.nan] * 3], "the judge's own scores stay as they are")
 
 
 @pytest.mark.parametrize(

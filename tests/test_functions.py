@@ -1,5 +1,7 @@
 """Reward functions in TRL's protocol: what each column does, and that a missing reward is never a 0."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from rl_reward_network.rewards.functions import (
     confidence_reward,
     dice_reward,
     iou_reward,
-    judge_rewards,
+    judge_reward,
+    judged_caption_reward,
     learned_reward,
     meteor_reward,
 )
@@ -23,22 +26,39 @@ def test_overlap_rewards() -> None:
     assert dice_reward(**columns) == [pytest.approx(2 / 3), 0.0, None]
 
 
+class Judge:
+    """Scores what it knows, and counts what became of the rest."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_failure = ""
+
+    def scores(self, predictions, references):
+        return [{"a red circle": 0.8}.get(text) for text in predictions]
+
+    def note(self, **counts):
+        self.counts.update(counts)
+
+    def failing(self):
+        return None
+
+
 def test_caption_rewards_and_a_judge_that_is_away() -> None:
-    asked = []
-
-    class Judge:
-        def scores(self, predictions, references):
-            asked.append(predictions)
-            return [0.8, None]
-
-    columns = {"completions": ["a red circle", "a red circle"], "captions": ["a red circle", "a red circle"]}
+    columns = {"completions": ["a red circle", "a circle"], "captions": ["a red circle", "a circle"], "unknown": [1, 2]}
     assert meteor_reward(**columns) == [1.0, 1.0]
-    judged, combined = judge_rewards(Judge())
-    assert judged(**columns) == [0.8, None]
-    assert combined(**columns) == [pytest.approx(0.25 + 0.75 * 0.8), None]
-    assert len(asked) == 1, "a judge costs money"
-    judged(completions=["a", "b"], captions=columns["captions"])
-    assert len(asked) == 2
+    assert judge_reward(Judge())(**columns) == [0.8, None], "missing, and no 0"
+
+
+def test_what_a_judge_leaves_open_is_filled_and_counted() -> None:
+    judge = Judge()
+    reward = judged_caption_reward(judge)
+    scored = np.array([[0.8, 0.4], [0.1, 0.2]])
+    np.testing.assert_allclose(reward(np.ones((2, 2)), scored), 0.25 + 0.75 * scored)
+    assert judge.counts == {"imputed": 0, "groups_paid_by_meteor": 0}, "so that its curves are there from the start"
+    gone = np.array([[0.8, np.nan, np.nan], [np.nan] * 3])
+    reward(np.ones((2, 3)), gone)
+    reward(np.ones((1, 3)), gone[:1])
+    assert judge.counts == {"imputed": 4, "groups_paid_by_meteor": 1}
 
 
 def test_the_learned_reward_looks_at_each_image_once() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from grpo_nano import trainer
-from grpo_rank import RANKS, train
+from grpo_rank import RANKS, candidates, train
 from safetensors.torch import load_file
 
 from rl_reward_network.data.regions import write_regions
 from rl_reward_network.models.ema import copied
+from rl_reward_network.training.grpo.setup import CANDIDATE_HEADS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5  # of losses and weights; 2e-7 was measured
@@ -92,6 +93,42 @@ def test_the_partner_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Pa
     assert_close(second, first, 0)
     assert_close(first, load_file(alone / "ema_0.safetensors"), TOLERANCE)
     assert said(ranks, 0)["spread"] == said(ranks, 1)["spread"] == said(alone)["spread"]
+
+
+@pytest.mark.parametrize("curriculum", [False, True])
+def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(ranks: Path, curriculum: bool) -> None:
+    """With the curriculum the weights of the loops follow the gradients as well: all the state that there is."""
+    prompts = []
+    for rank in range(RANKS):
+        runs = [ranks / f"{name}_{curriculum}_{rank}" for name in ("whole", "resumed")]
+        whole, resumed = (json.loads(Path(f"{run}.json").read_text()) for run in runs)
+        assert len(whole["items"]) == 4
+        assert resumed["items"] == whole["items"][3:], "the prompts of step 4, the second of epoch 1"
+        expected, found = ({k: v for k, v in one["logs"][-1].items() if k not in OWN} for one in (whole, resumed))
+        assert found == expected
+        assert_close(*(load_file(f"{run}.safetensors") for run in runs), 0)
+        prompts.append(whole["items"])
+    assert all(not set(one) & set(other) for one, other in zip(*prompts, strict=True)), "each rank has its own"
+
+
+def test_heads_that_only_one_rank_reaches_train_on_both(ranks: Path, tmp_path: Path) -> None:
+    candidates(tmp_path, accumulation=RANKS)
+    alone, *both = (
+        json.loads((folder / f"candidates_{rank}.json").read_text())
+        for folder, rank in ((tmp_path, 0), (ranks, 0), (ranks, 1))
+    )
+    seen = [set(one["chosen"]) for one in both]
+    assert len(seen[0]) == len(seen[1]) == 1
+    assert seen[0] != seen[1], "or nothing would be proved"
+    reached = {str(candidate) for one in seen for candidate in one}
+    heads = {name.split(CANDIDATE_HEADS)[1][0] for name in both[0]["moved"] if CANDIDATE_HEADS in name}
+    assert heads == reached, "the third gets a gradient of 0"
+    assert {name.split(CANDIDATE_HEADS)[1][0] for name in both[0]["trains"] if CANDIDATE_HEADS in name} == set("123")
+    assert both[0]["moved"] == both[1]["moved"] == alone["moved"]
+    assert both[0]["frozen"] == both[1]["frozen"] == alone["frozen"]
+    first, second = (load_file(ranks / f"candidates_{rank}.safetensors") for rank in range(RANKS))
+    assert_close(first, second, 0)
+    assert_close(first, load_file(tmp_path / "candidates_0.safetensors"), TOLERANCE)
 
 
 def test_only_the_first_rank_writes_checkpoints(ranks: Path) -> None:

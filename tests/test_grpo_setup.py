@@ -1,18 +1,14 @@
 """What trains: LoRA and what the enabled losses reach, in float32; all else is frozen, and proved to stay so."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from grpo_nano import config, nano, regions, rewards
+from grpo_nano import chosen_by, config, nano, regions, rewards
 from torch import nn
 
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.training.grpo.batch import open_batch
-from rl_reward_network.training.grpo.features import FeatureCache
-from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
 from rl_reward_network.training.grpo.setup import (
     CANDIDATE_HEADS,
@@ -177,18 +173,3 @@ def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path:
     assert found[0] == found[1] == found[2]
     heads = {name for name in trained(model) if CANDIDATE_HEADS in name}
     assert {name.split(CANDIDATE_HEADS)[1][0] for name in heads} == {"1", "2", "3"}
-
-
-def chosen_by(items: Sequence[GRPOItem]) -> list[GRPOItem]:
-    """An item for each candidate that SAM 2 chooses among these."""
-    model, processor = nano()
-    batch = open_batch(items, FeatureCache(model, processor))
-    questions = [batch.drawing(row, item.question) for row, item in enumerate(items)]
-    found: dict[int, GRPOItem] = {}
-    answers = batch.context(model).segment(questions)
-    for item, question, (_, embedding) in zip(items, questions, answers, strict=True):
-        assert embedding is not None
-        with torch.no_grad():
-            decoded = model.decode_masks(batch.features[question.image].sam, embedding[None])
-        found.setdefault(int(decoded.selected[0]), item)
-    return [found[candidate] for candidate in sorted(found)]

@@ -16,6 +16,7 @@ from rl_reward_network.data.regions import LAMPLIGHT, write_regions
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.training.grpo import stage as stage_file
+from rl_reward_network.training.grpo.evaluation import grpo_model
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.stage import (
     GRPOPlan,
@@ -72,9 +73,17 @@ def run(world: GRPOWorld) -> Path:
 class Judge:
     """A judge that likes everything."""
 
+    last_failure = ""
+
     @property
     def counts(self) -> dict[str, int]:
         return {"asked": 0}
+
+    def note(self, **counts: int) -> None:
+        pass
+
+    def failing(self) -> None:
+        return None
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         return [1.0] * len(predictions)
@@ -197,11 +206,44 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
     with pytest.raises(
-        ValueError, match=r"trainable tensors did not move, first .* frac_zero_std was 1 all the time; what was"
+        ValueError,
+        match=r"nothing was trained: (\d+) of \1 trainable tensors did not move: \1 because the rewards of every group "
+        r"were all alike, such as .*; the last state is in .*checkpoint-1",
     ):
         run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal")
     assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
     assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
+    assert grpo_model(tmp_path / "equal") == tmp_path / "equal" / "checkpoint-1", "it can be evaluated and merged"
+
+
+def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(world: GRPOWorld, tmp_path: Path) -> None:
+    one = changed(PLAN, **ONE_STEP, lr_scheduler_type="linear", warmup_steps=5)
+    with pytest.warns(UserWarning, match=r"trainable tensors did not move: \d+ because its gradient passes lora_B"):
+        run_grpo_stage(world, one, tmp_path / "one")
+    config = read_json(tmp_path / "one" / "final_model" / "config.json")
+    assert config["steps"] == 1
+    moved = load_file(tmp_path / "one" / "final_model" / WEIGHTS)
+    assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
+
+
+class LostJudge(Judge):
+    """A judge that is lost after the first step."""
+
+    asked = 0
+
+    def failing(self) -> str | None:  # type: ignore[override]
+        self.asked += 1
+        return "LLM judge http://there: 26 of the last 50 calls failed" if self.asked > 1 else None
+
+
+def test_a_lost_judge_stops_the_run_with_a_checkpoint(world: GRPOWorld, tmp_path: Path) -> None:
+    plan = replace(changed(PLAN, max_steps=4, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
+    message = r"^step 2: LLM judge http://there: 26 of .*; --resume goes on from .*checkpoint-2$"
+    with pytest.raises(ValueError, match=message):
+        run_grpo_stage(world, plan, tmp_path / "lost", judge=LostJudge())
+    assert not (tmp_path / "lost" / "final_model").exists()
+    run_grpo_stage(world, plan, tmp_path / "lost", resume=True, judge=Judge())
+    assert read_json(tmp_path / "lost" / "final_model" / "config.json")["steps"] == 4
 
 
 def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
@@ -210,11 +252,11 @@ def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
 
 def test_terms_without_a_judge() -> None:
     plan = replace(PLAN, weights=RewardWeights(1.0, 0.5, 0.25, 0.125, 0.0, 0.1))
-    assert named(loop_rewards(plan, "regions", None, False, None)) == {
+    assert named(loop_rewards(plan, "regions", None, None)) == {
         "loop1": {"iou": 1.0, "dice": 0.0, "meteor": 0.5},
         "loop2": {"iou": 0.125, "confidence": 0.1, "meteor": 0.25},
     }
-    assert named(loop_rewards(plan, "images", None, False, None)) == {
+    assert named(loop_rewards(plan, "images", None, None)) == {
         "loop1": {"iou": 1.0, "dice": 0.0},
         "loop2": {"iou": 0.125, "confidence": 0.1},
     }
@@ -222,23 +264,28 @@ def test_terms_without_a_judge() -> None:
 
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
     plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25, loop2_iou=0.0))
-    first, both = (named(loop_rewards(plan, "regions", Judge(), loop2, None)) for loop2 in (False, True))
-    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.0, "caption": 0.5, "judge": 0.0}
+    alone = {"meteor": 0.0, "judge": 0.0}
+    first, second, both = (named(judged(plan, *loops)) for loops in (["loop1"], ["loop2"], ["loop1", "loop2"]))
+    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, **alone, "caption": 0.5}
     assert first["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.25}, "loop 2 stays with METEOR"
-    assert both["loop1"] == first["loop1"]
-    assert both["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.0, "caption": 0.25}
-    reward = loop_rewards(plan, "regions", Judge(), True, None)["loop1"]["caption"].function
-    assert reward(completions=["a cross"], captions=["a cross"]) == [1.0]
-    assert reward(completions=["red"], captions=["a cross"]) == [0.75], "no METEOR, all of the judge"
+    assert second["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.5}, "loop 1 stays with METEOR"
+    assert second["loop2"] == {"iou": 0.0, "confidence": 0.0, **alone, "caption": 0.25}
+    assert both == {"loop1": first["loop1"], "loop2": second["loop2"]}
+    with pytest.raises(ValueError, match="the plan must name the judge that pays"):
+        loop_rewards(plan, "regions", Judge(), None)
+
+
+def judged(plan: GRPOPlan, *loops: str) -> dict[str, dict[str, Reward]]:
+    return loop_rewards(replace(plan, judge={"loops": list(loops)}), "regions", Judge(), None)
 
 
 def test_a_reward_network_is_a_term_of_loop_2() -> None:
     plan = replace(PLAN, weights=RewardWeights(loop2_iou=0.0, learned=2.0))
-    rewards = named(loop_rewards(plan, "images", None, False, network_of()))
+    rewards = named(loop_rewards(plan, "images", None, network_of()))
     assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
     assert "learned" not in rewards["loop1"]
     with pytest.raises(ValueError, match=r"learned_weight is 2\.0, but there is no reward network; give --reward_net"):
-        loop_rewards(plan, "images", None, False, None)
+        loop_rewards(plan, "images", None, None)
 
 
 def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOWorld, tmp_path: Path) -> None:

@@ -95,13 +95,23 @@ def test_an_empty_prediction_costs_nothing() -> None:
         assert judge.counts["calls"] == 0
 
 
-def test_the_check_and_a_lost_key_are_errors() -> None:
+def test_a_key_that_is_refused_is_an_error_before_the_run_and_ends_the_judge_within() -> None:
     with judge_server(lambda prompt: Reply(status=401, body="who are you?")) as server:
         judge = judge_of(server.url)
         with pytest.raises(ValueError, match=r"HTTP 401: who are you\?; set the key"):
             judge.check()
-        with pytest.raises(ValueError, match=r"HTTP 401: who are you\?; set the key"):
-            judge.scores(["a"], [REFERENCE])
+        assert (judge.failing(), judge.last_failure) == (None, "")
+        assert judge.scores(["a"], [REFERENCE]) == [None]
+        assert "HTTP 401: who are you?; set the key" in str(judge.failing())
+        assert judge.last_failure == "HTTP 401: who are you?"
+
+
+def test_what_became_of_missing_scores_is_counted_beside_the_calls() -> None:
+    judge = judge_of("http://127.0.0.1:1/v1")
+    before = judge.counts
+    judge.note(imputed=2)
+    judge.note(imputed=1, other=0)
+    assert judge.counts == before | {"imputed": 3, "other": 0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.rewards.judge_client import Answer, JudgeClient, Request, read_completion
+from rl_reward_network.rewards.judge_client import Answer, JudgeClient, Request
 from rl_reward_network.rewards.judge_config import NO_KEY, JudgeConfig
 
 KEY = "sk-very-secret-0123456789"
@@ -50,13 +50,22 @@ class Reply:
         return (json.dumps(whole) if self.body is None else self.body).encode()
 
 
+def listing(*names: str) -> Reply:
+    """A list of models, as vLLM sends it."""
+    return Reply(body=json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in names]}))
+
+
 @contextmanager
-def judge_server(answer: Callable[[str], Reply | str]) -> Iterator[Server]:
-    """A server whose reply to a prompt is `answer(prompt)`: a string is the text of a good reply."""
+def judge_server(answer: Callable[[str], Reply | str], models: Reply | None = None) -> Iterator[Server]:
+    """A server whose reply to a prompt is `answer(prompt)`: a string is the text of a good reply.
+
+    Its list of models is `models`, by default of one; asking for it is no request in `Server`.
+    """
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # 40 ms for each reply
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -69,6 +78,10 @@ def judge_server(answer: Callable[[str], Reply | str]) -> Iterator[Server]:
             with lock:
                 server.now -= 1
             self.send(Reply(reply) if isinstance(reply, str) else reply)
+
+        def do_GET(self) -> None:
+            good = self.path == "/v1/models"
+            self.send((models or listing("judge-model")) if good else Reply(status=404, body="no such path"))
 
         def send(self, reply: Reply) -> None:
             content = reply.content()
@@ -193,8 +206,11 @@ def test_what_is_in_the_cache_is_not_asked_again(tmp_path: Path, monkeypatch: py
             changed.setattr("rl_reward_network.rewards.judge_client.PROMPT_VERSION", -1)
             ask(again, "one")
     assert len(server.bodies) == 6  # another model, length or wording: other questions
-    with judge_server(lambda prompt: pytest.fail("asked")) as elsewhere:
-        assert ask(client_of(elsewhere.url, cache_path=file), "one")[0].value == "ONE"
+    with judge_server(lambda prompt: prompt * 2) as elsewhere:
+        assert ask(client_of(elsewhere.url, cache_path=file), "one")[0].value == "oneone", (
+            "another server, another judge"
+        )
+    assert ask(client_of(server.url, cache_path=file), "one")[0].value == "ONE"
 
 
 def test_a_good_check_costs_one_request_and_is_not_kept(tmp_path: Path) -> None:
@@ -218,14 +234,3 @@ def test_thoughts_are_cut_off_before_reading_and_kept_in_the_reply() -> None:
     with judge_server(lambda prompt: "<think>A or B?</think>\nB") as server:
         client = client_of(server.url)
         assert ask(client, "one", "one") == [Answer("<think>A or B?</think>\nB", "\nB")] * 2
-
-
-def test_a_completion_is_read_whatever_else_is_missing() -> None:
-    whole = read_completion(Reply("A").content().decode())
-    assert whole is not None
-    assert (whole.text, whole.model, whole.prompt_tokens, whole.completion_tokens) == ("A", "served-model", 10, 2)
-    bare = read_completion('{"choices": [{"message": {"content": "A"}}], "usage": null}')
-    assert bare is not None
-    assert (bare.text, bare.prompt_tokens, bare.completion_tokens) == ("A", 0, 0)
-    for broken in ('{"choices": [{"message": {"content": ["A"]}}]}', '{"choices": [{}]}', "null", "[" * 100_000):
-        assert read_completion(broken) is None

@@ -1,16 +1,22 @@
 """What the client makes of a server that is slow, broken, forbidden or down; and that the key is nowhere."""
 
 import logging
+import re
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from test_judge_client import KEY, SOON, Reply, ask, client_of, judge_server
+from test_judge_client import KEY, SOON, Reply, Server, ask, client_of, judge_server
 
-from rl_reward_network.rewards.judge_client import Answer
+from rl_reward_network.rewards import judge_client
+from rl_reward_network.rewards import judge_server as judge_server_file
+from rl_reward_network.rewards.judge_client import Answer, JudgeClient
+from rl_reward_network.rewards.judge_config import JudgeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +49,7 @@ def test_503_twice_and_then_good() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (Reply(status=429, body='{"error": "slow down"}', headers=SOON), 'HTTP 429: {"error": "slow down"}'),
+        (Reply(status=503, body='{"error": "slow down"}', headers=SOON), 'HTTP 503: {"error": "slow down"}'),
         (Reply(status=500, body="<h1>oops</h1>", headers=SOON), "HTTP 500: <h1>oops</h1>"),
         (Reply(status=400, body="too   long\n"), "HTTP 400: too long"),
         (Reply(status=307, headers={"Location": "/elsewhere"}, body=""), r"HTTP 307: \(empty\)"),
@@ -61,7 +67,7 @@ def test_what_a_broken_server_sends_is_no_answer(reply: Reply, reason: str) -> N
         client = client_of(server.url, max_retries=1)
         assert ask(client, "good", "bad") == [Answer("A", "A"), Answer(None, None)]
         assert client.counts["failures"] == 1
-        assert client.counts["retries"] == (reply.status in (429, 500))
+        assert client.counts["retries"] == (reply.status in (500, 503))
     with judge_server(lambda prompt: reply) as server, pytest.raises(ValueError, match=reason) as refused:
         client_of(server.url).check()
     assert str(refused.value).startswith(f"LLM judge {server.url}, model 'judge-model': ")
@@ -98,41 +104,105 @@ def test_a_server_that_is_down() -> None:
         (404, "the model must be the name that the server gives it, and the base url usually ends in /v1"),
     ],
 )
-def test_what_no_later_request_can_mend_stops_the_run(status: int, remedy: str) -> None:
+def test_what_no_later_request_can_mend_ends_the_asking(status: int, remedy: str) -> None:
     with judge_server(lambda prompt: Reply(status=status, body="refused") if prompt != "good" else "A") as server:
         client = client_of(server.url, max_retries=2, max_concurrency=1)
-        message = rf"LLM judge {server.url}, model 'judge-model': HTTP {status}: refused; {remedy}$"
-        with pytest.raises(ValueError, match=message):
+        message = f"LLM judge {server.url}, model 'judge-model': HTTP {status}: refused; {remedy}"
+        with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
             client.check()
-        with pytest.raises(ValueError, match=message):
-            ask(client, "good", "bad", *map(str, range(50)))
-        client._pool.shutdown(wait=True)
-        assert len(server.bodies) < 10  # the rest is not asked
+        assert client.failing() is None
+        answers = ask(client, "good", "bad", *map(str, range(50)))
+        assert answers == [Answer("A", "A")] + [Answer(None, None)] * 51
+        assert client.failing() == message
+        assert len(server.bodies) == 3  # the rest is not asked
 
 
-def test_a_judge_that_dies_mid_run_stops_it(tmp_path: Path) -> None:
-    dead = threading.Event()
-    with judge_server(lambda prompt: Reply(status=500, body="out of memory") if dead.is_set() else "A") as server:
-        file = tmp_path / "cache.sqlite"
-        client = client_of(server.url, max_concurrency=1, max_consecutive_failures=3, cache_path=file)
-        assert ask(client, "kept")[0].value == "A"
-        dead.set()
-        assert ask(client, "1", "2") == [Answer(None, None)] * 2
-        dead.clear()
-        ask(client, "3")  # one success, and the count begins anew
-        dead.set()
-        assert ask(client, "4", "5", "6") == [Answer(None, None)] * 3
-        asked = len(server.bodies)
-        message = (
-            rf"the last 3 requests failed, the latest by HTTP 500: out of memory; replies so far are kept in {file}"
+def failing_server(replies: Iterator[bool], down: Reply) -> AbstractContextManager[Server]:
+    """Answers while `replies` says True."""
+    return judge_server(lambda prompt: "A" if next(replies) else down)
+
+
+def test_half_of_50_calls_may_fail_and_not_one_more(tmp_path: Path) -> None:
+    """Failures and replies by turns; then a reply leaves the window, and a failure takes its place."""
+    file = tmp_path / "cache.sqlite"
+    replies = iter([True, False] * 25 + [False] + [True] * 100)
+    with failing_server(replies, Reply(status=500, body="out of memory")) as server:
+        client = client_of(server.url, max_concurrency=1, cache_path=file)
+        ask(client, *(f"{number}" for number in range(50)))
+        assert client.failing() is None, "25 of 50"
+        ask(client, *(f"{number}" for number in range(0, 50, 2)))
+        assert client.counts["cache_hits"] == 25, "which are no calls"
+        assert ask(client, "one more", "unasked", "0") == [Answer(None, None), Answer(None, None), Answer("A", "A")]
+        assert len(server.bodies) == 51
+        assert client.failing() == (
+            f"LLM judge {server.url}, model 'judge-model': 26 of the last 50 calls failed, the latest by HTTP 500: out "
+            "of memory; check that the server runs, and its base url, which usually ends in /v1"
         )
-        with pytest.raises(ValueError, match=message):
-            ask(client, "7")
-        assert len(server.bodies) == asked
-        assert ask(client, "kept")[0].value == "A"
-        dead.clear()
         client.check()  # it is back
-        assert ask(client, "7")[0].value == "A"
+        assert client.failing() is None
+        assert ask(client, "unasked")[0].value == "A"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply("?"), "a reply that cannot be read: ?; take a model that follows instructions"),
+        (Reply(status=429, body="later"), "HTTP 429: later; send fewer requests at once, or raise the server's limit"),
+        (Reply(""), "a reply without text; check that the server runs, and its base url, which usually ends in /v1"),
+        (Reply(body='{"choices": ['), 'a reply that is no chat completion: {"choices": [; check that the server runs'),
+    ],
+)
+def test_the_remedy_is_for_what_failed(reply: Reply, said: str) -> None:
+    with judge_server(lambda prompt: reply) as server:
+        client = client_of(server.url, max_concurrency=1)
+        ask(client, *map(str, range(40)))
+        assert len(server.bodies) == client.counts["failures"] == 26, "enough to be more than half of 50"
+    assert f"26 of the last 26 calls failed, the latest by {said}" in str(client.failing())
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes every connection and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+
+def test_a_silent_server_is_named_long_before_its_time_is_up(
+    silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert judge_client.SILENT_S * 4 / 3 < 30
+    monkeypatch.setattr(judge_client, "SILENT_S", 0.15)
+    client = client_of(silent, timeout_s=0.6, max_retries=0)
+    assert ask(client, "one", "two") == [Answer(None, None)] * 2
+    ask(client, "three")
+    assert client.last_failure == "no reply within 0.6 s"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: LLM judge {silent}, model 'judge-model': no answer for 0.15 s; check that the")
+    assert line.endswith("a request that has used up 0.6 s and 0 retries has failed")
+
+
+def test_a_slow_judge_that_answers_somebody_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(judge_client, "SILENT_S", 0.15)
+    pause = threading.Event()
+    with judge_server(lambda prompt: "A" if pause.wait(0.05) else "B") as server:
+        ask(client_of(server.url, max_concurrency=1), *map(str, range(6)))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("model", ["judge-model", None])
+def test_a_silent_server_is_named_before_the_run_whatever_the_patience(
+    silent: str, model: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge_server_file.HASTE_S < 30
+    monkeypatch.setattr(judge_server_file, "HASTE_S", 0.1)
+    start = time.monotonic()
+    with pytest.raises(
+        ValueError, match=rf"LLM judge {silent}.*: no reply within 0\.1 s; check that the server answers"
+    ):
+        JudgeClient(JudgeConfig(silent, model, timeout_s=600, max_retries=5)).check()
+    assert time.monotonic() - start < 2
 
 
 def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +214,14 @@ def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         ask(client, "one", "two")
         with pytest.raises(ValueError, match=r"HTTP 401: x+\*\*\*;") as refused:
             client.check()
-    shown = [str(refused.value), client.last_failure, repr(client.config), repr(client.counts), caplog.text]
+    shown = [
+        str(refused.value),
+        client.last_failure,
+        str(client.failing()),
+        repr(client.config),
+        repr(client.counts),
+        caplog.text,
+    ]
     stored = [path.read_bytes() for path in tmp_path.iterdir()]
     assert len(stored) == 3  # the file, its log, its index
     for part in (KEY, KEY[:10]):

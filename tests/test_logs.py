@@ -17,7 +17,7 @@ from rl_reward_network.training.grpo.logs import MADE, TRUTH, GRPOLogs, keep_lin
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
 MASKS = {"mask_iou_in_group", "sigma"}
-OTHERS = {"total_loss", "feature_cache_hits", "ema_distance", "grad_norm", "learning_rate", "epoch"}
+OTHERS = {"total_loss", "feature_cache_hits", "ema_distance", "ema_decay", "grad_norm", "learning_rate", "epoch"}
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -176,3 +176,41 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
 
 def test_a_row_may_hold_one_picture() -> None:
     assert picture_row(columns(), [1]).shape == (192, 192, 3)
+
+
+class Judge:
+    """A judge that has failed."""
+
+    last_failure = "HTTP 429: " + "slow down " * 10
+
+
+def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge: Any = Judge()
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}), judge=judge)
+    state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
+    own.on_train_begin(None, state, None)
+    assert own.bar is not None
+    shown = []
+    for count in (0, 12, 12, 13):
+        own.on_log(None, state, None, {"loop1/reward_mean": 0.5, "judge/failures": float(count)})
+        shown.append(own.bar.postfix)
+    beside = f"x: {judge.last_failure[:40]}, loop1=0.500"
+    assert shown == ["loop1=0.500", f"judge failed 12{beside}", f"judge failed 12{beside}", f"judge failed 13{beside}"]
+    judge.last_failure = ""
+    own.on_log(None, state, None, {"judge/failures": 14.0})
+    assert own.bar.postfix == "judge failed 14x: in another process"
+    own.on_train_end(None, state, None)
+    warnings = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert f"warning: the LLM judge failed 12x, the last time by {Judge.last_failure}; what it has not" in warnings[0]
+
+
+def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}))
+    own.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
+    own.on_log(None, SimpleNamespace(global_step=1), None, {"loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25})  # type: ignore[arg-type]
+    assert own.bar is not None
+    assert own.bar.postfix == "loop1=0.500, loop2=0.250"
+    own.on_train_end(None, None, None)

@@ -7,17 +7,23 @@ import numpy as np
 import pytest
 import torch
 from grpo_nano import config
+from test_judge import REFERENCE, play
+from test_judge_client import SOON, Reply, judge_server
 
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.rewards.combine import caption_reward
 from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.rewards.judge import Judge
+from rl_reward_network.rewards.judge_config import JudgeConfig
 from rl_reward_network.training.grpo.batch import Batch
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.features import ImageFeatures
 from rl_reward_network.training.grpo.items import region_item
 from rl_reward_network.training.grpo.policy import Group
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid, make_columns, reward_groups
+from rl_reward_network.training.grpo.stage import GRPOPlan, loop_rewards
 
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 
@@ -177,3 +183,69 @@ def test_a_loop_that_counts_must_pay_something(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"loop2: the weights of its rewards"):
         check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0))
     check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0, pathwise_weight=1.0))
+
+
+def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
+    terms = {
+        "both": Reward(lambda a, b: a - 10 * b, 2.0, of=("a", "b")),
+        "b": Reward(gives(1, 0, 0, 0, 1, None), 0.0),
+        "a": Reward(gives(1, 2, 3, 4, 5, 6), 0.0),
+    }
+    _, samples = paid(tmp_path, terms)
+    np.testing.assert_array_equal(samples.terms["both"], [[-9, 2, 3], [4, -5, np.nan]])
+    assert samples.advantages is not None
+    assert samples.advantages.rewards[0].tolist() == [-18, 4, 6]
+    assert samples.advantages.missing == {"both": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply("rubbish"), "a reply that cannot be read: rubbish"),
+        (Reply(body="<html>rubbish</html>"), "a reply that is no chat completion: <html>rubbish"),
+        (Reply(body='{"choices": [{"mess'), 'a reply that is no chat completion: {"choices'),
+        (Reply(""), "a reply without text"),
+        (Reply(body=""), "a reply that is no chat completion: (empty)"),
+        (Reply(status=429, body="slow down", headers=SOON), "HTTP 429: slow down"),
+        (Reply(status=500, body="oops", headers=SOON), "HTTP 500: oops"),
+    ],
+)
+def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply, reason: str) -> None:
+    """One caption of the first group has no score, no caption of the second has one."""
+    plan = GRPOPlan("quick", judge={"loops": ["loop1"]})
+    said = ["a dark vessel", "a dark thick vessel", "a broken dark vessel", "a nerve", "a thin nerve", "nothing"]
+    columns: dict[str, Any] = {
+        "prompts": ["?"] * 6,
+        "completions": said,
+        "captions": [REFERENCE] * 3 + ["A nerve."] * 3,
+    }
+    samples = Samples(columns | {"predicted_masks": [None] * 6, "masks": [np.ones((2, 2), dtype=bool)] * 6})
+    with judge_server(lambda prompt: reply if "broken" in prompt or "A nerve." in prompt else play(prompt)) as server:
+        judge = Judge(JudgeConfig(server.url, "m", max_retries=1))
+        own = groups()
+        reward_groups({"loop1": samples}, own, loop_rewards(plan, "regions", judge, None), config(tmp_path))
+    meteor = samples.terms["meteor"]
+    np.testing.assert_array_equal(samples.terms["judge"], [[0.5, 0.0, np.nan], [np.nan] * 3])
+    np.testing.assert_allclose(samples.terms["caption"][0], 0.25 * meteor[0] + 0.75 * np.array([0.5, 0.0, 0.25]))
+    np.testing.assert_array_equal(samples.terms["caption"][1], meteor[1])
+    assert meteor[1, 0] > meteor[1, 1] > meteor[1, 2] == 0, "so that the group learns something"
+    assert samples.advantages is not None
+    assert samples.advantages.spread.tolist() == [True, True]
+    assert {name: judge.counts[name] for name in ("imputed", "groups_paid_by_meteor")} == {
+        "imputed": 1,
+        "groups_paid_by_meteor": 1,
+    }
+    assert judge.counts["failures"] == 1 + 3, "three questions about one caption, one exam"
+    assert judge.last_failure.startswith(reason)
+
+
+def test_the_control_deals_out_what_the_judge_paid(tmp_path: Path) -> None:
+    """The combination is made before: its values are those of the run that is not shuffled."""
+    terms = {
+        "meteor": Reward(gives(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), 0.0),
+        "judge": Reward(gives(1, None, 0, None, None, None), 0.0),
+        "caption": Reward(caption_reward, 1.0, of=("meteor", "judge")),
+    }
+    plain, dealt = (paid(tmp_path, terms, shuffled_by=seed)[1].terms["caption"] for seed in (None, (0, 1)))
+    assert dealt.tolist() != plain.tolist()
+    assert sorted(dealt.ravel()) == sorted(plain.ravel())

@@ -6,12 +6,23 @@ from typing import Any
 import pytest
 import tyro
 from conftest import write_tiny_data
+from test_judge_client import Reply, judge_server, listing
 
 from rl_reward_network.data.regions import write_regions
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.rewards.judge_config import JudgeConfig
 from rl_reward_network.training.grpo.stage import GRPOPlan
 from rl_reward_network.training.grpo.world import GRPOWorld, open_grpo_world
 from scripts.train_sa2va_rl import Args, main, make_plan
+
+JUDGE_SETTINGS = {
+    "llm_judge_base_url": "http://x/v1",
+    "llm_judge_model": "m",
+    "llm_judge_timeout": "7",
+    "llm_judge_retries": "3",
+    "llm_judge_concurrency": "2",
+    "llm_judge_cache": "off",
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +67,12 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
 
 
 def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> None:
-    for flags in (["--use_llm_judge_loop2"], ["--llm_judge_model", "m"], ["--llm_judge_base_url", "http://x/v1"]):
-        with pytest.raises(ValueError, match=f"{flags[0]} does nothing without --use_llm_judge"):
-            planned(scenes, *flags)
+    for name, value in JUDGE_SETTINGS.items():
+        with pytest.raises(ValueError, match=f"--{name} does nothing without --use_llm_judge or --use_llm_judge_loop2"):
+            planned(scenes, f"--{name}", value)
+    for flag, weight in (("use_llm_judge", "mask_to_caption"), ("use_llm_judge_loop2", "caption_to_mask")):
+        with pytest.raises(ValueError, match=f"--{flag} does nothing in a loop that --{weight}_weight 0 leaves out"):
+            planned(scenes, f"--{flag}", f"--{weight}_weight", "0")
     for flags in (["--group_regex", "(?P<group>.)"], ["--segment_question", "Where?"]):
         with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds captioned regions"):
             planned(scenes, *flags)
@@ -73,7 +87,12 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
             planned(images, "--loop2_iou_weight", "1", *flags)
     with pytest.raises(ValueError, match="annotated images have no captions to close a loop: give --reward_net"):
         planned(images)
-    for flags in (["--use_llm_judge"], ["--caption_weight", "1"], ["--loop2_caption_weight", "0.5"]):
+    for flags in (
+        ["--use_llm_judge"],
+        ["--use_llm_judge_loop2"],
+        ["--caption_weight", "1"],
+        ["--loop2_caption_weight", "0.5"],
+    ):
         with pytest.raises(ValueError, match="annotated images have no captions: leave out --use_llm_judge and the ca"):
             planned(images, "--loop2_iou_weight", "1", *flags)
     plan = planned(images, "--loop2_iou_weight", "1")
@@ -92,6 +111,43 @@ def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Pa
     assert planned(scenes).settings["mask_policy"] == "bernoulli"
 
 
+def test_loops_of_a_judge(scenes: Path) -> None:
+    one, two, both = ["--use_llm_judge"], ["--use_llm_judge_loop2"], ["--use_llm_judge", "--use_llm_judge_loop2"]
+    for flags, loops in ((one, ["loop1"]), (two, ["loop2"]), (both, ["loop1", "loop2"])):
+        facts = planned(scenes, *flags, "--llm_judge_model", "m", "--llm_judge_base_url", "http://x/v1").judge
+        assert facts == {"base_url": "http://x/v1", "model": "m", "loops": loops}
+    assert planned(scenes).judge is None
+    patient = ["--llm_judge_timeout", "5", "--llm_judge_retries", "0", "--llm_judge_cache", "off"]
+    assert planned(scenes, *one, *patient) == planned(scenes, *one), "how it is asked changes no run"
+
+
+@pytest.mark.parametrize(
+    ("flag", "models"), [("--use_llm_judge", listing("the-only-one")), ("--use_llm_judge_loop2", None)]
+)
+def test_a_judge_from_the_command_line(
+    scenes: Path, tmp_path: Path, flag: str, models: Reply | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run is told: the model that was found, and the judge with the settings of the flags."""
+    told: list[Any] = []
+    monkeypatch.setattr(
+        "scripts.train_sa2va_rl.run_grpo_stage", lambda world, plan, *rest: told.append((plan, rest[2]))
+    )
+    own = [flag, "--output_dir", str(tmp_path)]
+    for name, value in (JUDGE_SETTINGS if models is None else {}).items():
+        own += [f"--{name}", value]
+    with judge_server(lambda prompt: "A", models) as server:
+        main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), *own, "--llm_judge_base_url", server.url]))
+    ((plan, judge),) = told
+    config = judge.client.config
+    if models is None:
+        assert plan.judge == {"base_url": server.url, "model": "m", "loops": ["loop2"]}
+        assert (config.timeout_s, config.max_retries, config.max_concurrency, config.cache_path) == (7, 3, 2, None)
+        assert not list(tmp_path.glob("*.sqlite"))
+    else:
+        assert plan.judge == {"base_url": server.url, "model": "the-only-one", "loops": ["loop1"]}
+        assert config == JudgeConfig(server.url, "the-only-one", cache_path=tmp_path / "llm_judge.sqlite")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -99,7 +155,11 @@ def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Pa
         (["--batch_size", "6"], "batch_size is 6 generations, not divisible by num_generations 4"),
         (["--lora_dropout", "0.05"], "lora_dropout is 0.05, expected 0: with dropout, old, reference and new"),
         (["--gpu", "3"], "gpu is 3, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES=3"),
-        (["--use_llm_judge"], "--use_llm_judge needs --llm_judge_model"),
+        (["--use_llm_judge", "--llm_judge_base_url", "http://127.0.0.1:9/v1"], r"LLM judge .*:9/v1: no connection"),
+        (
+            ["--use_llm_judge_loop2", "--llm_judge_timeout", "0"],
+            r"the judge's timeout_s is 0.0, expected 0.001 or more",
+        ),
         (["--pathwise_weight", "1"], r"pathwise_weight is 1.0, but there is no reward network; give --reward_net"),
         (["--learned_weight", "1"], r"learned_weight is 1.0, but there is no reward network; give --reward_net"),
         (["--num_iterations", "3"], "save_steps is 50, not a multiple of num_iterations 3"),

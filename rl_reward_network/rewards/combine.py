@@ -36,8 +36,20 @@ class Advantages:
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
-    """0.25 METEOR + 0.75 judge, NaN where the judge is missing (never a 0)."""
-    return METEOR_SHARE * meteor + JUDGE_SHARE * judge
+    """0.25 METEOR + 0.75 judge of P groups of G captions, each of one prompt.
+
+    A missing score of the judge gets the mean of its group's other scores, never a 0; a group without any is paid by
+    METEOR alone.
+
+    Args:
+        meteor: float (P, G) in [0, 1].
+        judge: float (P, G) in [-1, 1], NaN where missing.
+
+    Returns:
+        float (P, G) in [-0.75, 1].
+    """
+    judged = _filled(judge)
+    return np.where(np.isnan(judged), meteor, METEOR_SHARE * meteor + JUDGE_SHARE * judged)
 
 
 def group_advantages(

@@ -178,7 +178,7 @@ def _check_answered(judge: Judge, answers: Sequence[Answer]) -> None:
     if silent := sum(answer.reply is None for answer in answers):
         raise ValueError(
             f"LLM judge {judge.client.config.base_url}: {silent} of {len(answers)} questions got no reply (the latest "
-            f"failure: {judge.client.last_failure}); run the same command again, the other replies are kept"
+            f"failure: {judge.failing() or judge.last_failure}); run the same command again, the other replies are kept"
         )
 
 

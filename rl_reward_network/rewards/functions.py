@@ -9,7 +9,6 @@ was said, which is a true 0), `mask_probabilities` (float32 (H, W) in [0, 1], or
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.rewards.masks import dice, iou
 
 RewardFunction = Callable[..., list[float | None]]
+GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing, by their names
 Mask = np.ndarray | None
 
 
@@ -30,7 +30,17 @@ class CaptionJudge(Protocol):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often it was asked, and how that went."""
+        """How often it was asked, how that went, and what was noted."""
+
+    @property
+    def last_failure(self) -> str:
+        """Why the latest failed call failed; empty where none did."""
+
+    def note(self, **counts: int) -> None:
+        """Add to the counts."""
+
+    def failing(self) -> str | None:
+        """Why it cannot be relied on any more, with the remedy; None while it can. A run must then end."""
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         """In [-1, 1]; None where the judge could not be had."""
@@ -57,25 +67,25 @@ def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: A
     return [float(value) for value in meteor(completions, captions, normalise=True)]
 
 
-def judge_rewards(judge: CaptionJudge) -> tuple[RewardFunction, RewardFunction]:
-    """The judge's score, in [-1, 1] (what a caption says wrongly counts against it), and 0.25 METEOR + 0.75 judge.
+def judge_reward(judge: CaptionJudge) -> RewardFunction:
+    """The judge's score, in [-1, 1] (what a caption says wrongly counts against it); None where it could not be had."""
 
-    Both are None where the judge could not be had, and it is asked once for both.
-    """
-
-    @lru_cache(maxsize=1)
-    def asked(completions: tuple[str, ...], captions: tuple[str, ...]) -> list[float | None]:
+    def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
         return judge.scores(completions, captions)
 
-    def judged(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
-        return list(asked(tuple(completions), tuple(captions)))
+    return reward
 
-    def combined(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
-        said = np.array(asked(tuple(completions), tuple(captions)), dtype=float)  # None becomes NaN
-        both = caption_reward(meteor(completions, captions, normalise=True), said)
-        return [None if np.isnan(value) else float(value) for value in both]
 
-    return judged, combined
+def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
+    """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; what the judge left open is noted with it."""
+
+    def reward(meteor: np.ndarray, judged: np.ndarray) -> np.ndarray:
+        missing = np.isnan(judged)
+        alone = missing.all(axis=1)
+        judge.note(imputed=int(missing[~alone].sum()), groups_paid_by_meteor=int(alone.sum()))
+        return caption_reward(meteor, judged)
+
+    return reward
 
 
 def learned_reward(network: RewardNetwork) -> RewardFunction:

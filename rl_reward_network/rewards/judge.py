@@ -15,6 +15,7 @@ the questions; ours are written by the judge, so scores of two judges do not com
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,11 +74,25 @@ class Judge:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.client = JudgeClient(config)
+        self._noted: Counter[str] = Counter()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Calls, cache hits, failures, retries and tokens so far, by name."""
-        return self.client.counts
+        """Calls, cache hits, failures, retries and tokens so far, by name, and what was noted besides."""
+        return {**self.client.counts, **self._noted}
+
+    def note(self, **counts: int) -> None:
+        """Add what became of missing scores to the counts."""
+        self._noted.update(counts)
+
+    @property
+    def last_failure(self) -> str:
+        """Why the latest failed call failed; empty where none did."""
+        return self.client.last_failure
+
+    def failing(self) -> str | None:
+        """Why the judge is lost, as `JudgeClient.failing`; None while it is not."""
+        return self.client.failing()
 
     def check(self) -> None:
         """One tiny request before a run; ValueError with the reason and the remedy where the judge cannot be had."""
@@ -91,10 +106,11 @@ class Judge:
             references: N captions, none empty.
 
         Returns:
-            N floats in [-1, 1]; None where the judge gave no answer, or none that can be read, to any of the questions.
+            N floats in [-1, 1]; None where the judge gave no answer, or none that can be read, to any of the questions,
+            and wherever it is lost (`failing`).
 
         Raises:
-            ValueError: the lengths differ, a reference is empty, or the judge is lost for good (see `JudgeClient.ask`).
+            ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
         """
         _check(predictions, references)
         pairs = list(zip(predictions, references, strict=True))

@@ -1,32 +1,38 @@
-"""Asks an OpenAI-compatible server many questions at once, each paid for once; what cannot be had is never a score.
+"""Asks a judge many questions at once, each paid for once; what cannot be had is never a score.
 
-Works with vLLM, Ollama, llama.cpp, LM Studio or a provider: one `POST {base_url}/chat/completions` a question, with one
-user message and temperature 0. Retries and their pauses are those of the package openai (on 408, 409, 429, 5xx, lost
-connections and time-outs). The key stays in the environment: it is in no message, log or file of ours.
+Each question is one user message at temperature 0. A question that fails has no answer and is counted; when more than
+half of the last 50 calls failed, or the server refuses for good, the judge is lost: nothing more is sent, and `failing`
+says why. A server that lets everybody wait is named on the screen after 15 to 20 s, whatever its timeout.
 """
 
-import json
-import logging
+import sys
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
+
+from tqdm import tqdm
 
 from rl_reward_network.rewards.judge_answers import PROMPT_VERSION
 from rl_reward_network.rewards.judge_cache import ReplyCache, cache_key
-from rl_reward_network.rewards.judge_config import JudgeConfig, api_key, is_loopback
+from rl_reward_network.rewards.judge_config import JudgeConfig
+from rl_reward_network.rewards.judge_server import (
+    FINAL,
+    TIMED_OUT,
+    UNREADABLE,
+    Completion,
+    JudgeServer,
+    NoReply,
+    sendable,
+)
 
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 COUNTED = ("calls", "cache_hits", "failures", "retries", "prompt_tokens", "completion_tokens")
-REMEDIES = {  # by HTTP status: no later request can succeed either
-    401: "set the key in the environment variable {api_key_env}",
-    403: "set a key that may use this model in the environment variable {api_key_env}",
-    404: "the model must be the name that the server gives it, and the base url usually ends in /v1",
-}
-REMEDY = "check that the server runs, and its base url, which usually ends in /v1"
-SHOWN = 200  # characters of a server's words in a message
+WINDOW = 50  # calls: when more than half of them failed, the judge is lost
+SILENT_S = 15.0  # without an answer to any request, before the server is named
 
 
 @dataclass(frozen=True)
@@ -52,42 +58,31 @@ class Answer:
     value: Any
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One reply of a server: text (None where it is null or blank), the model it says it is, tokens used."""
-
-    text: str | None
-    model: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _NoReply(Exception):
-    """Why a request came to nothing; `status` is the HTTP status, 0 where there is none."""
-
-    def __init__(self, reason: str, status: int = 0) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 class JudgeClient:
     """A judge that answers requests; may be used from several threads.
 
+    Attributes:
+        config: with the server's only model, where none was named.
+        last_failure: why the latest failed call failed; empty where none did.
+
     Raises:
-        ValueError: the package openai is missing, the key cannot be sent, or the cache cannot be used.
+        ValueError: the package openai is missing, the key cannot be sent, the cache cannot be used, or no model is
+            named and the server does not list exactly one.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
+        if config.model is None:
+            config = replace(config, model=JudgeServer(config).in_haste().only_model())
         self.config = config
         self.last_failure = ""
-        self._key = api_key(config.api_key_env)
-        self._library = _openai()
-        self._server = self._connected()
+        self._server = JudgeServer(config, lambda: self._count(attempts=1))
         self._cache = ReplyCache(config.cache_path)
         self._pool = ThreadPoolExecutor(config.max_concurrency, thread_name_prefix="judge")
         self._lock = threading.Lock()
         self._counter: Counter[str] = Counter()
-        self._in_a_row = 0
+        self._failed: deque[bool] = deque(maxlen=WINDOW)  # of the latest calls
+        self._lost: str | None = None
+        self._heard, self._named = 0.0, False  # when an answer last came; whether the silence was spoken of
 
     @property
     def counts(self) -> dict[str, int]:
@@ -96,175 +91,128 @@ class JudgeClient:
             counted = {**self._counter, "retries": self._counter["attempts"] - self._counter["calls"]}
         return {name: max(0, counted.get(name, 0)) for name in COUNTED}
 
+    def failing(self) -> str | None:
+        """Why the judge is lost: the server, the share of failures, the last reason, the remedy; None while it is not.
+
+        It is lost when 26 of the last 50 calls failed, or when the server refused one for good (401, 403, 404), and
+        stays so until `check` succeeds. Replies from the cache are no calls.
+        """
+        return self._lost
+
     def check(self) -> None:
         """Ask one tiny question, past the cache, so that a wrong address, key or model is known before the run.
+
+        It is asked once and waited for at most 20 s.
 
         Raises:
             ValueError: no reply; the message has the base url, the reason and the remedy.
         """
         try:
-            self._completion(Request("Reply with the letter A and nothing else.", str))
-        except _NoReply as error:
-            raise ValueError(self._stop(str(error), error.status)) from None
-        self._succeeded()
+            self._completion(Request("Reply with the letter A and nothing else.", str), self._server.in_haste())
+        except NoReply as error:
+            raise ValueError(self._server.explained(str(error), error.status)) from None
+        with self._lock:
+            self._failed.clear()
+            self._lost = None
 
     def ask(self, requests: Sequence[Request]) -> Iterator[Answer]:
         """The answers in the order of the requests, equal ones asked once; the next may be under way already.
 
         Raises:
-            ValueError: the server refuses for good (401, 403, 404), or the judge is dead (see JudgeConfig).
+            ValueError: the cache cannot be used.
         """
+        self._heard = time.monotonic()
         keys = [self._cache_key(request) for request in requests]
         unique = dict(zip(keys, requests, strict=True))
         pending = {key: self._pool.submit(self._answer, key, request) for key, request in unique.items()}
         try:
             for key in keys:
-                yield pending[key].result()
+                yield self._awaited(pending[key])
         finally:
             for future in pending.values():
                 future.cancel()
 
+    def _awaited(self, future: Future[Answer]) -> Answer:
+        """The answer, once it is there; a server that gives none to anybody is named, once."""
+        while not self._named:
+            try:
+                return future.result(SILENT_S / 3)
+            except TimeoutError:
+                if time.monotonic() - self._heard > SILENT_S:
+                    self._name_the_silent()
+        return future.result()
+
+    def _name_the_silent(self) -> None:
+        self._named = True
+        message = self._server.explained(f"no answer for {SILENT_S:g} s", TIMED_OUT)
+        patience = f"{self.config.timeout_s:g} s and {self.config.max_retries} retries"
+        tqdm.write(f"warning: {message}; a request that has used up {patience} has failed", file=sys.stderr)
+
     def _answer(self, key: str, request: Request) -> Answer:
-        """From the cache or the server; only a reply that can be read is kept."""
+        """From the cache or the server, which is not asked any more once it is lost."""
         kept = self._cache.get(key)
         if kept is not None and (value := request.parse(_spoken(kept))) is not None:
             self._count(cache_hits=1)
             return Answer(kept, value)
-        self._still_alive()
+        if self._lost is not None:
+            return Answer(None, None)
         try:
-            completion = self._completion(request)
-        except _NoReply as error:
-            return self._unanswered(error)
+            completion = self._completion(request, self._server)
+        except NoReply as error:
+            self._over(str(error), error.status)
+            return Answer(None, None)
+        finally:
+            self._heard = time.monotonic()
         return self._read(key, request, completion)
 
-    def _unanswered(self, error: _NoReply) -> Answer:
-        """A failure, which ends the run where no later request can succeed."""
-        self._failed(str(error))
-        if error.status in REMEDIES:
-            raise ValueError(self._stop(str(error), error.status)) from None
-        return Answer(None, None)
-
     def _read(self, key: str, request: Request, completion: Completion) -> Answer:
-        """What a reply says; what cannot be read is a failure."""
+        """What a reply says, and only what can be read is kept; what cannot is a failure."""
         reply = completion.text or ""
         value = request.parse(_spoken(reply))
         if value is None:
-            self._failed(f"a reply that cannot be read: {self._shown(reply)}")
+            self._over(f"a reply that cannot be read: {self._server.shown(reply)}", UNREADABLE)
             return Answer(reply, None)
-        self._succeeded()
+        self._over()
         self._cache.put(key, reply, value, completion.model)
         return Answer(reply, value)
 
-    def _completion(self, request: Request) -> Completion:
-        """One request to the server, with the retries of the package openai."""
+    def _completion(self, request: Request, server: JudgeServer) -> Completion:
+        """One request to the server."""
         self._count(calls=1)
-        create = self._server.chat.completions.with_raw_response.create
-        try:
-            raw = create(**self._asked(request))
-        except self._library.APIStatusError as error:
-            reason = f"HTTP {error.status_code}: {self._shown(error.response.text)}"
-            raise _NoReply(reason, error.status_code) from None
-        except self._library.APITimeoutError:
-            raise _NoReply(f"no reply within {self.config.timeout_s:g} s") from None
-        except self._library.APIConnectionError as error:
-            raise _NoReply(f"no connection ({self._shown(str(error.__cause__ or error))})") from None
-        body = raw.http_response.text
-        completion = read_completion(body)
-        if completion is None:
-            raise _NoReply(f"a reply that is no chat completion: {self._shown(body)}")
+        completion = server.complete(self._asked(request))
         self._count(prompt_tokens=completion.prompt_tokens, completion_tokens=completion.completion_tokens)
         if completion.text is None:
-            raise _NoReply("a reply without text")
+            raise NoReply("a reply without text")
         return completion
 
     def _asked(self, request: Request) -> dict[str, Any]:
-        message = {"role": "user", "content": _sendable(request.prompt)}
+        message = {"role": "user", "content": sendable(request.prompt)}
         return {"model": self.config.model, "messages": [message], "max_tokens": request.max_tokens, **SAMPLING}
 
     def _cache_key(self, request: Request) -> str:
-        return cache_key({"api": "chat.completions", "prompts": PROMPT_VERSION, **self._asked(request)})
-
-    def _connected(self) -> Any:
-        """The package's client. Redirects are not followed: they would lose the POST, and count as retries."""
-
-        def attempt(_: Any) -> None:
-            self._count(attempts=1)
-
-        trust = not is_loopback(self.config.base_url)
-        http = self._library.DefaultHttpxClient(
-            trust_env=trust, follow_redirects=False, event_hooks={"request": [attempt]}
-        )
-        return self._library.OpenAI(
-            api_key=self._key,
-            base_url=self.config.base_url,
-            timeout=self.config.timeout_s,
-            max_retries=self.config.max_retries,
-            http_client=http,
-        )
+        about = {"api": "chat.completions", "server": self.config.base_url, "prompts": PROMPT_VERSION}
+        return cache_key({**about, **self._asked(request)})
 
     def _count(self, **more: int) -> None:
         with self._lock:
             self._counter.update(more)
 
-    def _succeeded(self) -> None:
+    def _over(self, reason: str | None = None, status: int = 0) -> None:
+        """A call is over; with a reason it failed, which may be the one failure too many."""
         with self._lock:
-            self._in_a_row = 0
-
-    def _failed(self, reason: str) -> None:
-        with self._lock:
+            self._failed.append(reason is not None)
+            if reason is None:
+                return
             self._counter["failures"] += 1
-            self._in_a_row += 1
             self.last_failure = reason
-
-    def _still_alive(self) -> None:
-        """Refuse to go on with a judge that died mid-run."""
-        if self._in_a_row >= self.config.max_consecutive_failures:
-            kept = f"; replies so far are kept in {self.config.cache_path}" if self.config.cache_path else ""
-            reason = f"the last {self._in_a_row} requests failed, the latest by {self.last_failure}{kept}"
-            raise ValueError(self._stop(reason, 0))
-
-    def _stop(self, reason: str, status: int) -> str:
-        """The message of an error that ends the run."""
-        remedy = REMEDIES.get(status, REMEDY).format(api_key_env=self.config.api_key_env)
-        return f"LLM judge {self.config.base_url}, model {self.config.model!r}: {reason}; {remedy}"
-
-    def _shown(self, words: str) -> str:
-        """The start of a server's words on one line; some servers repeat the key."""
-        return " ".join(words.replace(self._key, "***").split())[:SHOWN] or "(empty)"
-
-
-def read_completion(body: str) -> Completion | None:
-    """The reply in the body of a response, None where that is no chat completion (HTML, garbage, other JSON)."""
-    try:
-        reply = json.loads(body)
-        text = reply["choices"][0]["message"]["content"]
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
-        return None
-    if text is not None and not isinstance(text, str):
-        return None
-    usage = reply.get("usage")
-    tokens = [usage.get(name) if isinstance(usage, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
-    used = [number if isinstance(number, int) else 0 for number in tokens]
-    said = _sendable(text) if text is not None and text.strip() else None
-    return Completion(said, _sendable(str(reply.get("model"))), *used)
+            failed = sum(self._failed)
+            if self._lost is None and status in FINAL:
+                self._lost = self._server.explained(reason, status)
+            elif self._lost is None and 2 * failed > WINDOW:
+                share = f"{failed} of the last {len(self._failed)} calls failed, the latest by {reason}"
+                self._lost = self._server.explained(share, status)
 
 
 def _spoken(reply: str) -> str:
     """A reply without the thoughts that some models put before it."""
     return reply.rpartition("</think>")[2]
-
-
-def _sendable(text: str) -> str:
-    """`text` with a ? for each half of a character, which neither HTTP nor SQLite takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _openai() -> Any:
-    """The package openai, imported late because only judges need it."""
-    try:
-        import openai
-    except ImportError:
-        raise ValueError("the LLM judge needs the package openai: pip install -e '.[judge]'") from None
-    for noisy in ("openai", "httpx2"):  # a line for each request
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    return openai

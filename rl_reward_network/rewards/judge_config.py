@@ -15,33 +15,31 @@ class JudgeConfig:
 
     Attributes:
         base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored where the host is this machine.
-        model: the name under which the server serves it.
+        model: the name under which the server serves it; None takes the only one that the server lists.
         api_key_env: environment variable that holds the key; servers without keys need none.
         max_concurrency: most requests under way at once.
         timeout_s: longest wait for one attempt, in seconds.
         max_retries: attempts after the first.
-        cache_path: file of replies kept for later runs; None: for this run only. Replies are told apart by the model's
-            name, not by the server's: two models served under one name need two files.
-        max_consecutive_failures: after so many failures in a row the judge counts as dead, and asking is an error.
+        cache_path: file of replies kept for later runs; None: for this run only. A reply is filed under everything that
+            was asked, the model and the server (base_url): another server answers for itself.
 
     Raises:
         ValueError: a value out of range; the message names it.
     """
 
     base_url: str
-    model: str
+    model: str | None
     api_key_env: str = "OPENAI_API_KEY"
     max_concurrency: int = 8
     timeout_s: float = 60.0
     max_retries: int = 2
     cache_path: Path | None = None
-    max_consecutive_failures: int = 50
 
     def __post_init__(self) -> None:
         _check_url(self.base_url)
-        if not self.model.strip():
+        if self.model is not None and not self.model.strip():
             raise ValueError("the judge's model is empty; give the name that the server gives it")
-        least = {"max_concurrency": 1, "timeout_s": 1e-3, "max_retries": 0, "max_consecutive_failures": 1}
+        least = {"max_concurrency": 1, "timeout_s": 1e-3, "max_retries": 0}
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise ValueError(f"the judge's {name} is {getattr(self, name)}, expected {bound:g} or more")

@@ -7,7 +7,7 @@ import torch
 from transformers import TrainerCallback
 
 from rl_reward_network.models.ema import trainable_tensors
-from rl_reward_network.training.grpo.ranks import by_any
+from rl_reward_network.training.grpo.ranks import by_any, told_by_any
 
 
 class AroundEachStep(TrainerCallback):
@@ -36,11 +36,20 @@ class AroundEachStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the weights moved."""
         self._weigh_loops()
+        self._look_after_judge(state, control)
         if self.trainer.ema is not None:
             self.trainer.ema.update(self.trainer.sa2va)
         if args.max_minutes is not None:
             late = by_any(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
             if late and state.global_step % args.num_iterations == 0:  # never between rollouts' uses
+                control.should_training_stop = control.should_save = True
+
+    def _look_after_judge(self, state: Any, control: Any) -> None:
+        """Stop, with a checkpoint, where a process has lost its judge: METEOR alone was not asked for."""
+        trainer = self.trainer
+        if trainer.judge is not None and state.global_step % trainer.args.num_iterations == 0:
+            trainer.lost_judge = told_by_any(trainer.accelerator, trainer.judge.failing())
+            if trainer.lost_judge:
                 control.should_training_stop = control.should_save = True
 
     def _weigh_loops(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import spread
@@ -23,7 +25,9 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.learned import truth_map
 from rl_reward_network.rewards.masks import dice
+from rl_reward_network.training.checkpoints import load_checkpoint
 from rl_reward_network.training.grpo.card import training_facts
+from rl_reward_network.training.grpo.checkpoint import STATE
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure, unpacked
@@ -34,14 +38,43 @@ from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, op
 from rl_reward_network.training.run_folder import located_data, located_model
 
 SPLIT = "test"
+TRAINED = "trainable"  # folder of the tensors, in a final_model as in a checkpoint
 SHOWN = 3  # items at each end
 
 
 def grpo_model(path: Path) -> Path | None:
-    """The final_model folder of a GRPO run, named by itself or by the run; None if it is another's, or not there."""
-    folder = path if path.name == FINAL else path / FINAL
-    config = folder / "config.json"
-    return folder if config.exists() and read_json(config).get("stage") == STAGE else None
+    """The folder with what a GRPO run has trained: its final_model or a checkpoint, named by itself or by the run.
+
+    Of a run that was cut off the last checkpoint is taken, and said; None where the path is no GRPO run's.
+    """
+    for folder in (path, path / FINAL):
+        if (folder / TRAINED).is_dir() and trained_config(folder).get("stage") == STAGE:
+            return folder
+    last = get_last_checkpoint(str(path)) if path.is_dir() else None
+    if last is None or trained_config(Path(last)).get("stage") != STAGE:
+        return None
+    print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {last}")
+    return Path(last)
+
+
+def trained_config(folder: Path) -> dict[str, Any]:
+    """What the folder says of the run: config.json of a final_model; of a checkpoint the run's, with steps and minutes.
+
+    Empty where there is none.
+    """
+    if (folder / "config.json").exists():
+        return dict(read_json(folder / "config.json"))
+    if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
+        return {}
+    steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]
+    minutes = load_checkpoint(folder / STATE)["seconds"] / 60
+    return {**read_json(folder.parent / "config.json"), "steps": steps, "minutes": minutes}
+
+
+def evaluation_folder(trained: Path, items: int | None = None) -> Path:
+    """Where the evaluation of a final_model or a checkpoint is written, on all test items or on so many."""
+    which = "" if trained.name == FINAL else f"_{trained.name}"
+    return trained.parent / f"evaluation{which}{'' if items is None else f'_{items}'}"
 
 
 def run_grpo_evaluation(
@@ -54,7 +87,7 @@ def run_grpo_evaluation(
     """Compare both models, and write `<run>/evaluation/`.
 
     Args:
-        final_model: of a GRPO run.
+        final_model: of a GRPO run, or one of its checkpoints.
         data_root, base_model: where data and Sa2VA are now, if not where they were.
         gpu: index; -1 is the CPU; None is as in training.
         items: at most so many test items; the folder is then `evaluation_<number>`.
@@ -73,7 +106,7 @@ def run_grpo_evaluation(
 def _evaluate(
     final_model: Path, data_root: Path | None, base_model: str | None, gpu: int | None, items: int | None
 ) -> tuple[BeforeAfter, Path]:
-    start, run, config = time.perf_counter(), final_model.parent, read_json(final_model / "config.json")
+    start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
     world = _open(config, run, data_root, gpu)
     found = world.pick(SPLIT)
     picked = found if items is None else spread(found, items, world.config.seed)
@@ -84,7 +117,7 @@ def _evaluate(
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, picked, cache, longest, desc="before")
-    load_trainable(model, final_model / "trainable")
+    load_trainable(model, final_model / TRAINED)
     after = measure(model, picked, cache, longest, desc="after")
     notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
@@ -96,7 +129,7 @@ def _evaluate(
         _add_neutral_partner(model, picked, cache, before, after)
     minutes = (time.perf_counter() - start) / 60
     result = replace(_result(world, config, picked, before, after, run, minutes), notes=notes)
-    return result, write_before_after(run / ("evaluation" if items is None else f"evaluation_{len(picked)}"), result)
+    return result, write_before_after(evaluation_folder(final_model, None if items is None else len(picked)), result)
 
 
 def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa2VAProcessor]:

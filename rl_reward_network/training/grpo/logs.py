@@ -1,6 +1,7 @@
 """What a GRPO run says while it works: curves for TensorBoard, the same numbers as lines, pictures, a progress bar."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from rl_reward_network.artefacts import whole_file
+from rl_reward_network.rewards.functions import CaptionJudge
 
 TAGS_FROM_TRAINER = {"grad_norm", "learning_rate", "epoch"}
 ENDS = "train_"  # what the Trainer says of the whole run
 PICTURES_EVERY = 25  # log calls
 SHOWN = 4  # groups
+REASON = 40  # characters of a judge's failure beside the bar
 TRUTH, MADE = (0, 200, 90), (255, 160, 0)
 
 
@@ -28,10 +31,12 @@ class GRPOLogs(TrainerCallback):
         run: run folder.
         trainer: Sa2VAGRPOTrainer.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
+        judge: whose failures are told: by a line when the first is seen, and then beside the bar.
     """
 
-    def __init__(self, run: Path, trainer: Any, wandb: bool = False) -> None:
-        self.run, self.trainer, self.wandb, self.calls = run, trainer, wandb, 0
+    def __init__(self, run: Path, trainer: Any, wandb: bool = False, judge: CaptionJudge | None = None) -> None:
+        self.run, self.trainer, self.wandb, self.judge, self.calls = run, trainer, wandb, judge, 0
+        self.warned = False
         self.writer: SummaryWriter | None = None
         self.bar: tqdm[Any] | None = None
 
@@ -61,11 +66,27 @@ class GRPOLogs(TrainerCallback):
         with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if self.bar is not None:
-            shown = {loop: logs[f"{loop}/reward_mean"] for loop in ("loop1", "loop2") if f"{loop}/reward_mean" in logs}
-            self.bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
+            means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
+            shown = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
+            self.bar.set_postfix_str(", ".join([*self._failures(logs), *shown]))
         if self.calls % PICTURES_EVERY == 0:
             self._pictures(state.global_step)
         self.calls += 1
+
+    def _failures(self, logs: dict[str, float]) -> list[str]:
+        """What stands beside the bar about a judge that failed, if it did."""
+        count = int(logs.get("judge/failures", 0))
+        if self.judge is None or not count:
+            return []
+        reason = self.judge.last_failure or "in another process"
+        if not self.warned:
+            self.warned = True
+            tqdm.write(
+                f"warning: the LLM judge failed {count}x, the last time by {reason}; what it has not scored gets the "
+                "mean of its group, or METEOR alone where a group has no score",
+                file=sys.stderr,
+            )
+        return [f"judge failed {count}x: {reason[:REASON]}"]
 
     def _pictures(self, step: int) -> None:
         assert self.writer is not None

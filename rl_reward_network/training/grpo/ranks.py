@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 Value = TypeVar("Value")
 
@@ -16,6 +16,12 @@ def by_first(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
     if accelerator.num_processes > 1:
         broadcast_object_list(found)
     return found[0]
+
+
+def told_by_any(accelerator: Accelerator, words: str | None) -> str | None:
+    """What the first process that has something to say says; every process must ask."""
+    everyone = gather_object([words]) if accelerator.num_processes > 1 else [words]
+    return next((one for one in everyone if one), None)
 
 
 def by_any(accelerator: Accelerator, flag: bool) -> bool:

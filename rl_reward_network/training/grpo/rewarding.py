@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rl_reward_network.rewards.combine import Advantages, group_advantages
-from rl_reward_network.rewards.functions import RewardFunction
+from rl_reward_network.rewards.functions import GroupFunction, RewardFunction
 from rl_reward_network.training.grpo.batch import Batch, Mask
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.policy import Group
@@ -16,10 +16,17 @@ from rl_reward_network.training.grpo.policy import Group
 
 @dataclass(frozen=True)
 class Reward:
-    """A named term: its function and its weight; a weight of 0 is logged only."""
+    """A named term.
 
-    function: RewardFunction
+    Args:
+        function: of a loop's columns; of other terms, where `of` names them.
+        weight: of the term; 0 is logged only.
+        of: names of terms of the same loop that are made of columns, in the order of the function's arguments.
+    """
+
+    function: RewardFunction | GroupFunction
     weight: float
+    of: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,7 +90,7 @@ def reward_groups(
         ValueError: a reward function returned another number of values than there are generations.
     """
     for loop, own in samples.items():
-        own.terms = {name: _values(reward, own, len(groups)) for name, reward in rewards[loop].items()}
+        own.terms = _terms(rewards[loop], own, len(groups))
         if shuffled_by is not None:
             own.terms = {name: _shuffled(values, shuffled_by) for name, values in own.terms.items()}
         weights = {name: reward.weight for name, reward in rewards[loop].items()}
@@ -129,6 +136,15 @@ def _nothing_paid(samples: Samples) -> Advantages:
     """No advantage for anybody, where only the learned reward's own gradient is followed."""
     zeros = np.zeros_like(next(iter(samples.terms.values())))
     return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool), {})
+
+
+def _terms(rewards: Mapping[str, Reward], samples: Samples, prompts: int) -> dict[str, np.ndarray]:
+    """float64 (P, G) of each term; those of columns are known before those that are made of them."""
+    found = {name: _values(reward, samples, prompts) for name, reward in rewards.items() if not reward.of}
+    for name, reward in rewards.items():
+        if reward.of:
+            found[name] = np.asarray(reward.function(*(found[part] for part in reward.of)))
+    return found
 
 
 def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:

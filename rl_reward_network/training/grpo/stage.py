@@ -27,7 +27,8 @@ from rl_reward_network.rewards.functions import (
     confidence_reward,
     dice_reward,
     iou_reward,
-    judge_rewards,
+    judge_reward,
+    judged_caption_reward,
     learned_reward,
     meteor_reward,
 )
@@ -86,7 +87,7 @@ class GRPOPlan:
         weights: of the rewards.
         lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
         settings: fields of `Sa2VAGRPOConfig`.
-        judge: where the judge is, without its key; None without one.
+        judge: which judge pays in which loops: base_url, model, loops ("loop1", "loop2"), no key; None without one.
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: each step's rewards are dealt out at random.
         watch_every: optimisation steps between looks at validation items; 0 never looks.
@@ -105,29 +106,38 @@ class GRPOPlan:
 
 
 def loop_rewards(
-    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, judge_loop2: bool, network: RewardNetwork | None
+    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, network: RewardNetwork | None
 ) -> dict[str, dict[str, Reward]]:
     """The rewards of both loops; every term that can be had is there, so that it is logged.
 
     Raises:
-        ValueError: a weight without what it needs.
+        ValueError: a weight without what it needs, or a plan that names a judge without it.
     """
+    if (judge is None) != (plan.judge is None):
+        raise ValueError("the plan must name the judge that pays, and no other")
     weights = plan.weights
     loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
     loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
     if kind == "regions":
-        loop1["meteor"] = Reward(meteor_reward, 0.0 if judge else weights.caption)
-        loop2["meteor"] = Reward(meteor_reward, 0.0 if judge_loop2 else weights.loop2_caption)
-        if judge is not None:
-            judged, combined = judge_rewards(judge)
-            loop1 |= {"caption": Reward(combined, weights.caption), "judge": Reward(judged, 0.0)}
-            if judge_loop2:
-                loop2["caption"] = Reward(combined, weights.loop2_caption)
+        judged = plan.judge["loops"] if plan.judge else ()
+        loop1 |= _caption_rewards(weights.caption, judge if "loop1" in judged else None)
+        loop2 |= _caption_rewards(weights.loop2_caption, judge if "loop2" in judged else None)
     if network is not None:
         loop2["learned"] = Reward(learned_reward(network), weights.learned)
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
     return {"loop1": loop1, "loop2": loop2}
+
+
+def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
+    """METEOR pays captions, or with a judge both together; each is logged by itself, too."""
+    if judge is None:
+        return {"meteor": Reward(meteor_reward, weight)}
+    return {
+        "meteor": Reward(meteor_reward, 0.0),
+        "judge": Reward(judge_reward(judge), 0.0),
+        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
+    }
 
 
 def training_arguments(world: GRPOWorld, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
@@ -151,7 +161,6 @@ def run_grpo_stage(
     run: Path,
     resume: bool = False,
     judge: CaptionJudge | None = None,
-    judge_loop2: bool = False,
     network: RewardNetwork | None = None,
     wandb: bool = False,
 ) -> None:
@@ -169,7 +178,7 @@ def run_grpo_stage(
     set_seed(world.config.seed)  # LoRA begins at random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
     args = training_arguments(world, plan, run)
-    rewards = loop_rewards(plan, world.kind, judge, judge_loop2, network)
+    rewards = loop_rewards(plan, world.kind, judge, network)
     pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
     # The reward network remembers its own training patients, so a run that it pays must not see them.
     items = world.pick("policy") if network is not None else world.pick("reward", "policy")
@@ -177,8 +186,7 @@ def run_grpo_stage(
         items = labelled_items(items)
     check_items(items)
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
-    if judge is not None:
-        trainer.counters = lambda: {f"judge/{name}": float(count) for name, count in judge.counts.items()}
+    trainer.judge = judge
     if plan.watch_every:
         trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
     with trainer.out_of_memory("a first trial", "max_dynamic_patch"):
@@ -195,7 +203,7 @@ def run_grpo_stage(
         trainer.accelerator.wait_for_everyone()
         before = digests(model)
         with trainer.out_of_memory("training", "batch_size, num_generations or max_dynamic_patch"):
-            went_back = _train(trainer, GRPOLogs(run, trainer, wandb), resume)
+            went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
         still = check_movement(before, digests(model), trainable_tensors(model))
         if still and not went_back:
             _tell_still(trainer, still)
@@ -253,6 +261,8 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
     if trainer.watch is not None:
         trainer.add_callback(trainer.watch)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(logs.run)) if resume else None)
+    if trainer.lost_judge:
+        raise ValueError(f"step {trainer.state.global_step}: {trainer.lost_judge}; {trainer.way_back}")
     if trainer.watch is None or not trainer.watch.finish(trainer.state):
         return False
     print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")

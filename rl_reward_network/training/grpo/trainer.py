@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.training.grpo.callbacks import AroundEachStep
 from rl_reward_network.training.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
@@ -101,7 +102,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.begin()
         self.last_samples: dict[str, Samples] = {}
         self.watch: Any = None  # `Watch`, where validation is watched
-        self.counters: Callable[[], dict[str, float]] = dict  # more numbers to log, such as the judge's
+        self.judge: CaptionJudge | None = None  # the one that pays, where one does
+        self.lost_judge: str | None = None  # why the run stopped for want of it
         self.buffer: list[list[Group]] = []
         self.places = {id(item): place for place, item in enumerate(items)}
         self.paid: list[tuple[int, float, bool]] = []  # of this rollout's prompts, for a curriculum
@@ -321,15 +323,19 @@ class Sa2VAGRPOTrainer(Trainer):
             f"step {self.state.global_step + 1}: {why}; training stops, {kept}; lower learning_rate, or raise beta"
         )
 
+    @property
+    def way_back(self) -> str:
+        """Where `--resume` goes on."""
+        last = get_last_checkpoint(str(self.args.output_dir))
+        return f"--resume goes on from {last}" if last else "there is no checkpoint yet"
+
     @contextmanager
     def _told_to_resume(self) -> Iterator[None]:
         """Say at which step a reward failed for good, such as a judge that went away, and that not all is lost."""
         try:
             yield
         except ValueError as error:
-            last = get_last_checkpoint(str(self.args.output_dir))
-            then = f"; --resume goes on from {last}" if last else ""
-            raise ValueError(f"step {self.state.global_step + 1}: {error}{then}") from error
+            raise ValueError(f"step {self.state.global_step + 1}: {error}; {self.way_back}") from error
 
     @contextmanager
     def out_of_memory(self, what: str, remedy: str) -> Iterator[None]:
@@ -347,7 +353,7 @@ class Sa2VAGRPOTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Everything noted since the last call, averaged over micro-batches."""
         logs.pop("loss", None)
-        logs |= self._averaged() | self.counters()
+        logs |= self._averaged() | self._judge_counts()
         if logs.get("loop1/frac_truncated") == 1 and self.args.should_log:
             warnings.warn(
                 f"every caption was cut off at max_completion_length {self.args.max_completion_length} and does not "
@@ -358,6 +364,13 @@ class Sa2VAGRPOTrainer(Trainer):
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.statistics.clear()
         super().log(logs, start_time)
+
+    def _judge_counts(self) -> dict[str, float]:
+        """The judge's counts, summed over processes: each has a judge of its own."""
+        if self.judge is None:
+            return {}
+        everyone = gather_object([self.judge.counts]) if self.args.world_size > 1 else [self.judge.counts]
+        return {f"judge/{name}": float(sum(one[name] for one in everyone)) for name in everyone[0]}
 
     def _averaged(self) -> dict[str, float]:
         """What was noted since the last call: mean over micro-batches and processes that noted it."""
