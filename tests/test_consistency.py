@@ -98,6 +98,19 @@ def test_another_part_that_trains_is_named(prepared: Any, change: Callable[[Any]
     assert differing(part_rows(model)) == items
 
 
+def test_what_the_mask_policy_does_not_reach_is_frozen_and_meant(prepared: Any) -> None:
+    decoders = {}
+    for mask_policy in ("gaussian", "bernoulli"):
+        model, processor, folder = copy.deepcopy(prepared[0]), *prepared[1:]
+        check_consistency.freeze_as_in_training(model, processor, mask_policy)  # type: ignore[arg-type]
+        rows = consistency_rows(model, processor, folder, mask_policy)
+        assert differing(rows) == []
+        decoders[mask_policy] = by_item(rows)["SAM 2 mask decoder"]
+    assert decoders["gaussian"].rl.startswith("frozen, ")
+    assert decoders["gaussian"].status.startswith("meant: gaussian masks vary the [SEG] vector")
+    assert re.match(r"[\d,]+ trainable, [\d,]+$", decoders["bernoulli"].rl)
+
+
 def test_part_of_a_part_is_counted(prepared: Any) -> None:
     model = copy.deepcopy(prepared[0])
     frozen_decoder_layer(model)

@@ -62,6 +62,14 @@ MEANT_PARTS = {
     ("lm_head", FROZEN): _WORDS,
     ("SAM 2 prompt encoder", TRAINABLE): _PROMPTS,
 }
+# Why parts of the mask path do not train under a mask policy: rewards of sampled masks reach no more.
+REACHED_BY = {
+    "gaussian": "gaussian masks vary the [SEG] vector, so their rewards end there; bernoulli masks, the gradient of a "
+    "reward network and supervised training reach the decoder",
+    "bernoulli": "bernoulli masks reach what draws a mask, not what guesses its quality",
+    "candidates": "a choice among candidates reaches only what guesses their quality",
+}
+MASK_PARTS = ("SAM 2 mask decoder", "SAM 2 prompt encoder")
 
 
 @dataclass(frozen=True)
@@ -74,17 +82,20 @@ class Row:
     status: str
 
 
-def consistency_rows(model: Any, processor: Sa2VAProcessor, folder: CheckpointFolder) -> list[Row]:
+def consistency_rows(
+    model: Any, processor: Sa2VAProcessor, folder: CheckpointFolder, mask_policy: str | None = None
+) -> list[Row]:
     """All rows.
 
     Args:
-        model: Sa2VA after `setup.prepare_model`.
+        model: Sa2VA after `setup.prepare_model`; after `setup.freeze_unreached`, too, where there is a mask policy.
         processor: its processor, as training uses it.
         folder: the checkpoint it was loaded from.
+        mask_policy: what unreached parts were frozen for.
     """
     return [
         *lora_rows(model),
-        *part_rows(model),
+        *part_rows(model, mask_policy),
         *text_rows(processor, folder.config.get("template")),
         *dtype_rows(model),
         loading_row(model, folder),
@@ -113,8 +124,9 @@ def lora_rows(model: Any) -> list[Row]:
     ]
 
 
-def part_rows(model: Any) -> list[Row]:
+def part_rows(model: Any, mask_policy: str | None = None) -> list[Row]:
     """What trains and what does not, with parameter counts; parts that the model has not are left out."""
+    reached = REACHED_BY[mask_policy] if mask_policy else None
     words = model.get_input_embeddings().weight
     counts = {part: (total, trained) for part, total, trained in parameter_table(model)}
     own = (words.numel(), words.numel() * words.requires_grad)
@@ -124,7 +136,7 @@ def part_rows(model: Any) -> list[Row]:
     for part, sft in PARTS.items():
         total, trained = counts[part]
         rl = TRAINABLE if trained == total else f"{trained:,} {TRAINABLE}" if trained else FROZEN
-        row = _row(part, sft, rl, MEANT_PARTS.get((part, rl)))
+        row = _row(part, sft, rl, MEANT_PARTS.get((part, rl)) or (reached if part in MASK_PARTS else None))
         rows += [Row(row.item, row.sft, f"{rl}, {total:,}", row.status)] if total else []
     return rows
 
