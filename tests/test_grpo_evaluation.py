@@ -32,7 +32,7 @@ from rl_reward_network.training.grpo.evaluation import grpo_model, load_base, ru
 from rl_reward_network.training.grpo.features import FeatureCache
 from rl_reward_network.training.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.training.grpo.stage import RewardWeights, run_grpo_stage
-from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, labelled_items, open_grpo_world
 from scripts import evaluate_rl_finetuned_sa2va
 
 ITEMS = 2
@@ -168,6 +168,44 @@ def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOWorld
         run_grpo_evaluation(moved / "final_model", write_tiny_data(tmp_path / "other", size=48), items=1)
     assert not list(moved.glob("evaluation*")), "nothing is written before everything fits"
     assert grpo_model(moved) == moved / "final_model"
+
+
+def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOWorld, Path], evaluated: Any) -> None:
+    _, run = trained
+    assert grpo_model(run / "checkpoint-1") == run / "checkpoint-1"
+    result, page = run_grpo_evaluation(run / "checkpoint-1", items=ITEMS)
+    assert page == run / f"evaluation_checkpoint-1_{ITEMS}" / "report.html"
+    final, _ = evaluated
+    for name, values in final.values["after"].items():
+        np.testing.assert_array_equal(result.values["after"][name], values, err_msg=name)
+    assert result.config["steps"] == 1
+
+
+def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
+    trained: tuple[GRPOWorld, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(trained[1], cut, ignore=shutil.ignore_patterns("final_model", "evaluation*"))
+    assert grpo_model(cut) == cut / "checkpoint-1"
+    assert "the run has not ended; its last checkpoint is taken" in capsys.readouterr().out
+    assert grpo_model(tmp_path) is None
+    assert grpo_model(cut / "logs") is None
+
+
+def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
+    data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
+    world = open_grpo_world(GRPOWorldConfig(data_root=data, gpu=-1))
+    plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
+    run_grpo_stage(world, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
+    (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
+    assert line["loss/mask"] > 0
+    assert "| rewards | none: true masks are learned" in (run / "final_model" / "README.md").read_text()
+    bare = tmp_path / "bare"
+    shutil.copytree(data, bare)
+    records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
+    (bare / "annotations.json").write_text(json.dumps(records))
+    with pytest.raises(ValueError, match=r"objective supervised: none of the \d training items has a mask"):
+        labelled_items(open_grpo_world(GRPOWorldConfig(data_root=bare, gpu=-1)).items)
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,9 @@ JUDGE_SETTINGS = {
 }
 
 
+TWICE = ("--num_iterations", "2")
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "regions"
@@ -42,10 +45,23 @@ def world_of(args: Any) -> GRPOWorld:
 
 
 def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Path) -> None:
-    theirs = planned(scenes, "--kl_coef", "0.1", "--clip_range", "0.3", "--batch_size", "12", "--num_epochs", "2")
-    ours = planned(
-        scenes, "--beta", "0.1", "--epsilon", "0.3", "--per_device_train_batch_size", "12", "--num_train_epochs", "2"
+    theirs = planned(
+        scenes, "--kl_coef", "0.1", "--clip_range", "0.3", "--batch_size", "12", "--num_epochs", "2", *TWICE
     )
+    ours = planned(
+        scenes,
+        "--beta",
+        "0.1",
+        "--epsilon",
+        "0.3",
+        "--per_device_train_batch_size",
+        "12",
+        "--num_train_epochs",
+        "2",
+        *TWICE,
+    )
+    with pytest.raises(ValueError, match="--clip_range does nothing with --num_iterations 1: the ratio it clips is 1"):
+        planned(scenes, "--clip_range", "0.3")
     assert theirs == ours
     assert theirs.settings["beta"] == theirs.settings["mask_beta"] == 0.1
     assert theirs.settings["max_steps"] == -1, "epochs that are asked for count, not the preset's steps"
