@@ -92,9 +92,7 @@ def check_version(run: Path, also: str = "") -> None:
         )
 
 
-def began_with(
-    config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool
-) -> bool:
+def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool) -> bool:
     """Whether a run began with what is wanted now.
 
     Of a cut-off run of another version only what both versions know is compared: it must be found to be refused.

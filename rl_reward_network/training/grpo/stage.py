@@ -158,8 +158,8 @@ def run_grpo_stage(
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
     Raises:
-        ValueError: settings that do not go together, another run in the folder, one of another version, a loss that is not finite, or a
-            trainable tensor that did not move.
+        ValueError: settings that do not go together, another run in the folder, one to resume that another version
+            began, a loss that is not finite, or a trainable tensor that did not move.
     """
     if resume:
         check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
