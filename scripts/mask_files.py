@@ -12,9 +12,8 @@ from PIL.PngImagePlugin import PngInfo
 from skimage.segmentation import mark_boundaries
 
 from rl_reward_network.artefacts import whole_file
-from rl_reward_network.data.images import image_size
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of what is an image in a folder
 PROMPT = "sa2va_prompt"  # the text in our PNGs that says which prompt the mask is of
 LONGEST = 60  # characters of a prompt in a file name
 
@@ -40,10 +39,10 @@ def image_files(named: Sequence[Path]) -> list[Path]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+    files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
     if found := [path for path in files if prompt_of(_checked(path)) is None]:
         return found
-    raise ValueError(f"{folder}: no image in it ({', '.join(SUFFIXES)}); name the folder that holds them")
+    raise ValueError(f"{folder}: no image in it ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them")
 
 
 def _checked(path: Path) -> Path:
@@ -64,7 +63,7 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
     Raises:
         ValueError: `output` is a file for several images or no PNG, or two masks would have one name.
     """
-    if output is not None and output.suffix.lower() in SUFFIXES and not output.is_dir():
+    if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
         if len(images) > 1 or output.suffix.lower() != ".png":
             raise ValueError(f"--output {output}: give a folder, or, for a single image, a file name that ends in .png")
         return [Target(images[0], output, output.with_name(f"{output.stem}_overlay.png"))]
@@ -77,8 +76,8 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
 
 
 def _target(image: Path, folder: Path, prompt: str | None) -> Target:
-    words = "" if prompt is None else "-".join(re.findall(r"\w+", prompt.lower()))[:LONGEST] + "_"
-    return Target(image, *(folder / f"{image.stem}_{words}{kind}.png" for kind in ("mask", "overlay")))
+    said = "" if prompt is None else ("-".join(re.findall(r"\w+", prompt.lower()))[:LONGEST] or "prompt") + "_"
+    return Target(image, *(folder / f"{image.stem}_{said}{kind}.png" for kind in ("mask", "overlay")))
 
 
 def check_free(target: Target, prompt: str) -> None:

@@ -51,8 +51,8 @@ def test_a_cut_off_run_of_an_earlier_version_is_refused_with_the_remedy(old: Pat
     before = files(old)
     with pytest.raises(
         ValueError,
-        match=rf"{kind}_cut_off: --resume: version 0\.6 or earlier began this run, but this is {__version__}, .*; finish "
-        "it with the version that began it, or begin a new one without --resume",
+        match=rf"{kind}_cut_off: --resume: version 0\.6 or earlier began this run, but this is {__version__}, .*; "
+        "finish it with the version that began it, or begin a new one without --resume",
     ) as refused:
         main(args(old, resume=True))
     assert ("can be evaluated and merged: --model_path" in str(refused.value)) == (kind == "sa2va_grpo")

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, subset_folders
 from rl_reward_network.data.grasp_any_region import arrow_shards, is_hub_id, locate, read_grasp_any_region
+from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.region_sample import RegionSample
 
 TITLES = {"gar": "Grasp-Any-Region", "dam": "describe-anything"}
@@ -21,7 +22,6 @@ EXPECTED = (
     "<SUBSET>/images/*.tar)"
 )
 NAMES_SHOWN = 6
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
 
 def read_region_data(
@@ -88,13 +88,11 @@ def recognise(path: Path | str) -> Literal["gar", "dam"]:
 def _refuse_bare_images(folder: Path) -> None:
     """Raise for a folder of images that nothing says anything about."""
     inside = folder / "images" if (folder / "images").is_dir() else folder
-    count = sum(path.suffix.lower() in PICTURES for path in inside.iterdir())
+    count = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in inside.iterdir())
     if not count or (folder / "annotations.json").exists():
         return
     if (folder.parent / "annotations.json").exists():
-        raise ValueError(
-            f"{folder}: {count} images, described in {folder.parent / 'annotations.json'}; give that folder"
-        )
+        raise ValueError(f"{folder}: the images of {folder.parent / 'annotations.json'}; give {folder.parent}")
     raise ValueError(
         f"{folder}: {count} images and no annotations.json, which says whose they are; write one, a list of records "
         '{"image": NAME, "text": ["blood vessel"], "group": PATIENT}, with the images in images/ (mask_png may be left '
