@@ -1,8 +1,10 @@
 """Runs made by version 0.6: a cut-off one is not gone on with, a finished one is evaluated, merged and used."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +108,51 @@ def test_a_cut_off_run_of_another_version_is_found_by_what_both_versions_know() 
 
 def test_a_finished_grpo_run_evaluates_merges_and_segments(old: Path) -> None:
     run, image = old / "runs" / "sa2va_grpo_finished", old / "image.png"
+    card, before = run / "final_model" / "README.md", (run / "final_model" / "README.md").read_text()
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),), images=1))
+    assert card.read_text() == before, "a part of the test items proves nothing"
+    assert "Not evaluated" in before
     evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run / "final_model"),)))
-    rows = {row["metric"] for row in read_json(run / "evaluation" / "eval.json")["rows"]}
-    assert {"iou_of_drawn", "meteor", "dice"} <= rows
+    found = read_json(run / "evaluation" / "eval.json")
+    assert {"iou_of_drawn", "meteor", "dice"} <= {row["metric"] for row in found["rows"]}
+    head, tail = before.split("Not evaluated")
+    assert card.read_text().startswith(head + found["verdict"]["sentence"])
+    assert card.read_text().endswith(tail[tail.index("## Use") :])
+    assert "| IoU of mask' | 0." in card.read_text()
     merge_lora.main(merge_lora.Args(run, old / "merged"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(image)
     segment.main(segment.Args((image,), str(old / "merged"), device="cpu"))
     assert Image.open(old / "image_mask.png").size == (64, 64)
 
 
+@pytest.mark.parametrize("name", ["finished", "finished/final_model", "cut_off", "cut_off/checkpoint-2"])
+def test_what_grpo_trained_is_no_model_and_no_policy(old: Path, name: str) -> None:
+    folder = old / "runs" / f"sa2va_grpo_{name}"
+    trained = folder / ({"finished": "final_model", "cut_off": "checkpoint-2"}.get(name, ""))
+    image = sorted((old / "tubes" / "images").iterdir())[0]
+    message = (
+        f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
+        f"--model_path: python -m scripts.merge_lora --model_path {trained} --output merged"
+    )
+    before = files(old)
+    for call in (
+        lambda: segment.main(segment.Args((image,), str(folder), device="cpu")),
+        lambda: segment.main(segment.Args((image,), policy=folder, device="cpu")),
+        *(lambda main=main, args=args: main(on_model(args(old), str(folder))) for main, args in COMMANDS.values()),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()
+    assert files(old) == before
+
+
+def on_model(args: Any, model_path: str) -> Any:
+    return replace(args, world=replace(args.world, model_path=model_path))
+
+
 def test_a_finished_prompt_policy_evaluates_and_segments(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = old / "runs" / "sa2va_rl_finetune_finished"
     image = sorted((old / "tubes" / "images").iterdir())[0]
-    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run / "final_model"),)))
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),)))
     rows = [row["name"] for row in read_json(run / "evaluation" / "eval.json")["rows"]]
     assert {"PPO", "deployed", "oracle"} <= set(rows)
     segment.main(segment.Args((image,), policy=run, output=old / "masks", device="cpu"))

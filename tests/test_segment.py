@@ -107,9 +107,7 @@ def test_nothing_is_written_over_that_is_not_of_this_prompt(tmp_path: Path) -> N
     write_mask(target, image, mask, "this: Gef\u00e4\u00df")
     np.testing.assert_array_equal(np.asarray(Image.open(target.mask)), 255 * mask)
     check_free(target, "this: Gef\u00e4\u00df")
-    with pytest.raises(
-        ValueError, match="x_mask.png: is there already, and of another prompt, 'this: Gef\u00e4\u00df'; name"
-    ):
+    with pytest.raises(ValueError, match=r"x_mask\.png: is there already, and of another prompt, 'this: Gef.+'; name"):
         check_free(target, "that")
     for theirs in (lambda: Image.fromarray(image).save(target.mask), lambda: target.mask.write_text("not an image")):
         theirs()
