@@ -4,7 +4,8 @@
 
 For a prompt policy these are its baselines; for a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) the model
 as it was. Model, data, prompts and reward network are the run's own, read from its config.json. Written:
-<run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser).
+<run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser); without --images the
+results also stand in the model card of what GRPO trained, final_model/README.md.
 """
 
 import glob
@@ -20,7 +21,10 @@ from rich.table import Table
 from rl_reward_network.evaluation.before_after import BeforeAfter
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence
 from rl_reward_network.training.evaluation_stage import FROZEN_CALLS, Whereabouts, run_evaluation_stage
+from rl_reward_network.training.grpo.card import write_results
 from rl_reward_network.training.grpo.evaluation import grpo_model, run_grpo_evaluation
+from rl_reward_network.training.grpo.stage import FINAL
+from rl_reward_network.training.prompt_policy import policy_folder
 from scripts.cli import run
 
 
@@ -29,7 +33,7 @@ class Args:
     """Compare what was trained, a prompt policy or a GRPO run, with what was there before, on groups never seen."""
 
     model_path: tuple[str, ...]
-    """The run's final_model folder; several (a pattern) mean the newest of them."""
+    """The run's final_model folder, or the run; several (a pattern) mean the newest of them."""
     split: Literal["test"] = "test"
     """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
     images: int | None = None
@@ -47,9 +51,11 @@ def main(args: Args) -> None:
             raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
         where = args.where
         changes, report = run_grpo_evaluation(tuned, where.data_root, where.base_model, where.gpu, args.images)
+        if args.images is None and tuned.name == FINAL:
+            write_results(tuned, report.with_name("eval.json"))
         show_changes(changes)
     else:
-        result, report = run_evaluation_stage(folder, args.where, args.images, args.show_names)
+        result, report = run_evaluation_stage(policy_folder(folder), args.where, args.images, args.show_names)
         show(result)
     print(f"\nreport: {report}")
 

@@ -26,7 +26,7 @@ class Args:
     """Merge what a GRPO run has trained into its base model."""
 
     model_path: Path
-    """The run's final_model folder, or one of its checkpoints."""
+    """The run's final_model folder, the run, or one of its checkpoints."""
     output: Path
     """Folder to write; must not exist."""
     base_model: str | None = None
@@ -54,7 +54,8 @@ def main(args: Args) -> None:
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
         check_checkpoint(open_checkpoint(folder))
-        card = card_text(config, read_json(evaluation) if evaluation.exists() else None, merged=True)
+        measured = final.name == FINAL and evaluation.exists()  # not of a checkpoint
+        card = card_text(config, read_json(evaluation) if measured else None, merged=True)
         (folder / "README.md").write_text(card, encoding="utf-8")
     print(f"merged model: {args.output}")
 

@@ -1,138 +1,132 @@
-"""Segment one image by one prompt: print the answer, write the mask and a picture of it over the image.
+"""Segment images by one prompt: print the answers, write each mask and a picture of it over its image.
 
     python -m scripts.segment image.png [--model_path MODEL] --prompt "Please segment the blood vessel."
+    python -m scripts.segment images/ --policy outputs/RUN --output masks
 
-Written beside the image, or to --output_dir: <name>_mask.png (0 / 255) and <name>_overlay.png. A trained prompt policy
-chooses the prompt with --policy <run>/final_model.
+Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_overlay.png; with --prompt its words
+stand in the names, too. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
+--reward_net, predicts how good the masks are.
 """
 
-import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
 import torch
 import tyro
-from PIL import Image
-from skimage.segmentation import mark_boundaries
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
-from rl_reward_network.data.images import load_image
-from rl_reward_network.env.observation import EPISODE_FEATURES, observe_image
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
-from rl_reward_network.rewards.learned import score_masks
 from rl_reward_network.training.policy_stage import REWARD_NET
-from rl_reward_network.training.prompt_policy import load_policy, read_policy_config, try_prompts
+from rl_reward_network.training.prompt_policy import load_policy, policy_folder, read_policy_config
 from rl_reward_network.training.run_folder import located_model
 from scripts.cli import run
+from scripts.mask_files import check_free, image_files, targets
+from scripts.mask_maker import MaskMaker, Segmented
 
 
 @dataclass(frozen=True)
 class Args:
-    """Segment one image by one prompt."""
+    """Segment images by one prompt."""
 
-    image: tyro.conf.Positional[Path]
-    """Image file."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files, or folders of them."""
     model_path: str | None = None
     """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
     prompt: str | None = None
     """What to ask; by default the first built-in prompt."""
     policy: Path | None = None
-    """final_model folder of a trained prompt policy, which then chooses the prompt."""
-    output_dir: Path | None = None
-    """Where to write; the image's own folder by default."""
+    """A run of step 2, or its final_model folder, whose policy then chooses the prompt of each image."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
+    """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
+    reward_net: Path | None = None
+    """Reward network that predicts how good the masks are; by default the policy's own."""
     device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
     """cpu, cuda:0, ..."""
     max_tiles: int | None = None
-    """Most tiles the image is cut into: as in the policy's training, without a policy as the model says."""
+    """Most tiles an image is cut into: as in the policy's training, without a policy as the model says."""
 
 
 def main(args: Args) -> None:
-    """Load, choose the prompt, segment, write."""
+    """Find the images, load what is needed once, segment, write."""
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
             f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
         )
-    image = load_image(args.image)
-    trained = {} if args.policy is None else read_policy_config(args.policy)
+    places = targets(image_files(args.images), args.output, args.prompt)
+    if args.policy is None:
+        for place in places:
+            check_free(place, args.prompt or PROMPTS[0])
+    make = load(args)
+    bar = tqdm(places, "segmenting", unit="image", disable=len(places) == 1)
+    results = [make(place) for place in bar]
+    (show_one if len(results) == 1 else show_many)(results)
+
+
+def load(args: Args) -> MaskMaker:
+    """Policy, judge and model; the cheapest to mend first."""
+    folder = None if args.policy is None else policy_folder(args.policy)
+    trained = {} if folder is None else read_policy_config(folder)
+    prompt, policy = args.prompt or PROMPTS[0], None
+    if folder is not None and trained["deployment"]["policy"]:
+        policy = load_policy(folder)
+    elif trained:
+        prompt = str(trained["prompts"][trained["deployment"]["best_fixed"]])
+        print(f"the run deploys its best fixed prompt, because {trained['deployment']['reason']}")
+    network = reward_network(args.reward_net, folder, args.device)
     own = trained.get("world", {"max_tiles": None, "max_new_tokens": 64})
-    tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
     model_path = args.model_path or (
-        DEFAULT_MODEL if args.policy is None else located_model(args.policy.parent, trained, "--model_path")
+        DEFAULT_MODEL if folder is None else located_model(folder.parent, trained, "--model_path")
     )
     model, processor = load_sa2va_model(model_path, args.device)
+    tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
     if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
-        warnings.warn(
-            f"{args.policy}: trained on other weights, or on another kind of device, than these", stacklevel=2
-        )
-    features = image_features(model, processor, image)  # both the policy and the masks are made of them
-
-    def ask(prompt: str) -> Segmentation:
-        limits: dict[str, Any] = {"max_new_tokens": own["max_new_tokens"], "sam_features": [features]}
-        segmentation: Segmentation = model.segment([image], [prompt], processor, **limits)[0][0]
-        return segmentation
-
-    prompt = args.prompt or PROMPTS[0]
-    if args.policy is not None:
-        prompt = chosen_prompt(args.policy, trained, image, features, ask)
-    answer = ask(prompt)
-    mask = answer.masks().any(axis=0)  # several [SEG] are joined; none is an empty mask
-    folder = args.output_dir or args.image.parent
-    mask_file, overlay_file = (folder / f"{args.image.stem}_{kind}.png" for kind in ("mask", "overlay"))
-    overlay = mark_boundaries(image, mask.astype(int), color=(1, 0.6, 0))  # float, [0, 1]
-    save_png(np.where(mask, np.uint8(255), np.uint8(0)), mask_file)
-    save_png(np.asarray(overlay * 255, dtype=np.uint8), overlay_file)
-    print(f"prompt: {prompt}\nanswer: {answer.answer}")
-    print(f"mask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
-    print(f"\nwritten: {mask_file} {overlay_file}")
+        warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
+    return MaskMaker(model, processor, own["max_new_tokens"], prompt, trained, policy, network)
 
 
-def chosen_prompt(
-    folder: Path,
-    trained: dict[str, Any],
-    image: np.ndarray,
-    features: Sam2Features,
-    ask: Callable[[str], Segmentation],
-) -> str:
-    """The prompt that a run deploys on a uint8 (H, W, 3) image: its policy's, or the best fixed one.
-
-    Raises:
-        ValueError: the folder is not a policy's, or the policy was made for another model's features.
-    """
-    prompts, plan, deployment = trained["prompts"], trained["plan"], trained["deployment"]
-    if not deployment["policy"]:
-        print(f"the run deploys its best fixed prompt, because {deployment['reason']}")
-        return str(prompts[deployment["best_fixed"]])
-    pooled = features.pooled()[0].cpu().float().numpy() if plan["vision_features"] else None
-    seen = observe_image(image, pooled)
-    if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
-        raise ValueError(f"{folder}: trained on a Sa2VA with features of another width; leave --model_path out")
-    judge = functools.cache(lambda: RewardNetwork.from_pretrained(folder.parent / REWARD_NET))
-
-    def score(tried: np.ndarray) -> np.ndarray:  # asked only where the policy tries several prompts
-        mask = np.asarray(ask(prompts[int(tried[0])]).masks().any(axis=0), dtype=np.float32)
-        return score_masks(judge(), image, mask[None])
-
-    context = PromptContext("new image", seen, np.zeros(len(prompts), dtype=np.float32))
-    steps, sees = plan["ppo"]["max_steps"], plan["reward"] == "net"
-    return str(prompts[int(try_prompts(load_policy(folder), [context], score, steps, sees)[0])])
+def reward_network(named: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
+    """The reward network that was named, else the one in the policy's run, if it is there."""
+    beside = None if policy is None else policy.parent / REWARD_NET
+    path = named or (beside if beside is not None and beside.exists() else None)
+    return None if path is None else RewardNetwork.from_pretrained(path).to(device)
 
 
-def save_png(pixels: np.ndarray, path: Path) -> None:
-    """Write uint8 pixels, whole or not at all."""
-    with whole_file(path) as temporary:
-        Image.fromarray(pixels).save(temporary)
+def show_one(results: list[Segmented]) -> None:
+    """The answer and the mask of a single image in words."""
+    (found,) = results
+    print(f"prompt: {found.prompt}\nanswer: {found.answer}")
+    print(f"mask:   {found.share:.1%} of the image, {found.segs} [SEG]")
+    if found.quality:
+        print(f"predicted Dice [90 %]: {found.quality}")
+    print(f"\nwritten: {found.target.mask} {found.target.overlay}")
+
+
+def show_many(results: list[Segmented]) -> None:
+    """A row for each image."""
+    same = len({found.prompt for found in results}) == 1
+    table = Table(title=escape(f"prompt: {results[0].prompt}") if same else None, box=box.SIMPLE)
+    judged = any(found.quality for found in results)
+    heads = ("image", *(["prompt"] * (not same)), "mask", "[SEG]", *(["predicted Dice [90 %]"] * judged))
+    for head in heads:
+        table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
+    for found in results:
+        cells = [found.target.image.name, f"{found.share:.1%}", f"{found.segs}"]
+        cells[1:1] = [] if same else [found.prompt]
+        table.add_row(*map(escape, [*cells, *([found.quality] * judged)]))
+    Console().print(table)
+    folders = sorted({str(found.target.mask.parent) for found in results})
+    print(f"written: {len(results)} masks and overlays in {', '.join(folders)}")
 
 
 if __name__ == "__main__":

@@ -93,8 +93,9 @@ def test_segment_loads_it_and_writes_the_unmerged_models_mask(merged: Any, tmp_p
     item = regions()[0]
     image, _ = item.load()
     Image.fromarray(image).save(tmp_path / "image.png")
-    segment.main(segment.Args(tmp_path / "image.png", str(folder), item.question, device="cpu"))
-    written = np.asarray(Image.open(tmp_path / "image_mask.png")) > 0
+    place = tmp_path / "mask.png"
+    segment.main(segment.Args((tmp_path / "image.png",), str(folder), item.question, output=place, device="cpu"))
+    written = np.asarray(Image.open(place)) > 0
     processor = Sa2VAProcessor.from_pretrained("sa2va-nano")
     expected = unmerged.segment([image], [item.question], processor)[0][0].masks().any(axis=0)
     assert 0.001 < expected.mean() < 0.9

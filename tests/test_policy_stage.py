@@ -53,7 +53,7 @@ def evaluated(run: Path) -> dict[str, Any]:
 def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
     capsys.readouterr()
-    segment.main(segment.Args(folder / "new.png", policy=run / "final_model", device="cpu"))
+    segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
     assert Image.open(folder / "new_mask.png").size == (70, 50)
     return capsys.readouterr().out
 
@@ -233,7 +233,7 @@ def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Pat
         with pytest.raises(ValueError, match=f"--images: got {images}; give 1 or more"):
             evaluate_rl_finetuned_sa2va.main(replace(args, images=images))
     with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
-        segment.main(segment.Args(Path(__file__), policy=run / "final_model", prompt="the rib"))
+        segment.main(segment.Args((Path(__file__),), policy=run / "final_model", prompt="the rib"))
     config = read_json(run / "final_model" / "config.json")
     config["model_fingerprint"] = "other"
     (run / "final_model" / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,16 @@ def test_predict_forward_says_what_is_wrong(
     usual = {"image": smooth_image(20, 20), "text": "<image>x", "processor": tiny_processor}
     with pytest.raises(ValueError, match=message):
         tiny_model.predict_forward(**(usual | arguments))
+
+
+@pytest.mark.parametrize("path", ["scan.png", Path("scan.png")])
+def test_a_path_in_place_of_an_image_is_refused_with_the_remedy(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor, path: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"expected a PIL image or .*; open it: PIL\.Image\.open\('scan\.png'\)"):
+        tiny_model.predict_forward(image=path, text="<image>The vessel.", processor=tiny_processor)
+    with pytest.raises(ValueError, match=r"image is 7, expected a PIL image or a uint8 array \(H, W, 3\)$"):
+        tiny_model.segment([7], ["The vessel."], tiny_processor)
 
 
 def test_segment_refuses_no_prompts_and_no_batch(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:

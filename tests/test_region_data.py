@@ -99,6 +99,22 @@ def test_a_folder_of_neither_is_an_error_that_says_what_it_holds(tmp_path: Path,
         read_region_data(tmp_path)
 
 
+def test_images_without_annotations_are_an_error_that_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for name in ("1.png", "2.JPG", "notes.txt"):
+        (tmp_path / "data" / "images" / name).touch()
+    for folder in (tmp_path / "data", tmp_path / "data" / "images"):
+        with pytest.raises(
+            ValueError, match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*README"
+        ):
+            recognise(folder)
+    (tmp_path / "data" / "annotations.json").write_text("[]")
+    with pytest.raises(ValueError, match=rf"images: the images of .*annotations\.json; give {tmp_path / 'data'}$"):
+        recognise(tmp_path / "data" / "images")
+    with pytest.raises(ValueError, match="neither data set"):
+        recognise(tmp_path / "data")
+
+
 def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.arrow").touch()
     for path in (tmp_path / "nowhere", tmp_path / "x.arrow"):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_reward_network import __version__
 from rl_reward_network.training.grpo.world import GRPOWorldConfig
 from rl_reward_network.training.run_folder import (
     located_data,
@@ -11,6 +12,7 @@ from rl_reward_network.training.run_folder import (
     only_here,
     portable,
     portable_world,
+    provenance,
     world_config,
 )
 
@@ -77,3 +79,7 @@ def test_one_process_at_a_time_works_in_a_run(tmp_path: Path) -> None:
             pass
     with only_here(tmp_path / "run"):
         pass
+
+
+def test_a_run_says_which_version_began_it() -> None:
+    assert provenance()["version"] == __version__

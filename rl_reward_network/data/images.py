@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of what is an image in a folder
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 INTEGER_RANGES = (2**8 - 1, 2**12 - 1, 2**16 - 1)  # 8 bit, 12 bit (X-ray detectors, DICOM exports), 16 bit
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, subset_folders
 from rl_reward_network.data.grasp_any_region import arrow_shards, is_hub_id, locate, read_grasp_any_region
+from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.region_sample import RegionSample
 
 TITLES = {"gar": "Grasp-Any-Region", "dam": "describe-anything"}
@@ -79,8 +80,24 @@ def recognise(path: Path | str) -> Literal["gar", "dam"]:
             f"{folder}: holds both Grasp-Any-Region ({shards[0]}) and describe-anything ({subsets[0]}); name one"
         )
     if not shards and not subsets:
+        _refuse_bare_images(folder)
         raise ValueError(f"{folder}: neither data set ({_listing(folder)}); {EXPECTED}")
     return "gar" if shards else "dam"
+
+
+def _refuse_bare_images(folder: Path) -> None:
+    """Raise for a folder of images that nothing says anything about."""
+    inside = folder / "images" if (folder / "images").is_dir() else folder
+    count = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in inside.iterdir())
+    if not count or (folder / "annotations.json").exists():
+        return
+    if (folder.parent / "annotations.json").exists():
+        raise ValueError(f"{folder}: the images of {folder.parent / 'annotations.json'}; give {folder.parent}")
+    raise ValueError(
+        f"{folder}: {count} images and no annotations.json, which says whose they are; write one, a list of records "
+        '{"image": NAME, "text": ["blood vessel"], "group": PATIENT}, with the images in images/ (mask_png may be left '
+        'out where --reward_net pays); captions of regions come as Arrow rows. Both are in the README, "Your own data"'
+    )
 
 
 def _recognise_hub_id(path: Path | str) -> Literal["gar"]:

@@ -15,8 +15,10 @@ from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, origin
 from rl_reward_network.training.run_folder import (
+    began_with,
     check_new,
     check_origin,
+    check_version,
     clock,
     describe_run,
     only_here,
@@ -97,8 +99,11 @@ def run_policy_stage(world: World, plan: PolicyPlan, reward_net: Path, run: Path
 
     Raises:
         ValueError: the reward network is missing, damaged, or has seen the policy's, val or test patients; the reward
-            needs labels and there are none; `run` holds another run, or another process works in it.
+            needs labels and there are none; `run` holds another run, one of another version, or another process works
+            in it.
     """
+    if resume:
+        check_settings(run, world, plan)  # before anything is loaded
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(world.split, network, reward_net)
     samples = policy_samples(world, plan)
@@ -149,8 +154,9 @@ def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_
             warnings.warn(f"passed over: {error}", stacklevel=2)
             continue
         info, trained = network.training_info, origin(world, rewards)
-        fits = network.fingerprint == named if named else all(info.get(key) == trained[key] for key in trained)
-        if config.get("origin") == _origin(world, plan) and fits:
+        finished = (path.parent / FINAL).exists()
+        fits = network.fingerprint == named if named else began_with(config, info, trained, finished)
+        if began_with(config, config.get("origin", {}), _origin(world, plan), finished) and fits:
             return path.parent
     return None
 
@@ -164,9 +170,12 @@ def check_settings(run: Path, world: World, plan: PolicyPlan, network: RewardNet
     """config.json of a run that is to go on.
 
     Raises:
-        ValueError: it began with other settings, or with another reward network; names what differs.
+        ValueError: it is not finished and of another version, or began with other settings or with another reward
+            network; names what differs.
     """
     config, wanted = read_run_config(run), _origin(world, plan)
+    if not (run / FINAL).exists():
+        check_version(run)
     began = config.get("origin", {}) | {"reward_net": config.get("reward_net_fingerprint")}
     check_origin(run, began, wanted | ({"reward_net": network.fingerprint} if network else {}))
     return config

@@ -15,8 +15,15 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
-from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
+from rl_reward_network.env.observation import (
+    EPISODE_FEATURES,
+    IMAGE_FEATURES,
+    bounds,
+    observation_table,
+    observe_image,
+)
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
+from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
 STANDARDISED_LIMIT = 10.0  # standard deviations; an odd image must not push the network where it never was
@@ -133,6 +140,44 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
         raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None
     policy.set_training_mode(False)
     return policy
+
+
+def policy_folder(path: Path) -> Path:
+    """The final_model folder of a run of step 2, named by itself or by the run.
+
+    Raises:
+        ValueError: a GRPO run, which has trained the model and no policy.
+    """
+    refuse_unmerged(path)
+    return path / "final_model" if (path / "final_model" / "config.json").exists() else path
+
+
+def deployed_prompt(
+    policy: ActorCriticPolicy,
+    trained: dict[str, Any],
+    image: np.ndarray,
+    vision_features: np.ndarray | None,
+    score: Callable[[int], float],
+) -> int:
+    """The prompt that a policy chooses for a new image.
+
+    Args:
+        policy: of `load_policy`.
+        trained: its config.json.
+        image: uint8 (H, W, 3).
+        vision_features: float32 (C,), Sa2VA's pooled features; used where the policy was trained with them.
+        score: the reward network's score of a prompt's mask, asked only where the policy tries several.
+
+    Raises:
+        ValueError: the policy was made for another model's features.
+    """
+    plan, prompts = trained["plan"], trained["prompts"]
+    seen = observe_image(image, vision_features if plan["vision_features"] else None)
+    if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
+        raise ValueError("--policy: trained on a Sa2VA with features of another width; leave --model_path out")
+    context = PromptContext("new image", seen, np.zeros(len(prompts), dtype=np.float32))
+    steps, sees = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    return int(try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), steps, sees)[0])
 
 
 def read_policy_config(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
 from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.training.run_folder import clock, describe_run, only_here
+from rl_reward_network.training.run_folder import began_with, check_version, clock, describe_run, only_here
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
 FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
@@ -60,8 +60,10 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
         run: a run folder, empty or cut off.
 
     Raises:
-        ValueError: a split has no labelled image, or another process works in `run`.
+        ValueError: a split has no labelled image, another version began `run`, or another process works in it.
     """
+    if (run / "config.json").exists():
+        check_version(run)
     config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
@@ -144,8 +146,9 @@ def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
         except ValueError as error:
             warnings.warn(f"passed over: {error}", stacklevel=2)
             continue
-        same = (config.get("origin"), config.get("seed")) == (origin(world, plan), plan.config.seed)
-        if same and not (path.parent / FINISHED).exists():
+        wanted = origin(world, plan) | {"seed": plan.config.seed}
+        began = {**config.get("origin", {}), "seed": config.get("seed")}
+        if not (path.parent / FINISHED).exists() and began_with(config, began, wanted, finished=False):
             return path.parent
     return None
 

@@ -12,10 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rl_reward_network import __version__
 from rl_reward_network.artefacts import locked, read_json, write_json
 from rl_reward_network.data.splits import save_split
 from rl_reward_network.training.world import World, WorldConfig
 
+UNSAID = "0.6 or earlier"  # the version of a run that does not say it
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
 
 
@@ -73,6 +75,54 @@ def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any])
         )
 
 
+def check_version(run: Path, also: str = "") -> None:
+    """Raise where another version began a run that is to go on; the last number of a version does not count.
+
+    Args:
+        run: a run folder that is not finished.
+        also: what this version can do with it nevertheless.
+
+    Raises:
+        ValueError: names both versions, and what to do.
+    """
+    if not _of_this_version(config := read_json(run / "config.json")):
+        raise ValueError(
+            f"{run}: --resume: version {_version(config)} began this run, but this is {__version__}, whose numbers may "
+            f"differ; finish it with the version that began it, or begin a new one without --resume{also}"
+        )
+
+
+def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool) -> bool:
+    """Whether a run began with what is wanted now.
+
+    Of a cut-off run of another version only what both versions know is compared: it must be found to be refused.
+
+    Args:
+        config: config.json of the run.
+        began: its settings, or its reward network's.
+        wanted: settings now.
+        finished: whether it is.
+    """
+    if finished or _of_this_version(config):
+        return all(began.get(name) == value for name, value in wanted.items())
+    return bool(began) and _agree(began, wanted)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two values are equal in all that both of them name."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_agree(one[name], other[name]) for name in one.keys() & other.keys())
+    return bool(one == other)
+
+
+def _of_this_version(config: Mapping[str, Any]) -> bool:
+    return _version(config).split(".")[:2] == __version__.split(".")[:2]
+
+
+def _version(config: Mapping[str, Any]) -> str:
+    return str(config.get("version", UNSAID))
+
+
 @contextmanager
 def only_here(run: Path) -> Iterator[None]:
     """Hold the run folder (made when missing), so that no second process resumes a run that is still going.
@@ -113,9 +163,9 @@ def read_run_config(run: Path) -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """`versions` of Python and packages, and the `commit` of this source tree (None outside of git)."""
+    """Our `version`, the `versions` of Python and packages, and this tree's `commit` (None outside of git)."""
     versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
-    return {"versions": versions, "commit": _commit()}
+    return {"version": __version__, "versions": versions, "commit": _commit()}
 
 
 def portable(path: Path, run: Path) -> str:

@@ -73,9 +73,10 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
     No code of it is ever run.
 
     Raises:
-        ValueError: no such folder or hub id, no config.json, or a model that is not Sa2VA.
+        ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
     folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path))
+    refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in ("sa2va", "sa2va_chat"):
@@ -84,6 +85,17 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
             "(written by scripts.convert_sa2va_checkpoint)"
         )
     return CheckpointFolder(folder, kind == "sa2va_chat", config)
+
+
+def refuse_unmerged(folder: Path) -> None:
+    """Raise for a GRPO run, its final_model or a checkpoint, which hold what was trained and not a whole model."""
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
+    for found in (folder, folder / "final_model", *checkpoints):
+        if (found / "trainable").is_dir():
+            raise ValueError(
+                f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
+                f"--model_path: python -m scripts.merge_lora --model_path {found} --output merged"
+            )
 
 
 def _download(name: str) -> Path:

@@ -5,6 +5,7 @@ thumbnail, bicubic resizing by Pillow, SAM 2's image squashed to its square) are
 region that leaves no cell of the 16x16 grid gets its nearest one.
 """
 
+import os
 import warnings
 from collections.abc import Sequence
 
@@ -90,8 +91,11 @@ def to_rgb(image: ImageLike) -> Image.Image:
     """The image as PIL RGB.
 
     Raises:
-        ValueError: an array that is not uint8 (H, W, 3).
+        ValueError: an array that is not uint8 (H, W, 3), or no image at all.
     """
+    if not isinstance(image, ImageLike):
+        open_it = f"; open it: PIL.Image.open({str(image)!r})" if isinstance(image, str | os.PathLike) else ""
+        raise ValueError(f"image is {image!r:.100}, expected a PIL image or a uint8 array (H, W, 3){open_it}")
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}")

@@ -83,7 +83,7 @@ def predict_forward(
         `mask_probabilities`: one float32 (1, H, W) in [0, 1] per `[SEG]`.
 
     Raises:
-        ValueError: no text, a video, or neither tokenizer nor processor.
+        ValueError: no text, a video, a path in place of an image, or neither tokenizer nor processor.
     """
     if video is not None:
         raise ValueError("video is not supported yet; give one frame as image")

@@ -3,6 +3,7 @@
 Source: bytedance/Sa2VA@9832e1a. One thing differs on purpose: a mismatch between placeholders and features is an error.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,8 @@ class Sa2VAProcessor:
             ValueError: counts that do not fit, or what `prompt_text` and `region_cells` refuse.
         """
         texts = [text] if isinstance(text, str) else list(text)
-        pictures = [] if images is None else [images] if isinstance(images, ImageLike) else list(images)
+        alone = (Image.Image, np.ndarray, str, os.PathLike)  # a path, so that `tiles` refuses it by name
+        pictures: list[Any] = [] if images is None else [images] if isinstance(images, alone) else list(images)
         regions = _per_image(mask_prompts, len(pictures))
         if pictures and len(pictures) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(pictures)} images: give one image for each text, or none")

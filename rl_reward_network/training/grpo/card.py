@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
@@ -64,6 +65,13 @@ tags: [sa2va, segmentation, grpo]
 These weights are a work derived from {base} and stay under its licence; the data they were trained on may have
 conditions of their own. Read both before you pass them on. Nothing here is fit for diagnosis.
 """
+
+
+def write_results(final_model: Path, evaluation: Path) -> None:
+    """Write the card of a final_model anew, with the results in its eval.json."""
+    card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
+    with whole_file(final_model / "README.md") as temporary:
+        temporary.write_text(card, encoding="utf-8")
 
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,15 @@ from rl_reward_network.training.grpo.setup import (
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items, labelled_items
-from rl_reward_network.training.run_folder import check_new, check_origin, only_here, portable_world, provenance
+from rl_reward_network.training.run_folder import (
+    began_with,
+    check_new,
+    check_origin,
+    check_version,
+    only_here,
+    portable_world,
+    provenance,
+)
 
 KIND = "sa2va_grpo"
 FINAL = "final_model"
@@ -167,10 +175,12 @@ def run_grpo_stage(
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
     Raises:
-        ValueError: settings that do not go together, another run in the folder, a loss that is not finite, or
-            nothing that moved.
+        ValueError: settings that do not go together, another run in the folder, one to resume that another version
+            began, a loss that is not finite, or nothing that moved.
     """
-    if not resume:
+    if resume:
+        check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
+    else:
         check_new(run)
     model, processor = load_sa2va_model(world.config.model_path, world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
@@ -317,8 +327,8 @@ def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
     wanted = _plain(describe(world, plan, ""))
     del wanted["model_fingerprint"]  # the model is not loaded yet; `check_same` compares it
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
-        began = read_json(path).get("origin", {})
-        if all(began.get(name) == value for name, value in wanted.items()):
+        config = read_json(path)
+        if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):
             return path.parent
     return None
 

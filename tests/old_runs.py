@@ -1,0 +1,121 @@
+"""Make small runs of every kind by the version that is checked out, for the tests of later versions.
+
+    PYTHONPATH=. python tests/old_runs.py tests/fixtures/run_0_6
+
+The folder holds the data, too: encoders of images change, and with them the fingerprints of rendered files.
+"""
+
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from conftest import write_tiny_data
+
+from rl_reward_network.data.regions import LAMPLIGHT, write_regions
+from rl_reward_network.training.grpo.world import GRPOWorldConfig
+from rl_reward_network.training.reward_stage import reward_plan
+from rl_reward_network.training.world import WorldConfig
+from scripts import finetune_sa2va_with_rl, train_reward_network, train_sa2va_rl
+
+GRPO = {
+    "batch_size": 4,
+    "num_mask_generations": 2,
+    "max_steps": 4,
+    "save_steps": 2,
+    "max_completion_length": 16,
+    "mask_policy": "gaussian",  # trains no mask decoder, which would be most of the file
+    "lora_r": 1,
+    "watch_every": 0,
+}
+STEPS = 8  # of step 1
+
+
+class Killed(Exception):
+    """Stands for a process that is gone."""
+
+
+def grpo_args(folder: Path, **changed: Any) -> train_sa2va_rl.Args:
+    """Of a GRPO run of seconds on `folder`/scenes."""
+    world = GRPOWorldConfig(data_root=folder / "scenes", output_dir=folder / "runs", gpu=-1)
+    return train_sa2va_rl.Args(mode="quick", world=world, grpo=train_sa2va_rl.GRPOArgs(**GRPO), **changed)
+
+
+def step_1_args(folder: Path, **changed: Any) -> train_reward_network.Args:
+    """Of a run of step 1 on `folder`/tubes."""
+    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    return train_reward_network.Args(mode="quick", world=world, steps=STEPS, **changed)
+
+
+def step_2_args(folder: Path, **changed: Any) -> finetune_sa2va_with_rl.Args:
+    """Of a run of step 2 there, on the reward network of a finished step 1."""
+    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    ppo = finetune_sa2va_with_rl.PPOArgs(total_timesteps=64)
+    return finetune_sa2va_with_rl.Args(mode="quick", world=world, ppo=ppo, reward_steps=STEPS, **changed)
+
+
+def small_plan(*args: Any, **kwargs: Any) -> Any:
+    """The plan of step 1 with U-Nets of a few kilobytes."""
+    plan = reward_plan(*args, **kwargs)
+    return plan._replace(network=replace(plan.network, channels=(4, 8)))
+
+
+def killed_after(save: Callable[..., None]) -> Callable[..., None]:
+    """A way to save a checkpoint that ends the process."""
+
+    def save_and_die(*args: Any, **kwargs: Any) -> None:
+        save(*args, **kwargs)
+        raise Killed
+
+    return save_and_die
+
+
+def cut_off(where: str, call: Callable[[], None]) -> None:
+    """Run until `where`, the function of a module that saves checkpoints, has saved its first."""
+    module, name = where.rsplit(".", 1)
+    with patch(where, killed_after(getattr(sys.modules[module], name))):
+        try:
+            call()
+        except Killed:
+            return
+    raise AssertionError(f"{where} was never called")
+
+
+def make(folder: Path) -> None:
+    """Data, and in runs/ one finished and one cut-off run of each kind."""
+    runs, training = folder / "runs", "rl_reward_network.training"
+    write_tiny_data(folder / "tubes", images=12, size=48)
+    write_regions(folder / "scenes", 6, 3, side=96, light=LAMPLIGHT)
+    train_sa2va_rl.main(grpo_args(folder, run_folder=runs / "sa2va_grpo_finished"))
+    cut = grpo_args(folder, run_folder=runs / "sa2va_grpo_cut_off")
+    cut_off(f"{training}.grpo.trainer.save_run_state", lambda: train_sa2va_rl.main(cut))
+    for script in (train_reward_network, finetune_sa2va_with_rl):
+        patch.object(script, "reward_plan", small_plan).start()
+    finetune_sa2va_with_rl.main(step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_finished"))
+    cut_2 = step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_cut_off")
+    cut_off(f"{training}.prompt_ppo.save_checkpoint", lambda: finetune_sa2va_with_rl.main(cut_2))
+    cut_off(f"{training}.reward_network.save_checkpoint", lambda: train_reward_network.main(step_1_args(folder)))
+    for path in runs.glob("reward_net_2*"):
+        path.rename(runs / f"reward_net_{'finished' if (path / 'agreement.json').exists() else 'cut_off'}")
+    make_small(runs)
+
+
+def make_small(runs: Path) -> None:
+    """Drop what nobody reads of a finished run, and of a cut-off one what only the same version goes on with."""
+    for pattern in ("mask_bank", "*/logs", "*/sheet.png", "*_finished/checkpoint*", "*/checkpoint-*/optimizer.pt"):
+        for path in (*runs.glob(pattern), *runs.glob("*/checkpoint-*/ema.*"), *runs.glob("*finetune*/checkpoint.pt")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in runs.glob("*/final_model/policy.zip"):
+        with zipfile.ZipFile(path) as whole:
+            kept = {name: whole.read(name) for name in whole.namelist() if "optimizer" not in name}
+        with zipfile.ZipFile(path, "w") as small:
+            for name, data in kept.items():
+                small.writestr(name, data)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,160 @@
+"""Runs made by version 0.6: a cut-off one is not gone on with, a finished one is evaluated, merged and used."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from old_runs import grpo_args, step_1_args, step_2_args
+from PIL import Image
+
+from rl_reward_network import __version__
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.training.run_folder import began_with, check_version
+from scripts import (
+    evaluate_rl_finetuned_sa2va,
+    finetune_sa2va_with_rl,
+    merge_lora,
+    segment,
+    train_reward_network,
+    train_sa2va_rl,
+)
+
+MADE = Path(__file__).parent / "fixtures" / "run_0_6"
+COMMANDS: dict[str, tuple[Callable[[Any], None], Callable[..., Any]]] = {
+    "sa2va_grpo": (train_sa2va_rl.main, grpo_args),
+    "reward_net": (train_reward_network.main, step_1_args),
+    "sa2va_rl_finetune": (finetune_sa2va_with_rl.main, step_2_args),
+}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A project that 0.6 has worked in, at another place: data, and in runs/ one finished and one cut-off run each."""
+    shutil.copytree(MADE, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if "mask_bank" not in path.parts)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_cut_off_run_of_an_earlier_version_is_refused_with_the_remedy(old: Path, kind: str) -> None:
+    main, args = COMMANDS[kind]
+    for name in COMMANDS.keys() - {kind}:
+        shutil.rmtree(old / "runs" / f"{name}_cut_off")
+    shutil.rmtree(old / "runs" / f"{kind}_finished")
+    before = files(old)
+    with pytest.raises(
+        ValueError,
+        match=rf"{kind}_cut_off: --resume: version 0\.6 or earlier began this run, but this is {__version__}, .*; "
+        "finish it with the version that began it, or begin a new one without --resume",
+    ) as refused:
+        main(args(old, resume=True))
+    assert ("can be evaluated and merged: --model_path" in str(refused.value)) == (kind == "sa2va_grpo")
+    assert files(old) == before, "neither a new run nor a change of the old one"
+
+
+@pytest.mark.parametrize("kind", ["sa2va_grpo", "sa2va_rl_finetune"])
+def test_it_is_refused_by_name_too(old: Path, kind: str) -> None:
+    main, args = COMMANDS[kind]
+    with pytest.raises(ValueError, match=r"cut_off: --resume: version 0\.6 or earlier began this run"):
+        main(args(old, resume=True, run_folder=old / "runs" / f"{kind}_cut_off"))
+
+
+def test_step_1_cut_off_inside_step_2_is_refused_too(old: Path) -> None:
+    for name in ("reward_net_finished", "sa2va_rl_finetune_finished", "sa2va_rl_finetune_cut_off"):
+        shutil.rmtree(old / "runs" / name)
+    with pytest.raises(ValueError, match=r"reward_net_cut_off: --resume: version 0\.6 or earlier began this run"):
+        finetune_sa2va_with_rl.main(step_2_args(old, resume=True))
+
+
+@pytest.mark.parametrize("kind", ["sa2va_grpo", "sa2va_rl_finetune"])
+def test_a_finished_one_is_nothing_to_resume(old: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main, args = COMMANDS[kind]
+    main(args(old, resume=True, run_folder=old / "runs" / f"{kind}_finished"))
+    assert "nothing to resume: this run is finished" in capsys.readouterr().out
+
+
+def test_versions_that_differ_in_the_last_number_go_on_with_each_other(tmp_path: Path) -> None:
+    major, minor = __version__.split(".")[:2]
+    for version in (__version__, f"{major}.{minor}.99"):
+        (tmp_path / "config.json").write_text(json.dumps({"version": version}))
+        check_version(tmp_path)
+    for version in (f"{major}.{int(minor) + 1}.0", f"{int(major) + 1}.{minor}.0", "0.6.1"):
+        (tmp_path / "config.json").write_text(json.dumps({"version": version}))
+        with pytest.raises(ValueError, match=f"version {version} began this run, but this is {__version__}"):
+            check_version(tmp_path)
+
+
+def test_a_cut_off_run_of_another_version_is_found_by_what_both_versions_know() -> None:
+    began = {"seed": 1, "settings": {"beta": 0.1, "gone": 2}}
+    wanted = {"seed": 1, "settings": {"beta": 0.1, "new": 3}, "new": 4}
+    mine = {"version": __version__}
+    assert began_with({}, began, wanted, finished=False)
+    assert not began_with({}, began, {**wanted, "seed": 2}, finished=False)
+    assert not began_with({}, began, {**wanted, "settings": {"beta": 0.2}}, finished=False)
+    assert not began_with({}, {}, wanted, finished=False), "a run that says nothing"
+    assert not began_with({}, began, wanted, finished=True), "or a new setting would never be trained with"
+    assert not began_with(mine, began, wanted, finished=False)
+    assert began_with(mine, wanted, wanted, finished=False)
+
+
+def test_a_finished_grpo_run_evaluates_merges_and_segments(old: Path) -> None:
+    run, image = old / "runs" / "sa2va_grpo_finished", old / "image.png"
+    card, before = run / "final_model" / "README.md", (run / "final_model" / "README.md").read_text()
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),), images=1))
+    assert card.read_text() == before, "a part of the test items proves nothing"
+    assert "Not evaluated" in before
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run / "final_model"),)))
+    found = read_json(run / "evaluation" / "eval.json")
+    assert {"iou_of_drawn", "meteor", "dice"} <= {row["metric"] for row in found["rows"]}
+    head, tail = before.split("Not evaluated")
+    assert card.read_text().startswith(head + found["verdict"]["sentence"])
+    assert card.read_text().endswith(tail[tail.index("## Use") :])
+    assert "| IoU of mask' | 0." in card.read_text()
+    merge_lora.main(merge_lora.Args(run, old / "merged"))
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(image)
+    segment.main(segment.Args((image,), str(old / "merged"), device="cpu"))
+    assert Image.open(old / "image_mask.png").size == (64, 64)
+
+
+@pytest.mark.parametrize("name", ["finished", "finished/final_model", "cut_off", "cut_off/checkpoint-2"])
+def test_what_grpo_trained_is_no_model_and_no_policy(old: Path, name: str) -> None:
+    folder = old / "runs" / f"sa2va_grpo_{name}"
+    trained = folder / ({"finished": "final_model", "cut_off": "checkpoint-2"}.get(name, ""))
+    image = sorted((old / "tubes" / "images").iterdir())[0]
+    message = (
+        f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
+        f"--model_path: python -m scripts.merge_lora --model_path {trained} --output merged"
+    )
+    before = files(old)
+    for call in (
+        lambda: segment.main(segment.Args((image,), str(folder), device="cpu")),
+        lambda: segment.main(segment.Args((image,), policy=folder, device="cpu")),
+        *(lambda main=main, args=args: main(on_model(args(old), str(folder))) for main, args in COMMANDS.values()),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()
+    assert files(old) == before
+
+
+def on_model(args: Any, model_path: str) -> Any:
+    return replace(args, world=replace(args.world, model_path=model_path))
+
+
+def test_a_finished_prompt_policy_evaluates_and_segments(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = old / "runs" / "sa2va_rl_finetune_finished"
+    image = sorted((old / "tubes" / "images").iterdir())[0]
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),)))
+    rows = [row["name"] for row in read_json(run / "evaluation" / "eval.json")["rows"]]
+    assert {"PPO", "deployed", "oracle"} <= set(rows)
+    segment.main(segment.Args((image,), policy=run, output=old / "masks", device="cpu"))
+    assert "predicted Dice" in capsys.readouterr().out
+    assert Image.open(old / "masks" / f"{image.stem}_mask.png").size == (48, 48)
