@@ -12,12 +12,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, get_args
 
 import torch
 import tyro
@@ -41,6 +41,7 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from rl_reward_network.training.grpo.world import DatasetName
 from rl_reward_network.training.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
 from rl_reward_network.training.world import check_one_phrase, read_samples, split_samples
 from scripts.cli import run
@@ -61,7 +62,7 @@ class Args:
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
     """Folder with annotations.json and images/, or with captioned regions (DATA_ROOT)."""
     dataset_name: str = "auto"
-    """As in run_rl_train.sh; annotations insists on annotated images, which steps 1 and 2 need."""
+    """As in run_rl_train.sh: auto, gar, dam, or annotations, which steps 1 and 2 need; else a folder or a hub id."""
     reward_net: str = ""
     """Trained reward network (REWARD_NET); empty: one is found or trained."""
     output_dir: Path = Path("outputs")
@@ -80,6 +81,8 @@ class Args:
 
 def main(args: Args) -> None:
     """Print the table; leave with 1 if a line is missing."""
+    if args.dataset_name not in get_args(DatasetName):
+        args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     checks: dict[str, Callable[[Args], str | Row]] = {
         "packages": _packages,
         "model": _model,
@@ -225,7 +228,7 @@ def _some(names: list[str]) -> str:
 
 def _reward_network(args: Args) -> str:
     if not args.reward_net:
-        return "none named: the newest fitting one is used, or one is trained first"
+        return "none named: step 2 uses the newest fitting one, or trains one first"
     info = RewardNetwork.from_pretrained(args.reward_net).training_info
     return f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients"
 

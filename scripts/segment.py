@@ -20,7 +20,8 @@ from PIL import Image
 from skimage.segmentation import mark_boundaries
 
 from rl_reward_network.artefacts import whole_file
-from rl_reward_network.data.images import load_image
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels
+from rl_reward_network.data.images import load_for_model
 from rl_reward_network.env.observation import EPISODE_FEATURES, observe_image
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
@@ -55,6 +56,8 @@ class Args:
     """cpu, cuda:0, ..."""
     max_tiles: int | None = None
     """Most tiles the image is cut into: as in the policy's training, without a policy as the model says."""
+    bit_depth: int | None = None
+    """Bits of a grey image above 8 bit, 10 to 16; with a policy white is as in its data, else a point of its own."""
 
 
 def main(args: Args) -> None:
@@ -63,9 +66,11 @@ def main(args: Args) -> None:
         raise ValueError(
             f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
         )
-    image = load_image(args.image)
     trained = {} if args.policy is None else read_policy_config(args.policy)
     own = trained.get("world", {"max_tiles": None, "max_new_tokens": 64})
+    image, said = load_for_model(args.image, white_level(args, own.get("white_levels")))
+    if said:
+        print(said)
     tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
     model_path = args.model_path or (
         DEFAULT_MODEL if args.policy is None else located_model(args.policy.parent, trained, "--model_path")
@@ -96,6 +101,20 @@ def main(args: Args) -> None:
     print(f"prompt: {prompt}\nanswer: {answer.answer}")
     print(f"mask:   {mask.mean():.1%} of the image, {len(answer.mask_logits)} [SEG]")
     print(f"\nwritten: {mask_file} {overlay_file}")
+
+
+def white_level(args: Args, trained: dict[str, int] | None) -> int | None:
+    """What is white in a grey image above 8 bit: as in the policy's data, else by --bit_depth; None: nobody says.
+
+    Raises:
+        ValueError: both say, or --bit_depth is not 8 to 16.
+    """
+    if trained and args.bit_depth is not None:
+        raise ValueError(
+            f"--bit_depth {args.bit_depth}: the policy was trained with white at {trained[DATA_SET]}; leave it out"
+        )
+    levels = given_levels(args.bit_depth, trained)
+    return levels[DATA_SET] if levels else None
 
 
 def chosen_prompt(

@@ -111,7 +111,7 @@ def look_at(name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None
         mask: bool (H, W).
         outlined: whether `bulge` is measured.
     """
-    pixels = f"{image.shape} {hashlib.sha256(np.ascontiguousarray(image)).hexdigest()}"
+    pixels = f"{image.shape} {hashlib.sha256(image.tobytes()).hexdigest()}"
     if mask is None:
         return Look(name, group_id, pixels)
     border = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
