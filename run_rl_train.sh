@@ -21,6 +21,7 @@ said="$(mktemp)"
 trap 'rm -f "$said"' EXIT
 {
   embedded_data --regions
+  run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   run_module scripts.train_sa2va_rl "$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@" \
     | tee -i "$said"
   # the model before and after, on images nobody has seen

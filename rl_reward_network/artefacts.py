@@ -128,7 +128,7 @@ def read_json(path: Path) -> Any:
         ValueError: the file is missing, may not be read, or is not JSON; the message names the file.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark (BOM)
     except FileNotFoundError:
         raise ValueError(f"{path}: file not found") from None
     except OSError as error:

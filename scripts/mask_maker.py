@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
+from tqdm import tqdm
 
-from rl_reward_network.data.images import load_image
+from rl_reward_network.data.images import load_for_model
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
@@ -47,6 +48,7 @@ class MaskMaker:
         trained: config.json of the policy's final_model; empty without one.
         policy: what it deploys; None where that is one prompt.
         network: the judge, if there is any.
+        white_level: what is white in a grey image above 8 bit; None: nobody says.
     """
 
     model: Any
@@ -56,10 +58,13 @@ class MaskMaker:
     trained: dict[str, Any]
     policy: ActorCriticPolicy | None
     network: RewardNetwork | None
+    white_level: int | None = None
 
     def __call__(self, target: Target) -> Segmented:
         """Choose the prompt, ask, judge and write."""
-        image = load_image(target.image)
+        image, said = load_for_model(target.image, self.white_level)
+        if said:
+            tqdm.write(said)
         features = image_features(self.model, self.processor, image)  # both the policy and the masks are made of them
         prompt = self._choose(image, features)
         check_free(target, prompt)

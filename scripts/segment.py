@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -54,6 +55,8 @@ class Args:
     """cpu, cuda:0, ..."""
     max_tiles: int | None = None
     """Most tiles an image is cut into: as in the policy's training, without a policy as the model says."""
+    bit_depth: int | None = None
+    """Bits of a grey image above 8 bit, 10 to 16; with a policy white is as in its data, else a point of its own."""
 
 
 def main(args: Args) -> None:
@@ -92,7 +95,22 @@ def load(args: Args) -> MaskMaker:
     processor.max_tiles = tiles or processor.max_tiles
     if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
-    return MaskMaker(model, processor, own["max_new_tokens"], prompt, trained, policy, network)
+    white = white_level(args, own.get("white_levels"))
+    return MaskMaker(model, processor, own["max_new_tokens"], prompt, trained, policy, network, white)
+
+
+def white_level(args: Args, trained: dict[str, int] | None) -> int | None:
+    """What is white in a grey image above 8 bit: as in the policy's data, else by --bit_depth; None: nobody says.
+
+    Raises:
+        ValueError: both say, or --bit_depth is not 8 to 16.
+    """
+    if trained and args.bit_depth is not None:
+        raise ValueError(
+            f"--bit_depth {args.bit_depth}: the policy was trained with white at {trained[DATA_SET]}; leave it out"
+        )
+    levels = given_levels(args.bit_depth, trained)
+    return levels[DATA_SET] if levels else None
 
 
 def reward_network(named: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:

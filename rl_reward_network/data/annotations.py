@@ -1,6 +1,7 @@
 """Reader of `annotations.json` + `images/`: the user's own format, Sa2VA's fine-tune format, RLE and PNG masks.
 
-The file is a list of records. `image` (a file under `images/`) and `text` (a phrase, or a list of them) are required.
+The file is a list of records. `image` (a file under `images/`, with or without that folder's name before it) and `text`
+(a phrase, or a list of them) are required.
 
 | key | meaning |
 |---|---|
@@ -20,13 +21,14 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.images import image_size
+from rl_reward_network.data.grey_levels import DATA_SET, level_of, measured_levels
+from rl_reward_network.data.images import image_header
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
 from rl_reward_network.data.sample import Sample, pseudonym
 
@@ -36,15 +38,18 @@ VESSEL_NAME = r"^(?P<name>.+?)(?:\^?\(|__)(?P<group>\d{6,})(?:\)_|__)(?P<series>
 SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
 KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", *SIZE_KEYS}
 NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
+FAULTS_TOLD = 10
 
 
 @dataclass
 class _Notes:
-    """What one warning at the end tells about the whole file."""
+    """What is known of the whole file at its end."""
 
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
+    deep: dict[Path, str] = field(default_factory=dict)
+    """Images of more than 8 bit, and what they share their white level with."""
 
     def warn(self, file: str) -> None:
         """Issue at most one warning of each kind; neither names an image."""
@@ -60,18 +65,28 @@ class _Notes:
             warnings.warn(message + bare, stacklevel=3)
 
 
-def read_annotations(root: Path, group_regex: str | None = None, annotations: str = "annotations.json") -> list[Sample]:
-    """Every (image, phrase) of an annotation file, in its order; image headers are read, pixels are not.
+def read_annotations(
+    root: Path,
+    group_regex: str | None = None,
+    annotations: str = "annotations.json",
+    white_levels: Mapping[str, int] | None = None,
+) -> list[Sample]:
+    """Every (image, phrase) of an annotation file, in its order.
+
+    Image headers are read, pixels are not, except of some images of more than 8 bit, which tell what is white.
 
     Args:
         root: the data folder; holds `annotations` and `images/`.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
             the optional `series` the sequence. Default: `VESSEL_NAME`. Without a series each image is its own.
         annotations: name of the annotation file inside `root`.
+        white_levels: of images of more than 8 bit, as `grey_levels.levels_of` gave them; without them they are worked
+            out, for each series that records name by the field `series`, and for all other images together.
 
     Raises:
-        ValueError: anything the module text does not allow; the message names the file, the record's index (from 0) and
-            image, the field, what came, and the remedy. One warning lists keys not read, one counts dropped polygons.
+        ValueError: anything the module text does not allow. The message names the file, and of each faulty record (the
+            first ten, and how many there are) its index (from 0) and image, the field, what came, and the remedy. One
+            warning lists keys not read, one counts dropped polygons.
     """
     path = root / annotations
     pattern = _compile(group_regex)
@@ -80,6 +95,7 @@ def read_annotations(root: Path, group_regex: str | None = None, annotations: st
     samples: dict[str, Sample] = {}
     series_of: dict[Path, str] = {}
     levels: dict[int, int] = {}
+    faults = []
     for index, record in enumerate(records):
         try:
             _check_levels(record, index, levels)
@@ -89,18 +105,38 @@ def read_annotations(root: Path, group_regex: str | None = None, annotations: st
                 if series_of.setdefault(sample.image_path, sample.series_id) != sample.series_id:
                     raise ValueError("this image came before with another `group` or `series`; make them equal")
         except ValueError as error:
-            raise ValueError(f"{path}: record {index}{_image_named(record)}: {error}") from error
+            faults.append(f"record {index}{_image_named(record)}: {error}")
+    if faults:
+        raise ValueError(f"{path}: {_told(faults)}")
     notes.warn(annotations)
-    return list(samples.values())
+    return _with_white(list(samples.values()), notes.deep, white_levels or measured_levels(notes.deep))
+
+
+def _told(faults: list[str]) -> str:
+    """The first faults and how many there are; one fault alone as it is."""
+    if len(faults) == 1:
+        return faults[0]
+    more = [f"... and {len(faults) - FAULTS_TOLD} more"] if len(faults) > FAULTS_TOLD else []
+    return "\n  ".join([f"{len(faults)} records have faults", *faults[:FAULTS_TOLD], *more])
+
+
+def _with_white(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
+    """The samples, those of more than 8 bit with their white level."""
+    keys = [deep.get(sample.image_path) for sample in samples]
+    return [
+        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
+        for sample, key in zip(samples, keys, strict=True)
+    ]
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group or series, but not with their order."""
+    """64 hex digits that change with any image, phrase, mask, group, series or white level, whatever their order."""
     rows = sorted(
         json.dumps(
             [
                 *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
                 hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
+                *(() if s.white_level is None else (s.white_level,)),
             ]
         )
         for s in samples
@@ -143,13 +179,15 @@ def _check_levels(record: Any, index: int, levels: dict[int, int]) -> None:
     """Raise on a nesting other than 2 or 3, or other than that of earlier records (`levels`: depth -> first record)."""
     if not isinstance(record, dict):
         raise ValueError(f"a record must be an object {{image, mask, text}}, got {type(record).__name__}")
+    found = dict(levels)
     for depth in [] if record.get("mask_png") else _levels(record.get("mask")):
         if depth not in NEST:
             raise ValueError(f"mask has its numbers {depth} list(s) deep, expected {' or '.join(NEST.values())}")
-        levels.setdefault(depth, index)
-    if len(levels) > 1:
-        both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(levels.items()))
+        found.setdefault(depth, index)
+    if len(found) > 1:
+        both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(found.items()))
         raise ValueError(f"masks of different nesting in one file: {both}; write the whole file in one format")
+    levels.update(found)  # only now: the records after a mixed one are not to blame
 
 
 def _levels(value: Any, depth: int = 0) -> set[int]:
@@ -164,9 +202,9 @@ def _levels(value: Any, depth: int = 0) -> set[int]:
 def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], notes: _Notes) -> list[Sample]:
     """One sample per different phrase of a record."""
     notes.other_keys |= record.keys() - KNOWN_KEYS
-    name, path = _inside(root / "images", record.get("image"), "image")
+    name, path = _image_file(root / "images", record.get("image"))
     group, series = _group_and_series(record, name, pattern)
-    size = image_size(path)
+    size, deep = image_header(path)
     _check_declared_size(record, size)
     phrases = _phrases(record.get("text"))
     objects: dict[str, MaskParts] = {}
@@ -176,12 +214,15 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     if notes.dropped > dropped_before:
         notes.left_bare += sum(not parts for parts in objects.values())
     spelling = {phrase_key(phrase): phrase for phrase in reversed(phrases)}  # the first spelling stays
+    series_id = pseudonym("series", group, series)
+    if deep:
+        notes.deep[path] = DATA_SET if record.get("series") is None else series_id
     return [
         Sample(
             image_path=path,
             text=spelling[key],
             group_id=pseudonym("group", group),
-            series_id=pseudonym("series", group, series),
+            series_id=series_id,
             sample_id=pseudonym("sample", name, key),
             size=size,
             mask_parts=parts or None,
@@ -189,6 +230,14 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
         )
         for key, parts in objects.items()
     ]
+
+
+def _image_file(images: Path, value: Any) -> tuple[str, Path]:
+    """Name below `images` and path of an image; the folder's own name may stand before it."""
+    name, path = _inside(images, value, "image")
+    if name.startswith(f"{images.name}/") and not path.exists():
+        return _inside(images, name.removeprefix(f"{images.name}/"), "image")
+    return name, path
 
 
 def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:

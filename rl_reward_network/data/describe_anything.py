@@ -24,7 +24,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -50,11 +50,11 @@ class Member:
     offset: int
     size: int
 
-    def open_image(self) -> np.ndarray:
-        """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar."""
+    def open_image(self, white_level: int | None = None) -> np.ndarray:
+        """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
         with self.tar.open("rb") as file:
             file.seek(self.offset)
-            return decode_image(file.read(self.size), f"{self.tar}: member {self.name}")
+            return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", white_level)
 
     def key(self) -> str:
         """Its `image_key`."""
@@ -65,7 +65,9 @@ class Member:
 Names = dict[str, tuple[Member, ...]]  # name in a tar -> the picture, or the frames of a video in order
 
 
-def read_describe_anything(root: Path | str, limit: int | None = None) -> list[RegionSample]:
+def read_describe_anything(
+    root: Path | str, limit: int | None = None, white_level: int | None = None
+) -> list[RegionSample]:
     """Every region, subset by subset in the order of `annotations.json`; images are not decoded, nothing is unpacked.
 
     `annotations.json` is read whole (of subset SAM some gigabytes of memory); each needed tar is scanned once for its
@@ -74,6 +76,7 @@ def read_describe_anything(root: Path | str, limit: int | None = None) -> list[R
     Args:
         root: a subset, or the parent of subsets.
         limit: stop after so many regions (a frame of a video is one); None: all.
+        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
@@ -88,7 +91,7 @@ def read_describe_anything(root: Path | str, limit: int | None = None) -> list[R
     left_out: Counter[str] = Counter()
     tars = _Tars()
     regions = collect(
-        (region for subset in subsets for region in _read_subset(subset, tars, left_out)), limit, left_out
+        (region for subset in subsets for region in _read_subset(subset, tars, left_out, white_level)), limit, left_out
     )
     tars.refuse_misses()
     report_left_out(root, regions, left_out)
@@ -157,7 +160,7 @@ def _with_bare_names(names: Names) -> Names:
     return {name.lstrip("0"): found for name, found in names.items() if counts[name.lstrip("0")] == 1} | names
 
 
-def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str]) -> Iterator[RegionSample]:
+def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], white_level: int | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
     path = subset / "annotations.json"
     for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
@@ -167,7 +170,8 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str]) -> Iterator[
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
-                yield make_region(region.get("caption"), rle, tars.key(member), place, member.open_image, group)
+                opened = partial(member.open_image, white_level)
+                yield make_region(region.get("caption"), rle, tars.key(member), place, opened, group)
 
 
 def _frames(members: tuple[Member, ...], rles: Any, where: str, left_out: Counter[str]) -> list[tuple[Member, Any]]:

@@ -47,12 +47,15 @@ SHARDS_OPEN = 64  # at a time: each holds a file open, and the whole data set ha
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
-def read_grasp_any_region(path: Path | str, limit: int | None = None) -> list[RegionSample]:
+def read_grasp_any_region(
+    path: Path | str, limit: int | None = None, white_level: int | None = None
+) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; images are not decoded, and read at both ends only.
 
     Args:
         path: what `locate` takes.
         limit: stop after so many regions; None: all.
+        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
@@ -64,7 +67,9 @@ def read_grasp_any_region(path: Path | str, limit: int | None = None) -> list[Re
         raise ValueError(f"{folder}: no *.arrow file in it; give a folder of Grasp-Any-Region, or download it again")
     left_out: Counter[str] = Counter()
     bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
-    regions = collect((region for shard in bar for region in _read_shard(shard, left_out)), limit, left_out)
+    regions = collect(
+        (region for shard in bar for region in _read_shard(shard, left_out, white_level)), limit, left_out
+    )
     report_left_out(folder, regions, left_out)
     _check_groups(regions)
     return regions
@@ -103,7 +108,7 @@ def locate(path: Path | str) -> Path:
         raise ValueError(f"{remedy} ({type(error).__name__})") from error
 
 
-def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
+def _read_shard(shard: Path, left_out: Counter[str], white_level: int | None) -> Iterator[RegionSample]:
     """The regions of one shard, row by row."""
     table = _open_shard(shard)
     read = [name for name in ("mask_rle", "conversations", GROUP) if name in table.column_names]  # no image among them
@@ -115,7 +120,7 @@ def _read_shard(shard: Path, left_out: Counter[str]) -> Iterator[RegionSample]:
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row), _group(stored, where)
+            opened, group = partial(_open_image, shard, row, white_level), _group(stored, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
 
@@ -247,7 +252,7 @@ def _named_file(text: str, folder: Path) -> BinaryIO:
     return (folder / text).open("rb")
 
 
-def _open_image(shard: Path, row: int) -> np.ndarray:
+def _open_image(shard: Path, row: int, white_level: int | None) -> np.ndarray:
     """The image of a row, uint8 (H, W, 3) RGB."""
     with _image_file(shard, row) as file:
-        return decode_image(file.read(), f"{shard}: row {row}")
+        return decode_image(file.read(), f"{shard}: row {row}", white_level)

@@ -1,4 +1,8 @@
-"""Image files as uint8 RGB arrays, turned the way the EXIF orientation asks."""
+"""Image files as uint8 RGB arrays, turned the way the EXIF orientation asks.
+
+Grey of more than 8 bit (X-ray detectors give 10 to 16) needs a white level: the value that is shown as 255. One image
+alone cannot tell it, so a data set has one for all of its images, see `grey_levels`.
+"""
 
 import io
 from pathlib import Path
@@ -8,16 +12,20 @@ from PIL import ExifTags, Image, ImageOps
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of what is an image in a folder
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
-INTEGER_RANGES = (2**8 - 1, 2**12 - 1, 2**16 - 1)  # 8 bit, 12 bit (X-ray detectors, DICOM exports), 16 bit
+WHITEST = 2**16 - 1
+WHITE_PERCENTILE = 99.9  # of the pixels: a few hot ones, or a bright letter, do not make the picture dark
 
 
-def load_image(path: Path) -> np.ndarray:
+def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
     """The picture in an image file, as a person would see it.
 
     EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended: the stored colours
-    are what Sa2VA's own `convert("RGB")` sees. Grey of more than 8 bit is divided by the full range of the smallest of
-    8, 12 and 16 bit that holds its largest value, never by the value itself, so that frames of one series stay
-    comparable; always dividing by 16 bit would turn a 12-bit angiogram black.
+    are what Sa2VA's own `convert("RGB")` sees. 8-bit images are not scaled.
+
+    Args:
+        path: the file.
+        white_level: grey of more than 8 bit is shown as value * 255 / white_level, and as 255 above it. None: the
+            image's own `robust_white`, which makes frames of one series differ.
 
     Returns:
         uint8 (H, W, 3) RGB, 0..255.
@@ -26,10 +34,58 @@ def load_image(path: Path) -> np.ndarray:
         ValueError: missing, empty, truncated, not an image, animated or multi-page, or grey that is not an integer in
             0..65535; the message names the file and the remedy.
     """
-    return _to_rgb(_read(path, decode=True), path)
+    return _to_rgb(_read(path, decode=True), path, white_level)
 
 
-def decode_image(data: bytes, name: str) -> np.ndarray:
+def load_for_model(path: Path, white_level: int | None = None) -> tuple[np.ndarray, str]:
+    """`load_image` for a picture that comes alone, and one line on what was taken for white; empty of 8-bit images.
+
+    Raises:
+        ValueError: as `load_image`.
+    """
+    image = _read(path, decode=True)
+    if not _is_deep(image):
+        return _to_rgb(image, path, None), ""
+    level = white_level or robust_white(np.bincount(_grey(image, path).ravel()))
+    source = "" if white_level else f", the {WHITE_PERCENTILE} % point of its own pixels; --bit_depth sets it"
+    return _to_rgb(image, path, level), f"{path.name}: grey of more than 8 bit, white is {level}{source}"
+
+
+def grey_histogram(path: Path) -> np.ndarray:
+    """int64 (n,), n at most 65536: how many pixels of a grey image of more than 8 bit have each value.
+
+    Raises:
+        ValueError: as `load_image`.
+    """
+    return np.bincount(_grey(_read(path, decode=True), path).ravel())
+
+
+def robust_white(histogram: np.ndarray) -> int:
+    """The value that `WHITE_PERCENTILE` of the pixels do not exceed.
+
+    At least 255, so that an 8-bit picture in a 16-bit file stays as it is.
+
+    >>> robust_white(np.bincount([100] * 9999 + [65535]))
+    255
+    >>> robust_white(np.bincount([1000] * 9999 + [65535]))
+    1000
+    """
+    up_to = np.cumsum(histogram)  # pixels at or below each value
+    return max(255, int(np.searchsorted(up_to, WHITE_PERCENTILE / 100 * up_to[-1])))
+
+
+def white_of(bit_depth: int | None) -> int | None:
+    """The white level of a number of bits, 4095 of 12; None of None.
+
+    Raises:
+        ValueError: not 8 to 16.
+    """
+    if bit_depth is not None and not 8 <= bit_depth <= 16:
+        raise ValueError(f"bit_depth: got {bit_depth}; give 8 to 16, the bits that the detector wrote")
+    return None if bit_depth is None else 2**bit_depth - 1
+
+
+def decode_image(data: bytes, name: str, white_level: int | None = None) -> np.ndarray:
     """The picture in the bytes of an image file; otherwise as `load_image`, `name` standing for the path in messages.
 
     Returns:
@@ -38,7 +94,7 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
     Raises:
         ValueError: as `load_image`.
     """
-    return _to_rgb(_still(io.BytesIO(data), name, not data, decode=True), name)
+    return _to_rgb(_still(io.BytesIO(data), name, not data, decode=True), name, white_level)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -47,10 +103,20 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         ValueError: as `load_image`, as far as the header tells.
     """
+    return image_header(path)[0]
+
+
+def image_header(path: Path) -> tuple[tuple[int, int], bool]:
+    """`image_size`, and whether the file holds grey of more than 8 bit.
+
+    Raises:
+        ValueError: as `image_size`.
+    """
     image = _read(path, decode=False)
     orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     turned = orientation in QUARTER_TURNS and image.format != "TIFF"  # Pillow has already turned the size of a TIFF
-    return image.size if turned else (image.height, image.width)
+    size = image.size if turned else (image.height, image.width)
+    return size, _is_deep(image)
 
 
 def load_grid(path: Path) -> np.ndarray:
@@ -93,19 +159,31 @@ def _still(source: Path | io.BytesIO, name: Path | str, empty: bool, decode: boo
     return image
 
 
-def _to_rgb(image: Image.Image, name: Path | str) -> np.ndarray:
+def _is_deep(image: Image.Image) -> bool:
+    """Whether it is grey of more than 8 bit."""
+    return image.mode.startswith(("I", "F"))
+
+
+def _to_rgb(image: Image.Image, name: Path | str, white_level: int | None) -> np.ndarray:
     """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
-    if image.mode.startswith(("I", "F")):
-        return np.repeat(_to_8_bit(np.asarray(image), name)[:, :, None], 3, axis=2)
-    return np.array(image.convert("RGB"))
+    if not _is_deep(image):
+        return np.array(image.convert("RGB"))
+    grey = _grey(image, name)
+    white = white_level or robust_white(np.bincount(grey.ravel()))
+    shown = np.round(np.minimum(grey, white) * (255 / white)).astype(np.uint8)
+    return np.repeat(shown[:, :, None], 3, axis=2)
 
 
-def _to_8_bit(grey: np.ndarray, name: Path | str) -> np.ndarray:
-    """uint8 (H, W) from grey values of more than 8 bit, by the rule in `load_image`."""
-    if grey.dtype.kind not in "iu" or grey.min() < 0 or grey.max() > INTEGER_RANGES[-1]:
+def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
+    """(H, W) integers in 0..65535: the values of a grey image of more than 8 bit.
+
+    Raises:
+        ValueError: there are others.
+    """
+    grey = np.asarray(image)
+    if grey.dtype.kind not in "iu" or grey.min() < 0 or grey.max() > WHITEST:
         raise ValueError(
             f"{name}: grey values are {grey.dtype} in {grey.min()}..{grey.max()}, expected integers in 0..65535;"
             " convert it to 8-bit PNG"
         )
-    full = next(limit for limit in INTEGER_RANGES if grey.max() <= limit)
-    return np.round(grey * (255 / full)).astype(np.uint8)
+    return grey

@@ -25,7 +25,10 @@ NAMES_SHOWN = 6
 
 
 def read_region_data(
-    path: Path | str, dataset_name: Literal["auto", "gar", "dam"] = "auto", limit: int | None = None
+    path: Path | str,
+    dataset_name: Literal["auto", "gar", "dam"] = "auto",
+    limit: int | None = None,
+    white_level: int | None = None,
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line that says what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
@@ -33,6 +36,7 @@ def read_region_data(
         path: a folder, or of Grasp-Any-Region a hub id `owner/name`, which is downloaded whole.
         dataset_name: "gar" or "dam" to insist on one.
         limit: stop after so many regions; None: all.
+        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: the data are neither set, or not the one in `dataset_name`; or as its reader.
@@ -46,11 +50,13 @@ def read_region_data(
             f"give --dataset_name {found} or auto, or name the other folder"
         )
     if found == "dam":
-        samples, parts = read_describe_anything(path, limit), [folder.name for folder in subset_folders(Path(path))]
+        samples = read_describe_anything(path, limit, white_level)
+        parts = [folder.name for folder in subset_folders(Path(path))]
         seen = f"{TITLES[found]}: {', '.join(parts)}"
     else:
         folder = locate(path)
-        samples, seen = read_grasp_any_region(folder, limit), f"{TITLES[found]}, {_counted(arrow_shards(folder))}"
+        samples = read_grasp_any_region(folder, limit, white_level)
+        seen = f"{TITLES[found]}, {_counted(arrow_shards(folder))}"
     images = len({sample.image_id for sample in samples})
     stopped = " (the limit)" if len(samples) == limit else ""
     return samples, f"{seen}, {images} images, {len(samples)} regions{stopped}"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rl_reward_network.data.grey_levels import DATA_SET
 from rl_reward_network.data.images import load_image
 from rl_reward_network.data.masks import MaskParts, rasterise
 
@@ -37,6 +38,8 @@ class Sample:
         size: (H, W) in pixels after EXIF rotation.
         mask_parts: how the mask is stored; None when unlabelled.
         group: the original group name; in memory only.
+        white_level: of grey of more than 8 bit the value shown as 255; None for 8-bit images.
+        white_of: what shares that level, a `series_id` or the whole data set, see `grey_levels`.
     """
 
     image_path: Path = field(repr=False)
@@ -47,6 +50,8 @@ class Sample:
     size: tuple[int, int]
     mask_parts: MaskParts | None = field(repr=False, compare=False)
     group: str = field(repr=False)
+    white_level: int | None = None
+    white_of: str = DATA_SET
 
     @property
     def labelled(self) -> bool:
@@ -59,7 +64,7 @@ class Sample:
         Raises:
             ValueError: the file cannot be read, or its size is not the one seen when the annotations were read.
         """
-        image = load_image(self.image_path)
+        image = load_image(self.image_path, self.white_level)
         if image.shape[:2] != self.size:
             raise ValueError(
                 f"{self.image_path}: image is {image.shape[:2]} (H, W), its header said {self.size};"

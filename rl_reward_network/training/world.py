@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
+import tyro
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import phrase_key, read_annotations
@@ -17,6 +20,8 @@ from rl_reward_network.data.embedded import (
     embedded_angiograms,
     is_rendered,
 )
+from rl_reward_network.data.grey_levels import given_levels, levels_of
+from rl_reward_network.data.images import white_of
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.env.mask_bank import MaskBank
@@ -24,6 +29,8 @@ from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.training.reward_masks import RewardExample
 from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
+
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class WorldConfig:
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` wins."""
     prompts: Path | None = None
     """Your own prompts, one per line; without it the 11 built-in ones."""
+    bit_depth: int | None = None
+    """Bits of grey images above 8 bit, 10 to 16; without it white is the 99.9 % point of all images, or of a series."""
+    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    """What is white in such images, see `data.grey_levels`; an opened world says what was worked out."""
 
     def __post_init__(self) -> None:
         """Refuse counts nothing can be done with."""
@@ -61,6 +72,7 @@ class WorldConfig:
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}; give 0 or more")
+        white_of(self.bit_depth)
 
     @property
     def device(self) -> str:
@@ -75,7 +87,7 @@ class World:
     """An opened `WorldConfig`.
 
     Args:
-        config: what was asked for.
+        config: what was asked for, and its `white_levels`.
         samples: all (image, phrase) pairs of the data.
         split: reward / policy / val / test, by patient.
         prompts: the P prompts.
@@ -129,7 +141,8 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     Raises:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
-    samples = read_samples(config.data_root, config.group_regex)
+    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
+    config = replace(config, white_levels=levels_of(samples) or None)
     check_one_phrase(samples, config.data_root)
     prompts = load_prompts(config.prompts) if prompts is None else tuple(prompts)
     if split_file is None:
@@ -143,8 +156,13 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     return World(config, samples, split, prompts, segmenter, bank)
 
 
-def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample]:
+def read_samples(
+    data_root: Path, group_regex: str | None = None, white_levels: dict[str, int] | None = None
+) -> list[Sample]:
     """The samples of a data folder; the embedded data sets are rendered first when they are not there.
+
+    Args:
+        data_root, group_regex, white_levels: as `read_annotations` takes them.
 
     Raises:
         ValueError: what `read_annotations` refuses.
@@ -153,7 +171,7 @@ def read_samples(data_root: Path, group_regex: str | None = None) -> list[Sample
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-    return read_annotations(data_root, group_regex)
+    return read_annotations(data_root, group_regex, white_levels=white_levels)
 
 
 def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
@@ -182,21 +200,38 @@ def check_readable(loads: Sequence[Callable[[], object]]) -> None:
     Raises:
         ValueError: some cannot be read: the first one's message, and how many there are.
     """
+    survey([partial(_forget, load) for load in loads])
+
+
+def survey(looks: Sequence[Callable[[], Seen]]) -> list[Seen]:
+    """What is seen in files, each decoded in a thread; memory holds only those being looked at.
+
+    Args:
+        looks: each decodes a file or two, says what it sees there, and raises a ValueError where it cannot.
+
+    Raises:
+        ValueError: as `check_readable`.
+    """
     with ThreadPoolExecutor() as threads:  # decoders run beside each other
-        bar = tqdm(threads.map(_damage, loads), "checking files", len(loads), leave=False, unit="file", delay=2)
-        damaged = [message for message in bar if message]
-    if damaged:
-        more = f" (and {len(damaged) - 1} more of {len(loads)} looked at)" if len(damaged) > 1 else ""
+        bar = tqdm(threads.map(_tried, looks), "checking files", len(looks), leave=False, unit="file", delay=2)
+        found = list(bar)
+    if damaged := [str(one) for one in found if isinstance(one, ValueError)]:
+        more = f" (and {len(damaged) - 1} more of {len(looks)} looked at)" if len(damaged) > 1 else ""
         raise ValueError(damaged[0] + more)
+    return [one for one in found if not isinstance(one, ValueError)]
 
 
-def _damage(load: Callable[[], object]) -> str | None:
-    """What is wrong with a file."""
+def _tried(look: Callable[[], Seen]) -> Seen | ValueError:
+    """What is seen, or what is wrong with the file."""
     try:
-        load()
+        return look()
     except ValueError as error:
-        return str(error)
-    return None
+        return ValueError(str(error))  # without the traceback, which would keep pictures in memory
+
+
+def _forget(load: Callable[[], object]) -> None:
+    """Decode a file and keep nothing of it."""
+    load()
 
 
 def check_one_phrase(samples: list[Sample], where: Path) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,8 @@ import torch
 import tyro
 
 from rl_reward_network.data.embedded import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
+from rl_reward_network.data.grey_levels import given_levels, levels_of
+from rl_reward_network.data.images import white_of
 from rl_reward_network.data.region_data import read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.env.prompts import PROMPTS
@@ -50,6 +52,10 @@ class GRPOWorldConfig:
     """What annotated images are asked for, all of them."""
     group_regex: str | None = None
     """Of annotated images: regular expression with a group named `group` that finds the patient in a file name."""
+    bit_depth: int | None = None
+    """Bits of grey images above 8 bit, 10 to 16; without it white is a 99.9 % point (of captions, each image's)."""
+    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    """What is white in such annotated images, see `data.grey_levels`; an opened world says what was worked out."""
 
     def __post_init__(self) -> None:
         """Refuse counts nothing can be done with."""
@@ -62,6 +68,7 @@ class GRPOWorldConfig:
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        white_of(self.bit_depth)
 
     @property
     def device(self) -> str:
@@ -76,7 +83,7 @@ class GRPOWorld:
     """Opened data.
 
     Args:
-        config: what was asked for.
+        config: what was asked for, and its `white_levels`.
         kind: regions (with captions), or images (one question for all).
         seen: one line on what was read.
         items: all.
@@ -116,7 +123,8 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
         embedded_regions(DEFAULT_FOLDER)
     if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
         _refuse(config, "annotated images", "max_regions", "describe_question")
-        samples = read_samples(root, config.group_regex)
+        samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
+        config = replace(config, white_levels=levels_of(samples) or None)
         check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
         items = [prompted_item(sample, config.segment_question) for sample in samples]
@@ -124,7 +132,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     _refuse(config, "captioned regions", "group_regex", "segment_question")
     asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
     describe = config.describe_question or asked
-    regions, seen = read_region_data(root, config.dataset_name, config.max_regions)
+    regions, seen = read_region_data(root, config.dataset_name, config.max_regions, white_of(config.bit_depth))
     if split_file:
         made = load_split(split_file, regions, region_fingerprint)
     else:
