@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +26,7 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.training.world import check_files, read_samples, split_samples
+from rl_reward_network.training.world import check_files, check_named, read_samples, seen_images, split_samples
 from scripts.cli import run
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
@@ -37,7 +39,7 @@ class Args:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Path = DEFAULT_DATA
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
     """Folder with annotations.json and images/ (DATA_ROOT); the default is rendered when it is not there."""
     reward_net: str = ""
     """Trained reward network (REWARD_NET); empty: one is found or trained."""
@@ -95,15 +97,15 @@ def _model(args: Args) -> str:
 
 
 def _data(args: Args) -> str:
+    check_named(args.model_path, args.data_root, DEFAULT_DATA)
     samples = read_samples(args.data_root, args.group_regex)
     check_files(samples)
     split = split_samples(samples, args.data_root, args.split_seed)
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
-    labelled = sum(sample.labelled for sample in samples)
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
-    return f"{len(samples)} images, {labelled} with a mask; patients: {patients}{hints}"
+    return f"{seen_images(samples, args.data_root)}; patients: {patients}{hints}"
 
 
 def _reward_network(args: Args) -> str:

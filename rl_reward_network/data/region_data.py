@@ -24,13 +24,13 @@ NAMES_SHOWN = 6
 
 
 def read_region_data(
-    path: Path | str, dataset_name: Literal["auto", "gar", "dam"] = "auto", limit: int | None = None
+    path: Path | str, dataset_name: str = "auto", limit: int | None = None
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line that says what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
     Args:
         path: a folder, or of Grasp-Any-Region a hub id `owner/name`, which is downloaded whole.
-        dataset_name: "gar" or "dam" to insist on one.
+        dataset_name: "auto", or "gar" or "dam" to insist on one.
         limit: stop after so many regions; None: all.
 
     Raises:

@@ -77,6 +77,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "data fingerprint": origin["data_fingerprint"][:16],
         "rewards": ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value),
         "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
+        "reward network": config.get("reward_net") or "none",
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],

@@ -19,7 +19,6 @@ from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
@@ -37,9 +36,11 @@ from rl_reward_network.training.grpo.logs import GRPOLogs
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
 from rl_reward_network.training.grpo.rewarding import Reward
 from rl_reward_network.training.grpo.setup import check_movement, digests, freeze_unreached, prepare_model
+from rl_reward_network.training.grpo.startup import load_model, startup_lines
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items
+from rl_reward_network.training.reward_stage import named
 from rl_reward_network.training.run_folder import check_new, check_origin, only_here, portable_world, provenance
 
 KIND = "sa2va_grpo"
@@ -155,7 +156,7 @@ def run_grpo_stage(
     """
     if not resume:
         check_new(run)
-    model, processor = load_sa2va_model(world.config.model_path, world.config.device)
+    model, processor = load_model(world.config)
     processor.max_tiles = world.config.max_dynamic_patch
     fingerprint = weights_fingerprint(model)
     set_seed(world.config.seed)  # LoRA begins at random
@@ -199,6 +200,7 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
     """What trains, what does not although it might, and how fast the partner follows."""
     for part, count, trained in parameter_table(trainer.sa2va):
         print(f"{part}: {count:,} parameters, {trained:,} train")
+    print("\n".join(startup_lines(trainer)))
     parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
     for part, count in parts.items():
         print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
@@ -252,6 +254,7 @@ def _begin(
         "world": portable_world(world.config, run),
         "kind": world.kind,
         "data": world.seen,
+        "reward_net": None if network is None else named(network, run),
         "groups": {name: len(ids) for name, ids in world.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
@@ -263,10 +266,16 @@ def _begin(
     write_json(run / "config.json", config)
 
 
+def wanted_settings(world: GRPOWorld, plan: GRPOPlan) -> dict[str, Any]:
+    """What must be the same for a run to be resumed, as far as it is known before the model is loaded."""
+    wanted = _plain(describe(world, plan, ""))
+    del wanted["model_fingerprint"]  # `check_same` compares it
+    return wanted
+
+
 def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
     """The newest run under the output folder with these settings and data, whether finished or cut off."""
-    wanted = _plain(describe(world, plan, ""))
-    del wanted["model_fingerprint"]  # the model is not loaded yet; `check_same` compares it
+    wanted = wanted_settings(world, plan)
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
         began = read_json(path).get("origin", {})
         if all(began.get(name) == value for name, value in wanted.items()):
