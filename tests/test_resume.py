@@ -46,7 +46,7 @@ def test_settings_that_differ_are_named_with_their_values() -> None:
 
 
 def test_what_was_there_and_is_not_any_more_differs_too() -> None:
-    assert differences({"judge": {"model": "a"}}, {"judge": None}) == ["judge"]
+    assert differences({"judge": {"model": "a name"}}, {"judge": None}) == ["judge"]
     assert differences({"ppo": {"n_envs": 2}}, {"ppo": {}}) == ["ppo.n_envs was 2, now None"]
     assert differences({"ppo": {}}, {"ppo": {"new": None}}) == ["ppo"], "a run of an earlier version"
 
