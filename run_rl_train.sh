@@ -1,20 +1,38 @@
 #!/usr/bin/env bash
 # GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
-#   bash run_rl_train.sh quick|full [flags of scripts.train_sa2va_rl]
-# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED, and EVAL_IMAGES (most test regions; all without it)
+#   bash run_rl_train.sh [quick|full] [flags of scripts.train_sa2va_rl]          without a mode: full
+# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED, EVAL_IMAGES (most test regions; all without it), and
+# NPROC (processes of torchrun, one GPU each)
 #   -> $OUTPUT_DIR/sa2va_grpo_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-mode="${1:-}"
+! help_asked "$@" || show_help scripts.train_sa2va_rl
+mode=full
+if [[ -n "${1:-}" && "$1" != -* ]]; then
+  mode="$1"
+  shift
+fi
 check_mode "$mode" run_rl_train.sh
-shift
 check_flags "$@"
+processes="${NPROC:-1}"
+if [[ ! "$processes" =~ ^[1-9][0-9]*$ ]]; then
+  echo "NPROC is '$processes', expected the number of processes, 1 or more" >&2
+  exit 2
+fi
+if [[ "$processes" -gt 1 && "${GPU:--1}" -ge 0 ]]; then
+  echo "GPU=$GPU names one GPU, but NPROC=$processes takes one for each process; unset GPU, or set CUDA_VISIBLE_DEVICES" >&2
+  exit 2
+fi
 ensure_environment ""
 if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
   export CUDA_VISIBLE_DEVICES="$GPU" GPU=0
 fi
 world_flags regions_lamplight "$@"
+flags=("$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
+command=(scripts.train_sa2va_rl "${flags[@]}")
+LOCAL_RANK=$((processes - 1)) check_command "${command[@]}"  # the last process needs its GPU, too
+[[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
 mkdir -p "$root/logs"
 log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
@@ -22,8 +40,7 @@ trap 'rm -f "$said"' EXIT
 {
   embedded_data --regions
   run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
-  run_module scripts.train_sa2va_rl "$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@" \
-    | tee -i "$said"
+  run_module "${command[@]}" | tee -i "$said"
   # the model before and after, on images nobody has seen
   run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test \
     ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}

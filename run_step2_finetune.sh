@@ -6,12 +6,16 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
+! help_asked "$@" || show_help scripts.finetune_sa2va_with_rl
 mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
 check_flags "$@"
 ensure_environment ""
 world_flags angiograms "$@"
+flags=("${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
+  ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
+check_command scripts.finetune_sa2va_with_rl "$mode" "${flags[@]}"
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
@@ -21,9 +25,7 @@ trap 'rm -f "$said"' EXIT
   embedded_data
   run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_module scripts.finetune_sa2va_with_rl "$mode" "${WORLD_FLAGS[@]}" \
-    ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"} \
-    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@" | tee -i "$said"
+  run_module scripts.finetune_sa2va_with_rl "$mode" "${flags[@]}" | tee -i "$said"
   # 4. the policy and its baselines on patients nobody has seen
   run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}

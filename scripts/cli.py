@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -12,9 +13,20 @@ import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
 
+ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which look at all flags before they begin
+CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
 
-def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = False) -> None:
+
+def run(
+    main: Callable[[Any], None],
+    args_type: Any,
+    ignore_unknown: bool = False,
+    check: Callable[[Any], object] | None = None,
+) -> None:
     """Parse `args_type` and call `main`; `ignore_unknown` lets flags of a later command pass by.
+
+    With ONLY_CHECK in the environment, `check` is called in place of `main`: it refuses what can be refused before
+    anything is read or written.
 
     A ValueError is a message for the user: it is printed alone and the exit status is 2. Anything else is our bug and
     keeps its traceback, but for ctrl-C (see `scripts/__init__.py`).
@@ -24,7 +36,8 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
         logging.getLogger(noisy).setLevel(logging.WARNING)
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
-    if message := _outcome(lambda: main(_parsed(args_type, ignore_unknown))):
+    call = main if check is None or not os.environ.get(ONLY_CHECK) else check
+    if message := _outcome(lambda: call(_parsed(args_type, ignore_unknown))):
         gc.collect()  # closes the progress bars that the error left open, so that the message comes last
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
@@ -33,11 +46,17 @@ def run(main: Callable[[Any], None], args_type: Any, ignore_unknown: bool = Fals
 def _parsed(args_type: Any, ignore_unknown: bool) -> Any:
     one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
     if ignore_unknown:
-        return tyro.cli(args_type, config=one_name, return_unknown_args=True)[0]
-    return tyro.cli(args_type, config=one_name)
+        return tyro.cli(args_type, prog=_command(), config=one_name, return_unknown_args=True)[0]
+    return tyro.cli(args_type, prog=_command(), config=one_name)
 
 
-def _outcome(call: Callable[[], None]) -> str | None:
+def _command() -> str:
+    """What the user typed to get here, so that it can be typed again with --help."""
+    module = sys.modules["__main__"].__spec__
+    return os.environ.get(CALLED_AS) or (f"python -m {module.name}" if module else f"python {sys.argv[0]}")
+
+
+def _outcome(call: Callable[[], object]) -> str | None:
     """What to tell the user, if anything; the error itself is let go."""
     try:
         call()

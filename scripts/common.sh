@@ -21,6 +21,24 @@ ensure_environment() {  # $1: extras, e.g. "[test]" or ""
   fi
 }
 
+help_asked() {  # $@: all that the user typed
+  local word
+  for word in "$@"; do [[ "$word" == --help || "$word" == -h ]] && return; done
+  return 1
+}
+
+# The shell file's own lines, then every flag of its command; nothing else is done, so nothing is installed either.
+show_help() {  # $1: module
+  local environment="${VIRTUAL_ENV:-$root/.venv}"
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
+  if [[ -f "$environment/.rl_reward_network_installed" ]]; then
+    PATH="$environment/bin:$PATH" run_module "$1" --help
+  else
+    echo "Every flag is explained here as soon as the first run has installed the packages."
+  fi
+  exit
+}
+
 check_mode() {  # $1: mode, $2: name of the script
   if [[ "$1" != quick && "$1" != full ]]; then
     echo "usage: bash $2 quick|full [flags]     quick: minutes, full: the real run" >&2
@@ -35,12 +53,12 @@ check_flags() {  # $@: the user's flags; the shell files look for the run below 
   fi
 }
 
-# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Where no data
-# are named they are the embedded ones of that name, below $EMBEDDED_DATA.
+# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Where neither
+# data nor a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA.
 world_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
   EMBEDDED_DATA=""
-  if [[ -z "${DATA_ROOT:-}" && " $* " != *" --data"[_-]"root"* && " $* " != *" --data"[_-]"dir"* ]]; then
+  if ! names_data "$@" && ! names_a_model "$@"; then
     EMBEDDED_DATA="$root/data"
     WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")
   fi
@@ -50,11 +68,29 @@ world_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
 }
 
+names_data() {  # $@: the user's flags; --dataset_name may be a folder or a hub id
+  [[ -n "${DATA_ROOT:-}" || " $* " =~ " --data"[_-](root|dir)[\ =] ]] && return
+  [[ " $* " =~ " --dataset"[_-]"name"[\ =]([^ ]+) && ! "${BASH_REMATCH[1]}" =~ ^(auto|gar|dam|annotations)$ ]]
+}
+
+names_a_model() {  # $@: the user's flags; the embedded model is none
+  local model="${MODEL_PATH:-}"
+  [[ ! " $* " =~ " --model"[_-]"path"[\ =]([^ ]+) ]] || model="${BASH_REMATCH[1]}"
+  [[ -n "$model" && "$model" != sa2va-nano ]]
+}
+
 # Renders the embedded data where no data were named and they are not there yet.
 embedded_data() {  # $@: flags of scripts.make_embedded_data
   [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA" "$@"
 }
 
-run_module() {  # python -m, without the working folder on the path: a user's own `scripts` must not be taken for ours
-  python -P -m "$@"
+# Ends with what is wrong with the flags or the GPU, before anything is read, rendered or loaded.
+check_command() {  # $@: module and flags
+  SA2VA_RL_ONLY_CHECK=1 run_module "$@"
+}
+
+# python -m, without the working folder on the path (a user's own `scripts` must not be taken for ours), for torchrun's
+# processes too; hints at --help name what the user typed.
+run_module() {
+  PYTHONSAFEPATH=1 SA2VA_RL_CALLED_AS="bash $0" python -m "$@"
 }

@@ -43,7 +43,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.training.grpo.world import DatasetName
 from rl_reward_network.training.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
-from rl_reward_network.training.world import check_one_phrase, read_samples, split_samples
+from rl_reward_network.training.world import check_named, check_one_phrase, read_samples, seen_images, split_samples
 from scripts.cli import run
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
@@ -127,6 +127,7 @@ def _model(args: Args) -> str:
 
 
 def _data(args: Args) -> str | Row:
+    check_named(args.model_path, args.data_root, DEFAULT_DATA)
     if _to_be_rendered(args.data_root):
         return "embedded data, not there yet: the run renders them"
     if args.dataset_name in ("gar", "dam") or (args.dataset_name == "auto" and _captioned(args.data_root)):
@@ -157,11 +158,10 @@ def _images(args: Args) -> Row:
     split = split_samples(samples, args.data_root, args.split_seed)
     looks = look_at_samples(samples, args.data_root / "images")
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
-    labelled = sum(sample.labelled for sample in samples)
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
-    read = f"{len(samples)} images, {labelled} with a mask; patients: {patients}{hints}"
+    read = f"{seen_images(samples, args.data_root)}; patients: {patients}{hints}"
     return "\n".join([read, *_grey(samples, args.bit_depth), *_foreground(looks)]), _notes(looks)
 
 

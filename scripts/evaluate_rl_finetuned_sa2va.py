@@ -8,9 +8,15 @@ as it was. Model, data, prompts and reward network are the run's own, read from 
 results also stand in the model card of what GRPO trained, final_model/README.md.
 """
 
+import sys
+from pathlib import Path
+
+if not __package__:  # called as a file, not by -m: `scripts` is this file's folder, and its __init__ comes first
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    import scripts  # noqa: F401
+
 import glob
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro

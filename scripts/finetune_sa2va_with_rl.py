@@ -7,13 +7,20 @@ data and model under <output_dir> is used; if there is none, step 1 runs first. 
 same settings goes on where it was cut off, to the numbers it would have had.
 """
 
-from dataclasses import dataclass, fields
+import sys
 from pathlib import Path
+
+if not __package__:  # called as a file, not by -m: `scripts` is this file's folder, and its __init__ comes first
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    import scripts  # noqa: F401
+
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 import tyro
 
 from rl_reward_network.env.sa2va_finetune_env import Reward
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.training.policy_stage import (
     FINAL,
     KIND,
@@ -22,20 +29,23 @@ from rl_reward_network.training.policy_stage import (
     check_settings,
     find_policy_run,
     has_begun,
+    origin_of,
     policy_plan,
     policy_samples,
     run_policy_stage,
 )
+from rl_reward_network.training.resume import nothing_to_resume, run_line
 from rl_reward_network.training.reward_stage import (
     FOLDER,
     RewardPlan,
     find_reward_network,
     find_unfinished,
+    named,
     reward_plan,
     run_reward_stage,
 )
 from rl_reward_network.training.run_folder import check_new, new_run_folder
-from rl_reward_network.training.world import World, WorldConfig, open_world
+from rl_reward_network.training.world import World, WorldConfig, check_world, open_world
 from scripts.cli import run
 from scripts.train_reward_network import show_agreement
 
@@ -54,8 +64,18 @@ class PPOArgs:
     """Mini-batch: 64."""
     learning_rate: float | None = None
     """Step size of Adam: quick 1e-3, full and published 3e-4."""
+    n_epochs: int | None = None
+    """Passes over each rollout: 10."""
+    gamma: float | None = None
+    """Discount: 0.99; without effect while each image is asked one prompt (max_steps 1)."""
+    gae_lambda: float | None = None
+    """Bias against variance of the advantages: 0.95; without effect while each image is asked one prompt."""
+    clip_range: float | None = None
+    """Largest change of an action's probability ratio that is still rewarded: 0.2."""
     ent_coef: float | None = None
     """Weight of the entropy bonus: 0.01."""
+    vf_coef: float | None = None
+    """Weight of the value loss: 0.5."""
     max_steps: int | None = None
     """Prompts tried per image: 1. With more, the mask that the reward network likes best is kept."""
 
@@ -66,8 +86,8 @@ class Args:
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 20 images, 2000 steps, 2 environments. full: 100 images, 10000 steps, 4 environments."""
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
-    ppo: Annotated[PPOArgs, tyro.conf.arg(name="")]
+    world: Annotated[WorldConfig, tyro.conf.arg(name="")] = field(default_factory=WorldConfig)
+    ppo: Annotated[PPOArgs, tyro.conf.arg(name="")] = field(default_factory=PPOArgs)
     preset: Literal["default", "published"] = "default"
     """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
     reward: Reward = "net"
@@ -84,17 +104,32 @@ class Args:
     """Go on with the newest run of these settings (or with --run_folder); if it was cut off in step 1, with that."""
 
 
-def main(args: Args) -> None:
-    """Open the world, make sure of a reward network, train the policy."""
+def check(args: Args) -> tuple[PolicyPlan, RewardPlan]:
+    """Settings of both steps, after all that can be refused before anything is read.
+
+    Raises:
+        ValueError: settings that do not go together, a GPU or data that are not there.
+    """
     changed = {f.name: value for f in fields(args.ppo) if (value := getattr(args.ppo, f.name)) is not None}
     plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
     rewards = reward_plan(args.world, args.mode, args.reward_steps)
-    world = open_world(args.world)
-    policy_samples(world, plan)  # what is wrong with them must not come out after hours of step 1
+    check_world(args.world)
     if args.run_folder and not args.resume:
         check_new(args.run_folder)
+    return plan, rewards
+
+
+def main(args: Args) -> None:
+    """Open the world, make sure of a reward network, train the policy."""
+    plan, rewards = check(args)
+    world = open_world(args.world)
+    policy_samples(world, plan)  # what is wrong with them must not come out after hours of step 1
     found = _to_resume(args, world, plan, rewards) if args.resume else None
     folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
+    print(f"{run_line(folder, found is not None)}\ndata: {world.seen}")
+    idle = [name for name in ("gamma", "gae_lambda") if getattr(args.ppo, name) is not None]
+    if idle and plan.ppo.max_steps == 1:
+        print(f"{' and '.join(idle)}: no effect while each image is asked one prompt; --max_steps asks more")
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
@@ -102,20 +137,26 @@ def main(args: Args) -> None:
         reward_net = (
             args.reward_net or own or find_reward_network(world, rewards) or _step_1(world, rewards, args.resume)
         )
+        print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(world, plan, reward_net, folder, resume=found is not None)
         print(world.bank.counts())
     print(f"\nprompt policy: {folder / FINAL}")
 
 
 def _to_resume(args: Args, world: World, plan: PolicyPlan, rewards: RewardPlan) -> Path | None:
-    """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
+    """The run that was named, or the newest of these settings; None where only step 1 has begun.
+
+    Raises:
+        ValueError: there is none; names the runs there are.
+    """
     if args.run_folder is not None and has_begun(args.run_folder):
         check_settings(args.run_folder, world, plan)
         return args.run_folder
     found = None if args.run_folder else find_policy_run(world, plan, rewards, args.reward_net)
-    if found is None:
-        where = args.run_folder or args.world.output_dir
-        print(f"--resume: no run of step 2 with these settings in {where}; a new one begins")
+    if found is None and (
+        args.reward_net or find_reward_network(world, rewards) or not find_unfinished(world, rewards)
+    ):
+        raise nothing_to_resume(args.world.output_dir, KIND, origin_of(world, plan), "the reward network")
     return found
 
 
@@ -125,11 +166,13 @@ def _step_1(world: World, plan: RewardPlan, resume: bool) -> Path:
         f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
         "one first (--reward_net names any other)"
     )
-    folder = (find_unfinished(world, plan) if resume else None) or new_run_folder(world.config.output_dir, "reward_net")
+    unfinished = find_unfinished(world, plan) if resume else None
+    folder = unfinished or new_run_folder(world.config.output_dir, "reward_net")
+    print(f"step 1, {run_line(folder, unfinished is not None)}")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
     return folder / FOLDER
 
 
 if __name__ == "__main__":
-    run(main, Args)
+    run(main, Args, check=check)

@@ -7,8 +7,14 @@ damaged in known ways. Written: <output_dir>/reward_net_<time>/best_reward_net a
 patients that neither training nor the choice of weights has seen.
 """
 
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+
+if not __package__:  # called as a file, not by -m: `scripts` is this file's folder, and its __init__ comes first
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    import scripts  # noqa: F401
+
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -16,9 +22,19 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.training.reward_stage import FINISHED, FOLDER, find_unfinished, reward_plan, run_reward_stage
+from rl_reward_network.training.resume import nothing_to_resume, run_line
+from rl_reward_network.training.reward_stage import (
+    FINISHED,
+    FOLDER,
+    KIND,
+    RewardPlan,
+    find_unfinished,
+    origin,
+    reward_plan,
+    run_reward_stage,
+)
 from rl_reward_network.training.run_folder import new_run_folder
-from rl_reward_network.training.world import WorldConfig, open_world
+from rl_reward_network.training.world import WorldConfig, check_world, open_world
 from scripts.cli import run
 
 HEADS = {
@@ -46,7 +62,7 @@ class Args:
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 50 images, members of 150 steps, two to three minutes on two cores. full: 200 images, members of 500
     steps, ten minutes. A full run of step 2 never uses a quick network."""
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    world: Annotated[WorldConfig, tyro.conf.arg(name="")] = field(default_factory=WorldConfig)
     steps: int | None = None
     """Optimiser steps of each member, if not those of the mode. Fewer than 100 is for trying things out."""
     members: int = 3
@@ -60,16 +76,25 @@ class Args:
     those of a run that was not (on a CPU; a GPU rounds differently each time)."""
 
 
+def check(args: Args) -> RewardPlan:
+    """The settings, after all that can be refused before anything is read.
+
+    Raises:
+        ValueError: settings that do not go together, a GPU or data that are not there.
+    """
+    check_world(args.world)
+    return reward_plan(args.world, args.mode, args.steps, args.members, args.score_weights)
+
+
 def main(args: Args) -> None:
     """Open the world, train, and say how far the network can be trusted."""
-    plan = reward_plan(args.world, args.mode, args.steps, args.members, args.score_weights)
+    plan = check(args)
     world = open_world(args.world)
-    folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, "reward_net")
+    folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, KIND)
     if folder is None:
-        raise ValueError(
-            f"--resume: no run that was cut off with these settings, data, model and seed in {args.world.output_dir}; "
-            "leave --resume out to start one"
-        )
+        wanted = origin(world, plan) | {"seed": plan.config.seed}
+        raise nothing_to_resume(args.world.output_dir, KIND, wanted)
+    print(f"{run_line(folder, args.resume)}\ndata: {world.seen}")
     run_reward_stage(world, plan, folder)
     show_agreement(folder)
     print(f"\nwhere it sees masks go wrong: {folder / 'sheet.png'}")
@@ -114,4 +139,4 @@ def _table(title: str, rows: dict[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    run(main, Args)
+    run(main, Args, check=check)

@@ -1,6 +1,7 @@
 """Fine-tune Sa2VA's LoRA weights by GRPO: mask -> caption -> mask', and caption -> mask -> caption'.
 
     python -m scripts.train_sa2va_rl quick --model_path MODEL --data_root DATA
+    torchrun --nproc_per_node 8 scripts/train_sa2va_rl.py --model_path MODEL --dataset_name DATA --output_dir OUT
 
 Loop 1 pays a caption by the mask that a moving average of the model draws from it; loop 2 pays a mask by the caption
 that the same partner gives it. Data are captioned regions (Grasp-Any-Region or describe-anything), or annotated images
@@ -8,10 +9,16 @@ with a reward network (--reward_net), which needs no labels. With --resume the n
 """
 
 import os
+import sys
+from pathlib import Path
+
+if not __package__:  # called as a file, not by -m: `scripts` is this file's folder, and its __init__ comes first
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    import scripts  # noqa: F401
+
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -32,8 +39,11 @@ from rl_reward_network.training.grpo.stage import (
     RewardWeights,
     find_grpo_run,
     run_grpo_stage,
+    wanted_settings,
 )
-from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, changed, open_grpo_world
+from rl_reward_network.training.grpo.startup import meanings
+from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, changed, check_config, open_grpo_world
+from rl_reward_network.training.resume import nothing_to_resume, run_line
 from rl_reward_network.training.reward_stage import check_no_leak
 from rl_reward_network.training.run_folder import new_run_folder
 from scripts.cli import run
@@ -62,8 +72,11 @@ EPOCHS = {"quick": 1.0, "full": 3.0}
 class GRPOArgs:
     """Settings of GRPO; names are TRL's, with the original specification's beside them."""
 
-    batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--per-device-train-batch-size"])] = None
-    """Captions per process and forward pass, a multiple of num_generations: 64 on the embedded model, else 8."""
+    batch_size: Annotated[
+        int | None, tyro.conf.arg(aliases=["--per-device-batch-size", "--per-device-train-batch-size"])
+    ] = None
+    """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on the embedded model,
+    else 8."""
     num_generations: int = 4
     """Captions per region; the reward is compared among them."""
     num_mask_generations: int = 8
@@ -72,6 +85,10 @@ class GRPOArgs:
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
     """Of AdamW, falling to 0 in the end: 1e-3 on the embedded model, else 1e-5."""
+    warmup_steps: int = 5
+    """Optimisation steps in which the learning rate rises."""
+    max_grad_norm: float = 1.0
+    """Longest gradient; a longer one is scaled down to it."""
     num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-train-epochs"])] = None
     """Passes over the training regions: quick 1, full 3; on the embedded model max_steps counts instead."""
     max_steps: int | None = None
@@ -179,7 +196,7 @@ class RewardArgs:
 class Args:
     """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
 
-    mode: tyro.conf.Positional[Literal["quick", "full"]]
+    mode: tyro.conf.Positional[Literal["quick", "full"]] = "full"
     """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs."""
     world: Annotated[GRPOWorldConfig, tyro.conf.arg(name="")] = field(default_factory=GRPOWorldConfig)
     grpo: Annotated[GRPOArgs, tyro.conf.arg(name="")] = field(default_factory=GRPOArgs)
@@ -197,13 +214,17 @@ class Args:
     """Go on with the newest run of these settings, or with --run_folder."""
 
 
-def main(args: Args) -> None:
-    """Open the data, train, say where the model is."""
+def check(args: Args) -> None:
+    """Raise a ValueError for what can be refused before anything is read."""
+    check_config(args.world)
     if args.wandb and find_spec("wandb") is None:
         raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
+
+
+def main(args: Args) -> None:
+    """Open the data, train, say where the model is."""
+    check(args)
     world = open_grpo_world(args.world)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"data: {world.seen}")
     network = _reward_network(args.rewards.reward_net, world)
     plan = make_plan(args, world, network)
     judge = _judge(args.rewards, args.world.output_dir)
@@ -211,6 +232,9 @@ def main(args: Args) -> None:
         plan = replace(plan, judge=_judge_facts(args.rewards, judge.client.config.model))
     found = _to_resume(args, world, plan) if args.resume else None
     folder = found or args.run_folder or one_run_folder(args.world.output_dir, args.world.device == "cpu")
+    if os.environ.get("RANK", "0") == "0":
+        told = [run_line(folder, found is not None), f"data: {world.seen}", *meanings(args.grpo, plan.settings)]
+        print("\n".join(told))
     if found and (found / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
@@ -297,8 +321,8 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         "max_steps": steps,
         "max_minutes": grpo.max_minutes,
         "lr_scheduler_type": "linear",
-        "warmup_steps": 5,
-        "max_grad_norm": 1.0,
+        "warmup_steps": grpo.warmup_steps,
+        "max_grad_norm": grpo.max_grad_norm,
         "beta": grpo.kl_coef,
         "mask_beta": grpo.kl_coef,
         "epsilon": grpo.clip_range,
@@ -382,16 +406,20 @@ def _judge(rewards: RewardArgs, output_dir: Path) -> Judge | None:
     return judge
 
 
-def _to_resume(args: Args, world: GRPOWorld, plan: GRPOPlan) -> Path | None:
-    """The run that was named, or the newest of these settings; without one a new run begins, and says so."""
-    if args.run_folder is not None and (args.run_folder / "config.json").exists():
-        return args.run_folder
-    found = None if args.run_folder else find_grpo_run(world, plan)
-    if found is None:
-        where = args.run_folder or args.world.output_dir
-        print(f"--resume: no run of GRPO with these settings in {where}; a new one begins")
-    return found
+def _to_resume(args: Args, world: GRPOWorld, plan: GRPOPlan) -> Path:
+    """The run that was named, or the newest of these settings.
+
+    Raises:
+        ValueError: there is none; names the runs there are.
+    """
+    if args.run_folder is None:
+        if found := find_grpo_run(world, plan):
+            return found
+        raise nothing_to_resume(args.world.output_dir, KIND, wanted_settings(world, plan))
+    if not (args.run_folder / "config.json").exists():
+        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
+    return args.run_folder
 
 
 if __name__ == "__main__":
-    run(main, Args)
+    run(main, Args, check=check)

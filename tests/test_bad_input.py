@@ -274,7 +274,11 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
         ("--prompts", "prompts.txt"),
         ("prompts.txt: line 3: 'segment the vessel.' is already there at line 1; remove one of them",),
     ),
-    "GPU absent": (nothing, ("--gpu", "7"), ("device is 'cuda:7', but 0 GPUs are visible; set GPU or use cpu",)),
+    "GPU absent": (
+        nothing,
+        ("--gpu", "7"),
+        ("device is 'cuda:7', but 0 GPUs are visible; give -1, the CPU, as GPU or --gpu",),
+    ),
     "n_envs 0": (nothing, ("--n_envs", "0"), ("n_envs: got 0; give 1 or more",)),
     "negative steps": (nothing, ("--total_timesteps", "-5"), ("total_timesteps: got -5; give 1 or more",)),
     "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5: must be greater than 0",)),

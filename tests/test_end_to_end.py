@@ -221,7 +221,7 @@ def test_a_run_is_not_gone_on_with_under_other_settings(finished: Path) -> None:
     run = the_run(finished)
     done = finetune(finished, "--resume", "--run_folder", str(run), "--learning_rate", "0.5")
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("it began with other settings (ppo); give the same, or a new run")
+    assert done.stderr.strip().endswith("now 0.5); give the same, or a new run")
 
 
 def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) -> None:

@@ -153,7 +153,7 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> No
 def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
     run: Path, world: GRPOWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(stage_file, "load_sa2va_model")
+    monkeypatch.delattr(stage_file, "load_model")
     with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already; give a new folder, or go on with it"):
         run_grpo_stage(world, PLAN, run)
 
@@ -161,12 +161,13 @@ def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
 def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWorld) -> None:
     other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
     with pytest.raises(
-        ValueError, match=r"--resume: it began with other settings \(weights, settings\); give the same"
+        ValueError,
+        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; settings\.learning_rate was 0\.001",
     ):
         run_grpo_stage(world, other, run, resume=True)
     began = read_json(run / "config.json")["origin"]
     check_same(run, began)
-    with pytest.raises(ValueError, match=r"other settings \(seed, model_fingerprint\)"):
+    with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
         check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
 
 

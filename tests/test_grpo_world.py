@@ -45,7 +45,7 @@ def test_regions_are_recognised(captioned: Path) -> None:
 
 def test_annotated_images_are_recognised(annotated: Path) -> None:
     world = opened(annotated)
-    assert (world.kind, world.seen, len(world.items)) == ("images", "annotated images, 8", 8)
+    assert (world.kind, world.seen, len(world.items)) == ("images", "annotated images, 8 images, 8 with a mask", 8)
     assert {item.question for item in world.items} == {world_file.PROMPTS[0]}
     assert {item.caption for item in world.items} == {""}
     asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
@@ -137,7 +137,8 @@ def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "SCENES", 5)
     first = open_grpo_world(GRPOWorldConfig())
-    assert first.seen.startswith("Grasp-Any-Region, 1 shard, 5 images")
+    told = "rendered scenes of the embedded world, in the layout of Grasp-Any-Region, 1 shard, 5 images"
+    assert first.seen.startswith(told)
     written = (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns
     assert open_grpo_world(GRPOWorldConfig()).split == first.split
     assert (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written

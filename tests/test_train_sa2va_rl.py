@@ -235,9 +235,16 @@ def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
     said = capsys.readouterr().out
     (folder,) = tmp_path.glob("sa2va_grpo_*")
     assert said.rstrip().endswith(f"fine-tuned model: {folder / 'final_model'}")
-    assert "data: Grasp-Any-Region, 1 shard" in said
+    assert said.startswith(f"run folder: {folder}\ndata: Grasp-Any-Region, 1 shard")
+    assert "\nbatch_size 8 counts captions, not regions: 2 x 4 captions per process and forward pass\n" in said
     main(tyro.cli(Args, args=[*flags, "--resume"]))
-    assert "nothing to resume: this run is finished" in capsys.readouterr().out
-    main(tyro.cli(Args, args=[*flags, "--resume", "--seed", "1"]))
-    assert "no run of GRPO with these settings" in capsys.readouterr().out
-    assert len(list(tmp_path.glob("sa2va_grpo_*"))) == 2
+    said = capsys.readouterr().out
+    assert "nothing to resume: this run is finished" in said
+    assert f"run folder: {folder}, finished\n" in said
+    with pytest.raises(
+        ValueError, match=rf"(?s)--resume: no sa2va_grpo run .*{folder}: finished; differs in seed was 0, now 1$"
+    ):
+        main(tyro.cli(Args, args=[*flags, "--resume", "--seed", "1"]))
+    with pytest.raises(ValueError, match=r"--resume: .*nowhere holds no run; leave --resume out to begin one there"):
+        main(tyro.cli(Args, args=[*flags, "--resume", "--run_folder", str(tmp_path / "nowhere")]))
+    assert len(list(tmp_path.glob("sa2va_grpo_*"))) == 1

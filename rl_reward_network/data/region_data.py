@@ -26,7 +26,7 @@ NAMES_SHOWN = 6
 
 def read_region_data(
     path: Path | str,
-    dataset_name: Literal["auto", "gar", "dam"] = "auto",
+    dataset_name: str = "auto",
     limit: int | None = None,
     white_level: int | None = None,
 ) -> tuple[list[RegionSample], str]:
@@ -34,7 +34,7 @@ def read_region_data(
 
     Args:
         path: a folder, or of Grasp-Any-Region a hub id `owner/name`, which is downloaded whole.
-        dataset_name: "gar" or "dam" to insist on one.
+        dataset_name: "auto", or "gar" or "dam" to insist on one.
         limit: stop after so many regions; None: all.
         white_level: of grey images of more than 8 bit, as `decode_image` takes it.
 

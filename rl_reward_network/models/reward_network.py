@@ -144,6 +144,7 @@ class RewardNetwork(nn.Module):
         super().__init__()
         self.config = config or RewardNetworkConfig()
         self.training_info = dict(training_info or {})
+        self.source: Path | None = None  # the folder it was read from
         self.members = nn.ModuleList(UNet(self.config.channels) for _ in range(self.config.members))
 
     def forward(self, image: Tensor, mask: Tensor) -> RewardOutput:
@@ -256,6 +257,7 @@ class RewardNetwork(nn.Module):
         except (SafetensorError, RuntimeError) as error:  # load_state_dict reports keys and shapes as RuntimeError
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder / WEIGHTS}: damaged or of another network ({reason}); {TRAIN_ONE}") from None
+        network.source = folder
         return network.eval().requires_grad_(False)
 
 

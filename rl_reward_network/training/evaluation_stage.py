@@ -174,7 +174,7 @@ def _names(world: World, samples: list[Sample]) -> dict[str, str]:
 
 def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, Any]:
     """What the reader of the report must know about where the numbers come from."""
-    plan, bank, spent = config["plan"], config["bank"], config["seconds"]
+    plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
     since = " (since it was resumed)" if config["resumed"] else ""
     return {
         "mode": f"{plan['mode']}, preset {plan['preset']}",
@@ -182,8 +182,11 @@ def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, An
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
+        "data": world.seen,
         "data fingerprint": config["data_fingerprint"][:16],
-        "reward network": f"{config['reward_net_info']['mode']}, seed {config['reward_net_info']['seed']}",
+        "reward network": ", ".join(
+            [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
+        ),
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
         "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
         "seed": world.config.seed,

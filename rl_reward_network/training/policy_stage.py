@@ -13,7 +13,7 @@ from rl_reward_network.training.prompt_policy import choose_prompts, save_policy
 from rl_reward_network.training.prompt_ppo import train_prompt_policy
 from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
 from rl_reward_network.training.prompt_tables import PromptTable, load_tables, prompt_tables, save_tables
-from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, origin
+from rl_reward_network.training.reward_stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.training.run_folder import (
     began_with,
     check_new,
@@ -156,7 +156,7 @@ def find_policy_run(world: World, plan: PolicyPlan, rewards: RewardPlan, reward_
         info, trained = network.training_info, origin(world, rewards)
         finished = (path.parent / FINAL).exists()
         fits = network.fingerprint == named if named else began_with(config, info, trained, finished)
-        if began_with(config, config.get("origin", {}), _origin(world, plan), finished) and fits:
+        if began_with(config, config.get("origin", {}), origin_of(world, plan), finished) and fits:
             return path.parent
     return None
 
@@ -173,7 +173,7 @@ def check_settings(run: Path, world: World, plan: PolicyPlan, network: RewardNet
         ValueError: it is not finished and of another version, or began with other settings or with another reward
             network; names what differs.
     """
-    config, wanted = read_run_config(run), _origin(world, plan)
+    config, wanted = read_run_config(run), origin_of(world, plan)
     if not (run / FINAL).exists():
         check_version(run)
     began = config.get("origin", {}) | {"reward_net": config.get("reward_net_fingerprint")}
@@ -207,14 +207,17 @@ def _describe(run: Path, world: World, plan: PolicyPlan, network: RewardNetwork)
     stage = {
         "stage": "prompt policy",
         "plan": asdict(plan),
-        "origin": _origin(world, plan),
+        "origin": origin_of(world, plan),
         "reward_net_fingerprint": network.fingerprint,
-        "reward_net_info": {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
+        "reward_net_info": {
+            "named": named(network, run),
+            **{key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
+        },
     }
     return describe_run(run, world, stage)
 
 
-def _origin(world: World, plan: PolicyPlan) -> dict[str, Any]:
+def origin_of(world: World, plan: PolicyPlan) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
     return {
         **asdict(plan),

@@ -130,7 +130,8 @@ def _train_member(
         optimizer.load_state_dict(state["optimizer"])
     done, chance = index * config.steps, balance(train.dice)
     progress = range(state["step"] + 1, config.steps + 1)
-    for step in tqdm(progress, desc=f"member {index + 1} of {len(network.members)}", unit="step"):
+    title = f"member {index + 1} of {len(network.members)}"
+    for step in tqdm(progress, desc=title, unit="step", initial=state["step"], total=config.steps):
         _set_learning_rate(optimizer, config, step)
         batch = _draw_batch(train, chance, config, np.random.default_rng([config.seed, index, step]))
         losses = _step(member, optimizer, batch, config, step)

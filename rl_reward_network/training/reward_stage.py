@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,14 @@ from rl_reward_network.training.reward_baseline import train_pooled_cnn
 from rl_reward_network.training.reward_calibration import calibrated
 from rl_reward_network.training.reward_masks import Windows, make_windows
 from rl_reward_network.training.reward_network import PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.training.run_folder import began_with, check_version, clock, describe_run, only_here
+from rl_reward_network.training.run_folder import began_with, check_version, clock, describe_run, only_here, portable
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
-FOLDER, FINISHED = "best_reward_net", "agreement.json"  # the latter is written last: without it a run was cut off
+KIND, FOLDER, FINISHED = (
+    "reward_net",
+    "best_reward_net",
+    "agreement.json",
+)  # the latter is written last: without it a run was cut off
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
@@ -120,13 +125,27 @@ def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
     }
 
 
+def named(network: RewardNetwork, run: Path | None = None) -> str:
+    """Where a reward network was read from, and when it was written.
+
+    Args:
+        network: as `from_pretrained` gives it.
+        run: the run folder that names it, by a path from there where both are in one project.
+    """
+    folder = network.source
+    if folder is None:
+        return "not from a folder"
+    written = datetime.fromtimestamp((folder / "config.json").stat().st_mtime)
+    return f"{folder if run is None else portable(folder, run)}, of {written:%Y-%m-%d %H:%M}"
+
+
 def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None) -> Path | None:
     """The newest finished reward network under the output folder that this very step 1 would train again.
 
     Its seed does not matter unless one is asked for.
     """
     wanted = origin(world, plan) | ({} if seed is None else {"seed": seed})
-    for finished in sorted(world.config.output_dir.glob(f"reward_net_*/{FINISHED}"), reverse=True):
+    for finished in sorted(world.config.output_dir.glob(f"{KIND}_*/{FINISHED}"), reverse=True):
         folder = finished.parent / FOLDER
         try:
             info = RewardNetwork.from_pretrained(folder).training_info
@@ -140,7 +159,7 @@ def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None)
 
 def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
     """The newest run of these very settings that was cut off."""
-    for path in sorted(world.config.output_dir.glob("reward_net_*/config.json"), reverse=True):
+    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
         try:
             config = dict(read_json(path))
         except ValueError as error:

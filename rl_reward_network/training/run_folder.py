@@ -18,6 +18,7 @@ from rl_reward_network.data.splits import save_split
 from rl_reward_network.training.world import World, WorldConfig
 
 UNSAID = "0.6 or earlier"  # the version of a run that does not say it
+SHOWN_LETTERS = 15  # of a value, in a message: longer ones are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
 
 
@@ -69,9 +70,9 @@ def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any])
     Raises:
         ValueError: names what differs.
     """
-    if differ := [name for name, value in wanted.items() if began.get(name) != value]:
+    if differ := differences(began, wanted):
         raise ValueError(
-            f"{run}: --resume: it began with other settings ({', '.join(differ)}); give the same, or a new run"
+            f"{run}: --resume: it began with other settings ({'; '.join(differ)}); give the same, or a new run"
         )
 
 
@@ -121,6 +122,21 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
 
 def _version(config: Mapping[str, Any]) -> str:
     return str(config.get("version", UNSAID))
+def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The settings of `wanted` that a run did not begin with, nested ones by their dotted names.
+
+    With both values where they are short: "settings.learning_rate was 0.001, now 1e-05".
+    """
+    lines = []
+    for name, now in wanted.items():
+        before = began.get(name)
+        if before == now:
+            continue
+        nested = isinstance(before, Mapping) and isinstance(now, Mapping)
+        inner = differences(before, {**dict.fromkeys(before), **now}) if nested else []  # type: ignore[arg-type]
+        long = nested or max(len(str(value)) for value in (before, now)) > SHOWN_LETTERS
+        lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {before}, now {now}"]
+    return lines
 
 
 @contextmanager

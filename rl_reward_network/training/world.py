@@ -27,6 +27,7 @@ from rl_reward_network.data.splits import Split, load_split, make_split, select,
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.training.reward_masks import RewardExample
 from rl_reward_network.training.segmenter import Sa2VASegmenter, load_segmenter
 
@@ -39,8 +40,9 @@ class WorldConfig:
 
     model_path: str = DEFAULT_MODEL
     """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Path = DEFAULT_DATA
-    """Folder with annotations.json and images/ (DATA_ROOT); the default is rendered when it is not there."""
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
+    """Folder with annotations.json and images/ (DATA_ROOT). The default, for the embedded model alone, is rendered when
+    it is not there."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
     seed: int = 0
@@ -103,6 +105,11 @@ class World:
     bank: MaskBank
 
     @property
+    def seen(self) -> str:
+        """One line on the data."""
+        return seen_images(self.samples, self.config.data_root)
+
+    @property
     def data_fingerprint(self) -> str:
         """Of the samples; the split is made for it."""
         return self.split.fingerprint
@@ -141,6 +148,7 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     Raises:
         ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
     """
+    check_world(config)
     samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
     config = replace(config, white_levels=levels_of(samples) or None)
     check_one_phrase(samples, config.data_root)
@@ -154,6 +162,36 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     )
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
     return World(config, samples, split, prompts, segmenter, bank)
+
+
+def check_world(config: WorldConfig) -> None:
+    """Raise a ValueError for what can be refused before anything is read: no data named, or a GPU that is not there."""
+    check_named(config.model_path, config.data_root, DEFAULT_DATA)
+    check_device(config.device)
+
+
+def check_named(model_path: str, data_root: Path, default: Path) -> None:
+    """Raise where a model of the user's own would work on rendered data that nobody asked for.
+
+    Args:
+        model_path: the model.
+        data_root: the data; the very object `default` where none were named (an equal path was named).
+        default: where the embedded data are.
+
+    Raises:
+        ValueError: names the remedy.
+    """
+    if model_path != DEFAULT_MODEL and data_root is default:
+        raise ValueError(
+            f"model_path is {model_path}, but no data are named for it; name them by DATA_ROOT or --data_root "
+            f"(the rendered ones of {DEFAULT_MODEL} by --data_root {default})"
+        )
+
+
+def seen_images(samples: Sequence[Sample], data_root: Path) -> str:
+    """One line on annotated images, e.g. "rendered angiograms of the embedded world, 960 images, 960 with a mask"."""
+    kind = "rendered angiograms of the embedded world" if is_rendered(data_root) else "annotated images"
+    return f"{kind}, {len(samples)} images, {sum(sample.labelled for sample in samples)} with a mask"
 
 
 def read_samples(

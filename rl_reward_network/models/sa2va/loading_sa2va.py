@@ -1,5 +1,6 @@
 """Model and processor of a checkpoint in one call, on a device that is there."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -14,12 +15,13 @@ def load_sa2va_model(
     """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
 
     Raises:
-        ValueError: flash attention without CUDA, a GPU that is not there, or what `from_pretrained` refuses.
+        ValueError: flash attention without CUDA or its package, a GPU that is not there, or what `from_pretrained`
+            refuses.
     """
     check_device(device)
     cuda = torch.device(device).type == "cuda"
-    if use_flash_attn and not cuda:
-        raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}")
+    if use_flash_attn:
+        check_flash_attn(device)
     model = Sa2VAForConditionalGeneration.from_pretrained(
         path,
         dtype=torch.bfloat16 if cuda else torch.float32,
@@ -28,11 +30,23 @@ def load_sa2va_model(
     return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]
 
 
+def check_flash_attn(device: str) -> None:
+    """Raise a ValueError where FlashAttention 2 cannot run: on a CPU, or without its package."""
+    if torch.device(device).type != "cuda":
+        raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}; leave it out on a CPU")
+    if find_spec("flash_attn") is None:
+        raise ValueError("use_flash_attn: the package is not installed; pip install flash-attn, or leave the flag out")
+
+
 def check_device(device: str) -> None:
     """Raise a ValueError for a GPU that is not there, or a word that is no device."""
     try:
         torch.device(device)
     except RuntimeError:
         raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX") from None
-    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but {torch.cuda.device_count()} GPUs are visible; set GPU or use cpu")
+    count = torch.cuda.device_count()
+    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= count:
+        remedy = f"give an index below {count}" if count else "give -1, the CPU"
+        raise ValueError(
+            f"device is {device!r}, but {count} GPUs are visible; {remedy}, as GPU or --gpu, or leave it out"
+        )

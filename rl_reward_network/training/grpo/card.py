@@ -85,6 +85,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "data fingerprint": origin["data_fingerprint"][:16],
         "rewards": _rewards(origin),
         "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
+        "reward network": config.get("reward_net") or "none",
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],

@@ -20,7 +20,6 @@ from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
@@ -46,9 +45,11 @@ from rl_reward_network.training.grpo.setup import (
     prepare_model,
     why_still,
 )
+from rl_reward_network.training.grpo.startup import load_model, startup_lines
 from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.training.grpo.watch import Watch
 from rl_reward_network.training.grpo.world import GRPOWorld, check_items, labelled_items
+from rl_reward_network.training.reward_stage import named
 from rl_reward_network.training.run_folder import (
     began_with,
     check_new,
@@ -182,7 +183,7 @@ def run_grpo_stage(
         check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
     else:
         check_new(run)
-    model, processor = load_sa2va_model(world.config.model_path, world.config.device)
+    model, processor = load_model(world.config)
     processor.max_tiles = world.config.max_dynamic_patch
     fingerprint = weights_fingerprint(model)
     set_seed(world.config.seed)  # LoRA begins at random
@@ -247,6 +248,7 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
     """What trains, what does not although it might, and how fast the partner follows."""
     for part, count, trained in parameter_table(trainer.sa2va):
         print(f"{part}: {count:,} parameters, {trained:,} train")
+    print("\n".join(startup_lines(trainer)))
     parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
     for part, count in parts.items():
         print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
@@ -311,6 +313,7 @@ def _begin(
         "world": portable_world(world.config, run),
         "kind": world.kind,
         "data": world.seen,
+        "reward_net": None if network is None else named(network, run),
         "groups": {name: len(ids) for name, ids in world.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
@@ -322,10 +325,16 @@ def _begin(
     write_json(run / "config.json", config)
 
 
+def wanted_settings(world: GRPOWorld, plan: GRPOPlan) -> dict[str, Any]:
+    """What must be the same for a run to be resumed, as far as it is known before the model is loaded."""
+    wanted = _plain(describe(world, plan, ""))
+    del wanted["model_fingerprint"]  # `check_same` compares it
+    return wanted
+
+
 def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
     """The newest run under the output folder with these settings and data, whether finished or cut off."""
-    wanted = _plain(describe(world, plan, ""))
-    del wanted["model_fingerprint"]  # the model is not loaded yet; `check_same` compares it
+    wanted = wanted_settings(world, plan)
     for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
         config = read_json(path)
         if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):

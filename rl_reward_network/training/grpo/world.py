@@ -10,18 +10,27 @@ import torch
 import tyro
 
 from rl_reward_network.data.embedded import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
+from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
 from rl_reward_network.data.region_data import read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
 from rl_reward_network.training.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
-from rl_reward_network.training.world import check_one_phrase, check_readable, read_samples, split_samples
+from rl_reward_network.training.world import (
+    check_named,
+    check_one_phrase,
+    check_readable,
+    read_samples,
+    seen_images,
+    split_samples,
+)
 
 CHECKED = 1000  # items whose files are decoded before a run
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
-DatasetName = Literal["auto", "gar", "dam", "annotations"]
+KINDS = ("auto", "gar", "dam", "annotations")
 
 
 @dataclass(frozen=True)
@@ -31,9 +40,11 @@ class GRPOWorldConfig:
     model_path: str = DEFAULT_MODEL
     """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_REGIONS
-    """Captioned regions (Grasp-Any-Region or describe-anything), or annotated images (DATA_ROOT)."""
-    dataset_name: DatasetName = "auto"
-    """auto looks what is in data_root; gar, dam and annotations insist."""
+    """Captioned regions (Grasp-Any-Region or describe-anything), or annotated images (DATA_ROOT); a folder, or of
+    Grasp-Any-Region a hub id. The default, for the embedded model alone, is rendered when it is not there."""
+    dataset_name: str = "auto"
+    """auto looks what is in data_root; gar, dam and annotations insist. A hub id or a folder is another way to name
+    data_root."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders (OUTPUT_DIR)."""
     seed: int = 0
@@ -42,6 +53,9 @@ class GRPOWorldConfig:
     """Seed of the split."""
     gpu: int | None = None
     """-1 is the CPU, 0 the first GPU, the default if there is one (GPU); take another by CUDA_VISIBLE_DEVICES."""
+    use_flash_attn: bool = False
+    """FlashAttention 2 in the image encoders (pip install flash-attn, a GPU); the language model keeps torch's fused
+    attention, since the rows it is trained on need a mask of their own."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"])] = 1
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
     max_regions: int | None = None
@@ -118,6 +132,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     Raises:
         ValueError: what a reader refuses.
     """
+    config = check_config(config)
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
@@ -128,7 +143,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
         check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
         items = [prompted_item(sample, config.segment_question) for sample in samples]
-        return GRPOWorld(config, "images", f"annotated images, {len(samples)}", items, made)
+        return GRPOWorld(config, "images", seen_images(samples, root), items, made)
     _refuse(config, "captioned regions", "group_regex", "segment_question")
     asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
     describe = config.describe_question or asked
@@ -137,7 +152,39 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
         made = load_split(split_file, regions, region_fingerprint)
     else:
         made = make_split(regions, config.split_seed, region_fingerprint)
+    if is_rendered(root):
+        seen = f"rendered scenes of the embedded world, in the layout of {seen}"
     return GRPOWorld(config, "regions", seen, [region_item(sample, describe) for sample in regions], made)
+
+
+def check_config(config: GRPOWorldConfig) -> GRPOWorldConfig:
+    """The settings with the data under one name, after all that can be refused before anything is read.
+
+    Raises:
+        ValueError: data named twice or not at all, a GPU or a package that is not there.
+    """
+    config = _named_once(config)
+    check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
+    check_device(config.device)
+    if config.use_flash_attn:
+        check_flash_attn(config.device)
+    return config
+
+
+def _named_once(config: GRPOWorldConfig) -> GRPOWorldConfig:
+    """`dataset_name` one of KINDS, and the data in `data_root` alone."""
+    name, root = config.dataset_name, config.data_root
+    if name in KINDS:
+        return config
+    if not Path(name).is_dir() and not is_hub_id(name):
+        raise ValueError(
+            f"dataset_name is {name!r}, expected one of {', '.join(KINDS)}, a hub id owner/name or a folder"
+        )
+    if root is not DEFAULT_REGIONS and root != Path(name):
+        raise ValueError(
+            f"dataset_name is {name}, but data_root is {root}: two names for the data; leave one of them out"
+        )
+    return replace(config, dataset_name="auto", data_root=Path(name))
 
 
 def _refuse(config: GRPOWorldConfig, what: str, *names: str) -> None:

@@ -1,0 +1,167 @@
+"""The shell files, with a `python` that only notes how it is called: what runs, in which order, and what is refused."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = {
+    "run_experiment3.sh": "scripts.train_reward_network",
+    "run_step2_finetune.sh": "scripts.finetune_sa2va_with_rl",
+    "run_rl_train.sh": "scripts.train_sa2va_rl",
+}
+FAKE = """#!/usr/bin/env bash
+words="$*"
+check="${SA2VA_RL_ONLY_CHECK:-}"
+line="$(printf '%s|%s|%s|%s' "$words" "$check" "${LOCAL_RANK:-}" "${SA2VA_RL_CALLED_AS:-}")"
+printf '%s\\n' "$line" >> "$CALLS"
+[[ "$words" != *--wrong* ]] || { echo "error: --wrong" >&2; exit 2; }
+[[ "$words" != *train_sa2va_rl* || -n "$check" ]] || echo "fine-tuned model: out/run/final_model"
+[[ "$words" != *finetune_sa2va_with_rl* || -n "$check" ]] || echo "prompt policy: out/run/final_model"
+"""
+Called = Callable[..., tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]]
+
+
+@pytest.fixture
+def called(tmp_path: Path) -> Called:
+    """Run a shell file: what it said, and each call of `python`."""
+    binaries, calls = tmp_path / "venv" / "bin", tmp_path / "calls"
+    binaries.mkdir(parents=True)
+    (binaries / "python").write_text(FAKE)
+    (binaries / "python").chmod(0o755)
+    stamp = f'echo "$(cat {ROOT}/requirements.txt {ROOT}/pyproject.toml | cksum) {ROOT} "'
+    wanted = subprocess.run(["bash", "-c", stamp], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "venv" / ".rl_reward_network_installed").write_text(wanted)
+
+    def call(file: str, *words: str, **environment: str) -> tuple[Any, list[dict[str, str]]]:
+        own = {"PATH": f"{binaries}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path / "venv"), "CALLS": str(calls)}
+        calls.write_text("")
+        done = subprocess.run(
+            ["bash", str(ROOT / file), *words], cwd=tmp_path, env=own | environment, capture_output=True, text=True
+        )
+        if done.stdout.strip().splitlines()[-1:] and (log := done.stdout.strip().splitlines()[-1]).startswith("log: "):
+            Path(log.removeprefix("log: ")).unlink()
+        names = ("words", "check", "rank", "called_as")
+        return done, [dict(zip(names, line.split("|"), strict=True)) for line in calls.read_text().splitlines()]
+
+    return call
+
+
+def modules(calls: list[dict[str, str]]) -> list[str]:
+    """The module of each call, with a star where only the flags are looked at."""
+    return [call["words"].split()[1] + "*" * bool(call["check"]) for call in calls]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["quick", "-h"], ["full", "--max_steps", "3", "--help", "--resume"]])
+@pytest.mark.parametrize("file", COMMANDS)
+def test_help_shows_help_and_does_nothing_else(called: Called, file: str, words: list[str]) -> None:
+    done, calls = called(file, *words)
+    assert done.returncode == 0
+    assert [call["words"] for call in calls] == [f"-m {COMMANDS[file]} --help"]
+    assert f"bash {file} " in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_help_without_packages_installs_none(called: Called, tmp_path: Path, file: str) -> None:
+    (tmp_path / "venv" / ".rl_reward_network_installed").unlink()
+    done, calls = called(file, "--help")
+    assert (done.returncode, calls) == (0, [])
+    assert "as soon as the first run has installed the packages" in done.stdout
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_flags_are_looked_at_before_anything_else(called: Called, file: str) -> None:
+    done, calls = called(file, "quick", "--wrong", SEED="3")
+    assert (done.returncode, modules(calls)) == (2, [f"{COMMANDS[file]}*"])
+    assert done.stderr == "error: --wrong\n"
+    assert "--seed 3 --wrong" in calls[0]["words"]
+    assert calls[0]["called_as"] == f"bash {ROOT / file}"
+
+
+def test_what_each_shell_file_runs(called: Called) -> None:
+    expected = {
+        "run_experiment3.sh": ["train_reward_network*", "make_embedded_data", "doctor", "train_reward_network"],
+        "run_step2_finetune.sh": [
+            *("finetune_sa2va_with_rl*", "make_embedded_data", "doctor"),
+            *("finetune_sa2va_with_rl", "evaluate_rl_finetuned_sa2va"),
+        ],
+        "run_rl_train.sh": ["train_sa2va_rl*", "make_embedded_data", "train_sa2va_rl", "evaluate_rl_finetuned_sa2va"],
+    }
+    for file, names in expected.items():
+        done, calls = called(file, "quick")
+        assert done.returncode == 0, done.stderr
+        assert modules(calls) == [f"scripts.{name}" for name in names]
+        trained = [call["words"] for call in calls if COMMANDS[file] in call["words"]]
+        assert len(set(trained)) == 1, "what was checked is what is run"
+
+
+@pytest.mark.parametrize(("words", "mode"), [([], "full"), (["--max_steps", "3"], "full"), (["quick"], "quick")])
+def test_grpo_is_full_where_no_mode_is_named(called: Called, words: list[str], mode: str) -> None:
+    done, calls = called("run_rl_train.sh", *words)
+    assert done.returncode == 0
+    assert calls[0]["words"].startswith(f"-m scripts.train_sa2va_rl {mode} --output_dir ")
+
+
+def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
+    done, calls = called("run_rl_train.sh", "full", "--save_steps", "5", NPROC="8", EVAL_IMAGES="7")
+    assert done.returncode == 0, done.stderr
+    train = "torch.distributed.run"
+    assert modules(calls) == [
+        *("scripts.train_sa2va_rl*", "scripts.make_embedded_data", train, "scripts.evaluate_rl_finetuned_sa2va")
+    ]
+    checked, _, trained, evaluated = (call["words"] for call in calls)
+    assert trained == f"-m {train} --standalone --nproc_per_node 8 {checked}"
+    assert calls[0]["rank"] == "7", "the last process needs a GPU, too"
+    assert evaluated.endswith("--model_path out/run/final_model --split test --images 7")
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"NPROC": "0"}, "NPROC is '0', expected the number of processes, 1 or more"),
+        ({"NPROC": "two"}, "NPROC is 'two', expected the number of processes, 1 or more"),
+        ({"NPROC": "2", "GPU": "1"}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU"),
+    ],
+)
+def test_a_number_of_processes_that_makes_no_sense(called: Called, environment: dict[str, str], message: str) -> None:
+    done, calls = called("run_rl_train.sh", "full", **environment)
+    assert (done.returncode, calls) == (2, [])
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "embedded"),
+    [
+        ([], {}, True),
+        (["--dataset_name", "gar"], {}, True),
+        (["--model_path", "sa2va-nano"], {}, True),
+        (["--model_path", "M"], {}, False),
+        (["--model_path=M", "--dataset_name", "gar"], {}, False),
+        ([], {"MODEL_PATH": "M"}, False),
+        (["--dataset-name", "owner/data"], {}, False),
+        (["--data_dir", "D"], {}, False),
+        (["--data-root=D"], {}, False),
+        ([], {"DATA_ROOT": "D", "MODEL_PATH": "M"}, False),
+    ],
+)
+def test_embedded_data_are_for_the_embedded_model_or_whom_names_them(
+    called: Called, words: list[str], environment: dict[str, str], embedded: bool
+) -> None:
+    done, calls = called("run_rl_train.sh", "quick", *words, **environment)
+    assert done.returncode == 0, done.stderr
+    assert ("scripts.make_embedded_data" in modules(calls)) == embedded
+    assert (f"--data_root {ROOT}/data/regions_lamplight" in calls[0]["words"]) == embedded
+    assert ("--data_root D" in calls[0]["words"]) == ("DATA_ROOT" in environment)
+
+
+def test_they_can_be_started_as_programs() -> None:
+    for file in (*COMMANDS, "run_tests.sh"):
+        listed = subprocess.run(["git", "ls-files", "-s", file], cwd=ROOT, capture_output=True, text=True).stdout
+        if not listed:
+            pytest.skip("not a git checkout, which keeps the mode")
+        assert listed.startswith("100755"), file

@@ -1,0 +1,188 @@
+"""The original specification's command lines, as its users type them: each is taken, and means what they expect."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from rl_reward_network.data.regions import write_regions
+from rl_reward_network.training.grpo.stage import GRPOPlan
+from rl_reward_network.training.grpo.world import DEFAULT_REGIONS, check_config, open_grpo_world
+from scripts import evaluate_rl_finetuned_sa2va, finetune_sa2va_with_rl, train_reward_network, train_sa2va_rl
+from scripts.train_sa2va_rl import make_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+GRPO = "--model_path M/4B --data_dir D --output_dir O"
+LINES = {
+    "document A": f"{GRPO} --batch_size 4 --num_generations 4 --learning_rate 1e-5 --num_epochs 1 --use_llm_judge "
+    "--llm_judge_base_url http://127.0.0.1:8000/v1",
+    "document A, loop 2": f"{GRPO} --batch_size 4 --num_generations 4 --learning_rate 1e-5 --num_epochs 1 "
+    "--use_llm_judge --use_llm_judge_loop2 --llm_judge_base_url http://127.0.0.1:8000/v1",
+    "document B": "--model_path M/4B --dataset_name HaochenWang/Grasp-Any-Region-Dataset --output_dir O --num_epochs 2 "
+    "--num_generations 4",
+    "document B, knobs": f"{GRPO} --per_device_batch_size 8 --kl_coef 0.1 --clip_range 0.2 --learning_rate 1e-6 "
+    "--mask_to_caption_weight 1.0 --caption_to_mask_weight 0.5 --warmup_steps 100 --max_grad_norm 0.5 "
+    "--gradient_checkpointing --temperature 0.9 --entropy_coef 0.01 --use_flash_attn",
+}
+STEP_2 = (
+    "quick --model_path M --data_dir D --total_timesteps 2000 --n_envs 2 --learning_rate 3e-4 --gamma 0.9 "
+    "--gae_lambda 0.8 --clip_range 0.1 --ent_coef 0.01 --vf_coef 0.4 --batch_size 64 --n_epochs 7"
+)
+
+
+def grpo(line: str) -> Any:
+    return tyro.cli(train_sa2va_rl.Args, args=shlex.split(line))
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "regions"
+    write_regions(folder, 4, 5)
+    return folder
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_line_of_grpo_is_taken_and_runs_in_full(name: str) -> None:
+    args = grpo(LINES[name])
+    assert (args.mode, args.world.model_path, args.world.output_dir) == ("full", "M/4B", Path("O"))
+    assert args.grpo.num_generations == 4
+    assert args.rewards.use_llm_judge == ("judge" in LINES[name])
+    assert args.rewards.use_llm_judge_loop2 == ("loop2" in LINES[name])
+
+
+def planned(line: str, scenes: Path) -> GRPOPlan:
+    args = grpo(line.replace("--data_dir D", f"--data_dir {shlex.quote(str(scenes))}").replace("--use_flash_attn", ""))
+    return make_plan(args, open_grpo_world(args.world), None)
+
+
+def test_what_the_lines_of_document_a_mean(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = planned(LINES["document A"].split(" --use_llm_judge")[0], scenes).settings
+    named = ("per_device_train_batch_size", "num_generations", "learning_rate", "num_train_epochs", "max_steps")
+    assert [settings[name] for name in named] == [4, 4, 1e-5, 1.0, -1]
+
+
+def test_what_the_knobs_of_document_b_mean(scenes: Path) -> None:
+    settings = planned(LINES["document B, knobs"], scenes).settings
+    wanted = {
+        "per_device_train_batch_size": 8,
+        "beta": 0.1,
+        "mask_beta": 0.1,
+        "epsilon": 0.2,
+        "learning_rate": 1e-6,
+        "mask_to_caption_weight": 1.0,
+        "caption_to_mask_weight": 0.5,
+        "warmup_steps": 100,
+        "max_grad_norm": 0.5,
+        "activation_checkpointing": True,
+        "temperature": 0.9,
+        "entropy_coef": 0.01,
+    }
+    assert {name: settings[name] for name in wanted} == wanted
+    assert grpo(LINES["document B, knobs"]).world.use_flash_attn
+
+
+@pytest.mark.parametrize("name", ["auto", "gar", "dam", "annotations"])
+def test_dataset_name_takes_a_kind(name: str) -> None:
+    config = check_config(grpo(f"--data_root D --dataset_name {name}").world)
+    assert (config.dataset_name, config.data_root) == (name, Path("D"))
+
+
+def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
+    hub = "HaochenWang/Grasp-Any-Region-Dataset"
+    for name in (hub, str(tmp_path)):
+        for line in (f"--dataset_name {name}", f"--dataset_name {name} --data_root {name}"):
+            config = check_config(grpo(f"{line} --model_path M").world)
+            assert (config.dataset_name, config.data_root) == ("auto", Path(name)), line
+        with pytest.raises(ValueError, match=rf"^dataset_name is {name}, but data_root is D: two names for the data"):
+            check_config(grpo(f"--dataset_name {name} --data_root D").world)
+    with pytest.raises(
+        ValueError, match=r"^dataset_name is 'gra', expected one of auto, gar, dam, annotations, a hub id"
+    ):
+        check_config(grpo("--dataset_name gra").world)
+
+
+def test_a_model_of_ones_own_never_works_on_rendered_data_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_reward_network.training.grpo.world.embedded_regions", lambda *_: pytest.fail("rendered"))
+    message = (
+        r"^model_path is M, but no data are named for it; name them by DATA_ROOT or --data_root \(the rendered ones"
+    )
+    for line in ("--model_path M", "--model_path M --dataset_name gar"):
+        args = grpo(line)
+        for call in (train_sa2va_rl.check, train_sa2va_rl.main):
+            with pytest.raises(ValueError, match=message):
+                call(args)
+    for command in (finetune_sa2va_with_rl, train_reward_network):
+        args = tyro.cli(command.Args, args=["quick", "--model_path", "M"])
+        for call in (command.check, command.main):
+            with pytest.raises(ValueError, match=message):
+                call(args)
+        command.check(tyro.cli(command.Args, args=["quick", "--model_path", "M", "--data_root", "data/angiograms"]))
+    train_sa2va_rl.check(grpo(f"--model_path M --data_root {DEFAULT_REGIONS}"))
+    train_sa2va_rl.check(grpo(""))
+
+
+def test_a_gpu_that_is_not_there_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    message = r"^device is 'cuda:0', but 0 GPUs are visible; give -1, the CPU, as GPU or --gpu, or leave it out$"
+    for command, line in (
+        (train_sa2va_rl, "--data_root nowhere --gpu 0"),
+        (finetune_sa2va_with_rl, "quick --data_root nowhere --gpu 0"),
+        (train_reward_network, "quick --data_root nowhere --gpu 0"),
+    ):
+        for call in (command.check, command.main):
+            with pytest.raises(ValueError, match=message):
+                call(tyro.cli(command.Args, args=line.split()))
+
+
+def test_flash_attention_needs_a_gpu_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="use_flash_attn needs a CUDA device, got device='cpu'; leave it out on a CPU"):
+        check_config(grpo("--use_flash_attn --gpu -1").world)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("rl_reward_network.models.sa2va.loading_sa2va.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="use_flash_attn: the package is not installed; pip install flash-attn"):
+        check_config(grpo("--use_flash_attn --gpu 0").world)
+
+
+def test_the_settings_of_step_2(capsys: pytest.CaptureFixture[str]) -> None:
+    args = tyro.cli(finetune_sa2va_with_rl.Args, args=STEP_2.split())
+    ppo = finetune_sa2va_with_rl.check(args)[0].ppo
+    assert (ppo.gamma, ppo.gae_lambda, ppo.clip_range, ppo.vf_coef, ppo.n_epochs) == (0.9, 0.8, 0.1, 0.4, 7)
+    assert (args.world.data_root, ppo.total_timesteps, ppo.batch_size) == (Path("D"), 2000, 64)
+    usual = finetune_sa2va_with_rl.check(tyro.cli(finetune_sa2va_with_rl.Args, args=["quick"]))[0].ppo
+    assert (usual.gamma, usual.gae_lambda, usual.clip_range, usual.vf_coef, usual.n_epochs) == (
+        0.99,
+        0.95,
+        0.2,
+        0.5,
+        10,
+    )
+
+
+def test_the_evaluation() -> None:
+    line = "--model_path outputs/RUN/final_model --split test"
+    assert tyro.cli(evaluate_rl_finetuned_sa2va.Args, args=line.split()).split == "test"
+
+
+# ---- docs/specification.md ------------------------------------------------------------------------------------------
+
+
+def names_of_ours() -> set[str]:
+    """What the second column of its tables calls by name."""
+    rows = [line.split("|") for line in (ROOT / "docs/specification.md").read_text().splitlines() if line[:1] == "|"]
+    return {name for row in rows[2:] for name in re.findall(r"`([^`]+)`", row[2])}
+
+
+def test_every_name_of_ours_in_the_table_exists() -> None:
+    files = [*(ROOT / "rl_reward_network").rglob("*.py"), *(ROOT / "scripts").iterdir(), *ROOT.glob("run_*.sh")]
+    source = "\n".join(path.read_text() for path in files if path.is_file())
+    paths = {path.relative_to(ROOT).as_posix() for path in files}
+    assert len(names_of_ours()) > 40
+    for name in names_of_ours():
+        known = name.split("(")[0].removeprefix("--")
+        assert any(path.endswith(known) for path in paths) or re.search(rf"(?<!\w){re.escape(known)}(?!\w)", source), (
+            name
+        )
