@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, get_args
+from typing import Annotated
 
 import torch
 import tyro
@@ -41,7 +41,7 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.training.grpo.world import DatasetName
+from rl_reward_network.training.grpo.world import KINDS
 from rl_reward_network.training.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
 from rl_reward_network.training.world import check_named, check_one_phrase, read_samples, seen_images, split_samples
 from scripts.cli import run
@@ -81,7 +81,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Print the table; leave with 1 if a line is missing."""
-    if args.dataset_name not in get_args(DatasetName):
+    if args.dataset_name not in KINDS:
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     checks: dict[str, Callable[[Args], str | Row]] = {
         "packages": _packages,
@@ -168,7 +168,7 @@ def _images(args: Args) -> Row:
 def _regions(args: Args) -> Row:
     """Captioned regions, for GRPO."""
     name, root = args.dataset_name, args.data_root
-    regions, seen = read_region_data(root, name, args.max_regions, white_of(args.bit_depth))  # type: ignore[arg-type]
+    regions, seen = read_region_data(root, name, args.max_regions, white_of(args.bit_depth))
     split = make_split(regions, args.split_seed, region_fingerprint)
     looks = look_at_regions(regions)
     groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())

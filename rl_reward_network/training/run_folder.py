@@ -122,6 +122,8 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
 
 def _version(config: Mapping[str, Any]) -> str:
     return str(config.get("version", UNSAID))
+
+
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The settings of `wanted` that a run did not begin with, nested ones by their dotted names.
 
