@@ -19,7 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from rl_reward_network.models.ema import copied
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
+from rl_reward_network.training.grpo.ranks import by_any, by_first, told_by_any
 from rl_reward_network.training.grpo.setup import freeze_unreached
+from rl_reward_network.training.grpo.watch import GOLD, PROXY, Watch
 
 # Plain SGD, since Adam blows up the rounding of gradients near 0; entropy and KL, or fresh rollouts have a loss near 0.
 SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
@@ -59,6 +61,36 @@ def resume(folder: Path, curriculum: bool) -> None:
         logs = [line for line in own.state.log_history if "total_loss" in line]
         said = {"logs": logs, "items": [rollout["items"] for rollout in rollouts]}
         Path(f"{run}.json").write_text(json.dumps(said))
+
+
+def watch(folder: Path) -> None:
+    """Eight steps, watched: the first process sees a Dice that falls while the score rises; the other must not look."""
+    rank = int(os.environ["RANK"])
+    own = trainer(folder / f"watched_{rank}", regions(4), max_steps=8)
+    own.watch = Watch(own, regions()[:1], 1)
+    own.watch.network = True
+    looks: list[int] = []
+
+    def points() -> dict[str, float]:
+        assert rank == 0, "only the first process measures"
+        looks.append(own.state.global_step)
+        return {PROXY: 0.5 + len(looks) / 10, GOLD: 0.6 if len(looks) == 2 else 0.5}
+
+    own.watch._points = points
+    own.add_callback(own.watch)
+    own.train()
+    back = own.watch.finish(own.state)
+    accelerator = own.accelerator
+    said = {
+        "steps": own.state.global_step,
+        "back": back,
+        "gold": own.watch.gold,
+        "first": by_first(accelerator, lambda: rank),
+        "any": [by_any(accelerator, rank == 1), by_any(accelerator, False)],
+        "told": [told_by_any(accelerator, "the second" if rank else None), told_by_any(accelerator, None)],
+    }
+    save_file(copied(own.sa2va), folder / f"watched_{rank}.safetensors")
+    (folder / f"watched_{rank}.json").write_text(json.dumps(said))
 
 
 def candidates(folder: Path, accumulation: int = 1) -> None:
@@ -151,5 +183,6 @@ if __name__ == "__main__":
     train(Path(sys.argv[1]))
     resume(Path(sys.argv[1]), curriculum=False)
     resume(Path(sys.argv[1]), curriculum=True)
+    watch(Path(sys.argv[1]))
     candidates(Path(sys.argv[1]))
     shard(Path(sys.argv[1]))

@@ -111,6 +111,16 @@ def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(rank
     assert all(not set(one) & set(other) for one, other in zip(*prompts, strict=True)), "each rank has its own"
 
 
+def test_all_ranks_take_the_decision_of_one(ranks: Path) -> None:
+    first, second = (json.loads((ranks / f"watched_{rank}.json").read_text()) for rank in range(RANKS))
+    assert first == second
+    assert first["steps"] == 4, "three looks after the best Dice"
+    assert first["back"]
+    assert first["gold"] == [0.5, 0.6, 0.5, 0.5, 0.5]
+    assert (first["first"], first["any"], first["told"]) == (0, [True, False], ["the second", None])
+    assert_close(*(load_file(ranks / f"watched_{rank}.safetensors") for rank in range(RANKS)), 0)
+
+
 def test_heads_that_only_one_rank_reaches_train_on_both(ranks: Path, tmp_path: Path) -> None:
     candidates(tmp_path, accumulation=RANKS)
     alone, *both = (
