@@ -199,6 +199,15 @@ def write_tiny_data(folder: Path, images: int = 8, size: int = 96) -> Path:
     return folder
 
 
+def write_deep_data(folder: Path, bits: int = 10, images: int = 8, size: int = 48) -> Path:
+    """`write_tiny_data` as a detector of so many bits writes it, with one hot pixel in the first image."""
+    for number, path in enumerate(sorted((write_tiny_data(folder, images, size) / "images").iterdir())):
+        grey = np.asarray(Image.open(path).convert("L")) * np.uint16(2 ** (bits - 8))
+        grey[5, 5] = 65535 if number == 0 else grey[5, 5]
+        Image.fromarray(grey).save(path)
+    return folder
+
+
 def tube_image(size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """uint8 (size, size, 3) with a bright tube on noise, and the tube's mask, bool (size, size)."""
     rng = np.random.default_rng(seed)

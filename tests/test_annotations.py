@@ -178,6 +178,104 @@ def test_file_that_is_no_list_of_records_is_refused(tmp_path, text, message):
         read_annotations(tmp_path)
 
 
+def test_the_folder_may_stand_before_the_name_of_an_image(read, tmp_path):
+    (plain,) = read(record(image="p1/a.png"))
+    (tmp_path / "annotations.json").write_text(json.dumps([record(image="images/p1/a.png")]))
+    assert read_annotations(tmp_path) == [plain], "with the same ids, so that an old split still fits"
+    both = [record(image=f"{at}p1/a.png") for at in ("", "images/")]
+    (tmp_path / "annotations.json").write_text(json.dumps(both))
+    with pytest.raises(ValueError, match=r"record 1 \(image 'images/p1/a.png'\): this image and phrase came before"):
+        read_annotations(tmp_path)
+    (inner,) = read(record(image="images/b.png"))
+    assert inner.image_path == tmp_path / "images" / "images" / "b.png", "a folder of that name inside is one"
+
+
+def test_a_byte_order_mark_is_read_over(read, tmp_path):
+    samples = read(record())
+    text = (tmp_path / "annotations.json").read_text()
+    (tmp_path / "annotations.json").write_text(text, encoding="utf-8-sig")
+    assert (tmp_path / "annotations.json").read_bytes().startswith(b"\xef\xbb\xbf")
+    assert read_annotations(tmp_path) == samples
+
+
+def test_all_faults_are_told_at_once(read):
+    spoiled = [{"text": []}, {"group": ""}, {"image": "missing.png"}, {"mask": [[1, 2, 3, 4, 5]]}, {"width": 7}]
+    records = [record(image=f"{n}.png") | fields for n, fields in enumerate([{}, *spoiled, {}])]
+    with pytest.raises(ValueError, match=r"annotations\.json: 5 records have faults\n") as caught:
+        read(*records)
+    head, *told = str(caught.value).splitlines()
+    assert "1.png" not in head
+    assert [line.split(":")[0] for line in told] == [
+        "  record 1 (image '1.png')",
+        "  record 2 (image '2.png')",
+        "  record 3 (image 'missing.png')",
+        "  record 4 (image '4.png')",
+        "  record 5 (image '5.png')",
+    ]
+    for line, word in zip(told, ("`text`", "`group`", "not found", "5 numbers", "`width`"), strict=True):
+        assert word in line
+
+
+def test_of_many_faults_ten_are_told_and_all_counted(read):
+    with pytest.raises(ValueError, match="13 records have faults") as caught:
+        read(record(), *(record(image=f"{n}.png", text=[]) for n in range(13)))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 12
+    assert lines[10].startswith("  record 10 ")
+    assert lines[11] == "  ... and 3 more"
+
+
+def test_one_record_of_another_nesting_is_the_only_one_to_blame(read):
+    with pytest.raises(ValueError, match=r"record 1 \(image 'b.png'\): masks of different nesting") as caught:
+        read(record(), record(image="b.png", mask=[[LEFT]]), record(image="c.png"), record(image="d.png"))
+    assert "\n" not in str(caught.value)
+
+
+def write_deep(folder, name, top, series=None, side=(H, W)):
+    """A ramp up to `top` with one hot pixel, 16-bit PNG; its record."""
+    grey = np.linspace(0, top, side[0] * side[1]).astype(np.uint16).reshape(side)
+    grey[3, 3] = 65535
+    (folder / "images").mkdir(exist_ok=True)
+    Image.fromarray(grey).save(folder / "images" / name)
+    return record(image=name, text=["v"]) | ({} if series is None else {"series": series})
+
+
+def test_images_above_8_bit_share_one_scale(tmp_path):
+    records = [
+        write_deep(tmp_path, "a.png", 1023),
+        write_deep(tmp_path, "b.png", 511),
+        write_deep(tmp_path, "c.png", 1023),
+    ]
+    Image.new("L", (W, H), 200).save(tmp_path / "images" / "d.png")
+    (tmp_path / "annotations.json").write_text(json.dumps([*records, record(image="d.png", text=["v"])]))
+    samples = read_annotations(tmp_path)
+    (level,) = {s.white_level for s in samples[:3]}
+    assert 1015 <= level <= 1023
+    bright, dim, _, plain = (s.load_image().mean() for s in samples)
+    assert 126 < bright < 130
+    assert 62 < dim < 66, "half as bright as it was"
+    assert (plain, samples[3].white_level) == (200, None)
+    given = read_annotations(tmp_path, white_levels={"data set": 4095})
+    assert [s.white_level for s in given] == [4095] * 3 + [None]
+    assert 31 < given[0].load_image().mean() < 34
+    assert data_fingerprint(given) != data_fingerprint(samples), "other pictures, other data"
+    assert data_fingerprint(given[3:]) == data_fingerprint(samples[3:])
+
+
+def test_each_series_that_is_named_has_its_own_scale(tmp_path):
+    tops = {"a.png": (1023, "one"), "b.png": (511, "one"), "c.png": (4095, "two"), "d.png": (2000, None)}
+    records = [write_deep(tmp_path, name, *how) for name, how in tops.items()]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    one, same, two, none = read_annotations(tmp_path)
+    assert one.white_level == same.white_level == pytest.approx(1020, abs=4)
+    assert (one.white_of, same.white_of, none.white_of) == (one.series_id, one.series_id, "data set")
+    assert two.white_level == pytest.approx(4088, abs=10)
+    assert none.white_level == pytest.approx(1996, abs=6)
+    saved = {"data set": 1000, one.series_id: 2000}
+    again = read_annotations(tmp_path, white_levels=saved)
+    assert [s.white_level for s in again] == [2000, 2000, 1000, 1000], "a series that was not there has the data set's"
+
+
 def test_declared_size_and_polygons_belong_to_the_image_after_exif(read, tmp_path):
     tags = Image.Exif()
     tags[ExifTags.Base.Orientation] = 6

@@ -1,19 +1,25 @@
 """What a GRPO run works on: which reader takes a folder, splits that do not leak, and what is refused."""
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import write_tiny_data
+from conftest import write_deep_data, write_tiny_data
+from datasets import Dataset
+from PIL import Image
 
-from rl_reward_network.data import embedded
+from rl_reward_network.data import annotations, embedded
+from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.regions import write_regions
 from rl_reward_network.data.splits import SPLITS, save_split
 from rl_reward_network.training.grpo import world as world_file
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.world import GRPOWorld, GRPOWorldConfig, check_items, open_grpo_world
+from rl_reward_network.training.run_folder import portable_world
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,37 @@ def test_annotated_images_are_recognised(annotated: Path) -> None:
     image, mask = asked.items[0].load()
     assert image.shape == (48, 48, 3)
     assert mask is not None
+
+
+def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
+    assert world.config.white_levels is not None
+    saved = json.loads(json.dumps(portable_world(world.config, tmp_path / "outputs" / "run")))
+    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
+    again = open_grpo_world(GRPOWorldConfig(**{**saved, "data_root": tmp_path / "deep", "output_dir": tmp_path}))
+    assert again.config.white_levels == world.config.white_levels
+    assert (again.items[0].load()[0] == world.items[0].load()[0]).all()
+    assert opened(tmp_path / "deep", bit_depth=12).config.white_levels == {"data set": 4095}
+    with pytest.raises(ValueError, match="bit_depth: got 3"):
+        GRPOWorldConfig(bit_depth=3)
+
+
+def test_captioned_regions_above_8_bit_are_shown(tmp_path: Path) -> None:
+    grey = np.linspace(0, 1023, 40 * 50).astype(np.uint16).reshape(40, 50)
+    grey[2, 2] = 65535
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    mask = to_rle(grey > 500)
+    said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "a bright half"}]
+    row = {"image": {"bytes": file.getvalue(), "path": None}, "mask_rle": mask, "conversations": said}
+    rows = [row | {"group": str(n), "conversations": [said[0], said[1] | {"value": f"half {n}"}]} for n in range(4)]
+    for n, one in enumerate(rows):  # the same picture in four files
+        one["image"] = {"bytes": file.getvalue() + bytes(n), "path": None}
+    Dataset.from_list(rows).save_to_disk(tmp_path / "deep")
+    own, ten, twelve = (opened(tmp_path / "deep", bit_depth=bits).items[0].load()[0].mean() for bits in (None, 10, 12))
+    assert own == pytest.approx(127.5, abs=1)
+    assert ten == pytest.approx(127.5, abs=1)
+    assert twelve == pytest.approx(32, abs=1)
 
 
 def test_a_name_that_does_not_fit_the_folder_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:

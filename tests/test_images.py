@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from rl_reward_network.data.images import decode_image, image_size, load_grid, load_image
+from rl_reward_network.data.images import (
+    decode_image,
+    grey_histogram,
+    image_header,
+    image_size,
+    load_for_model,
+    load_grid,
+    load_image,
+    robust_white,
+    white_of,
+)
 
 UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
 STORED = {  # how the camera stored it, for each EXIF orientation (EXIF 2.32, table 6)
@@ -91,13 +101,66 @@ def test_palette_image_shows_its_colours(tmp_path):
         ([0, 100, 255], [0, 100, 255]),  # 8 bit in a 16-bit file
         ([0, 2048, 4095], [0, 128, 255]),  # 12 bit: 2048 * 255 / 4095 = 127.53
         ([0, 257, 65535], [0, 1, 255]),  # 16 bit
-        ([0, 1000, 2000], [0, 62, 125]),  # divided by the range, not stretched to the brightest value
+        ([0, 512, 1023], [0, 128, 255]),  # 10 bit
     ],
 )
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_16_bit_grey_is_scaled_by_the_range_it_uses(tmp_path, values, expected, suffix):
+def test_an_image_above_8_bit_that_comes_alone_has_a_white_of_its_own(tmp_path, values, expected, suffix):
     Image.fromarray(np.array([values], dtype=np.uint16)).save(tmp_path / f"x.{suffix}")
     assert load_image(tmp_path / f"x.{suffix}")[0, :, 1].tolist() == expected
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize(
+    ("white", "expected"),
+    [(1023, [0, 128, 255, 255]), (4095, [0, 32, 64, 255]), (16383, [0, 8, 16, 255]), (65535, [0, 2, 4, 255])],
+)
+def test_grey_above_8_bit_is_scaled_by_the_white_level_that_is_given(tmp_path, white, expected, suffix):
+    Image.fromarray(np.array([[0, 512, 1023, 65535]], dtype=np.uint16)).save(tmp_path / f"x.{suffix}")
+    assert load_image(tmp_path / f"x.{suffix}", white)[0, :, 2].tolist() == expected
+    assert decode_image((tmp_path / f"x.{suffix}").read_bytes(), "x", white)[0, :, 2].tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "LA"])
+def test_8_bit_images_have_no_white_level(tmp_path, mode):
+    Image.fromarray(UPRIGHT).convert(mode).save(tmp_path / "x.png")
+    assert np.array_equal(load_image(tmp_path / "x.png", 100), load_image(tmp_path / "x.png"))
+    assert image_header(tmp_path / "x.png") == ((2, 3), False)
+    image, said = load_for_model(tmp_path / "x.png", 100)
+    assert np.array_equal(image, load_image(tmp_path / "x.png"))
+    assert said == ""
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14, 16])
+def test_a_hot_pixel_does_not_make_a_picture_black(tmp_path, bits):
+    grey = np.linspace(0, 2**bits - 1, 64 * 64).astype(np.uint16).reshape(64, 64)
+    grey[5, 5] = 65535
+    Image.fromarray(grey).save(tmp_path / "x.png")
+    assert image_header(tmp_path / "x.png") == ((64, 64), True)
+    image, said = load_for_model(tmp_path / "x.png")
+    assert 126 < image.mean() < 130
+    assert (image[5, 5] == 255).all()
+    level = robust_white(grey_histogram(tmp_path / "x.png"))
+    assert 0.995 * 2**bits < level < 2**bits
+    assert said == f"x.png: grey of more than 8 bit, white is {level}, the 99.9 % point of its own pixels; " + (
+        "--bit_depth sets it"
+    )
+    assert np.array_equal(image, load_image(tmp_path / "x.png"))
+    given, said = load_for_model(tmp_path / "x.png", 2 ** (bits - 1))
+    assert 189 < given.mean() < 193, "the brighter half is white"
+    assert said == f"x.png: grey of more than 8 bit, white is {2 ** (bits - 1)}"
+
+
+def test_an_8_bit_picture_in_a_16_bit_file_is_not_stretched(tmp_path):
+    Image.fromarray(np.full((8, 8), 100, dtype=np.uint16)).save(tmp_path / "x.png")
+    assert (load_image(tmp_path / "x.png") == 100).all()
+
+
+def test_bit_depth_gives_the_full_range():
+    assert [white_of(bits) for bits in (None, 8, 10, 12, 16)] == [None, 255, 1023, 4095, 65535]
+    for bits in (0, 7, 17):
+        with pytest.raises(ValueError, match=f"bit_depth: got {bits}; give 8 to 16"):
+            white_of(bits)
 
 
 @pytest.mark.parametrize("value", [-1, 70000, 0.5])

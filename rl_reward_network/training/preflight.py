@@ -23,8 +23,11 @@ CHECKED = 1000  # captioned regions that are decoded, spread over all
 OUTLINED = 200  # masks whose outlines are measured, spread over all: whoever draws one tree's outline draws all alike
 NEARLY_FULL = 0.95  # share of the picture
 INVERTED = (0.5, 0.75)  # share of the picture, and of its border: an object seldom covers both, a background does
-FILLED = (8.0, 0.35)  # times the typical width, and share of the mask; real trees reach 7.0 and 0.26, filled ones 13.7
-WIDE = 3.0  # times the typical width
+FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
+WIDE = 3.0  # times the branches' width
+BRANCHES = (
+    0.35  # quantile of the widths along all centre lines that stands for the branches: filled loops have lines, too
+)
 PIXELS = 10**6  # of an outline; a larger one is thinned out first
 
 
@@ -38,8 +41,8 @@ class Look:
         pixels: digest of the decoded picture.
         share: of the pixels that are foreground; None without a mask.
         border: the same of the pixels at the picture's border.
-        bulge: widest place / typical width, and share of the mask in places wider than `WIDE` typical widths; (1, 0)
-            where that was not looked at.
+        bulge: widest place / width of the branches, and share of the mask in places wider than `WIDE` times that width;
+            (1, 0) where it was not looked at.
     """
 
     name: str
@@ -122,20 +125,20 @@ def look_at(name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None
 def bulge_of(mask: np.ndarray) -> tuple[float, float]:
     """How unevenly wide the largest part of a mask is: see `Look.bulge`.
 
-    Width is measured along the centre lines. A tube has (1, 0), a disc or a square at most (2, 0), and an outer outline
-    round a tree with loops is thin along most of its lines while most of its pixels lie in the filled loops.
+    Width is measured along the centre lines. A tube has (1, 0), a disc about that; an outer outline round a tree with
+    loops is thin along many of its lines while most of its pixels lie in the filled loops.
 
     Args:
         mask: bool (H, W), not empty.
     """
     part = _largest_part(mask)
     radius = distance_transform_edt(part)
-    typical = np.median(radius[skeletonize(part)])
-    deep = radius > WIDE * typical
+    thin = np.quantile(radius[skeletonize(part)], BRANCHES)
+    deep = radius > WIDE * thin
     if not deep.any():
-        return float(radius.max() / typical), 0.0
-    wide = (distance_transform_edt(~deep) <= WIDE * typical) & part
-    return float(radius.max() / typical), float(wide.sum() / part.sum())
+        return float(radius.max() / thin), 0.0
+    wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
+    return float(radius.max() / thin), float(wide.sum() / part.sum())
 
 
 def _largest_part(mask: np.ndarray) -> np.ndarray:

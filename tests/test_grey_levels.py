@@ -1,0 +1,82 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data import grey_levels
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels, level_of, levels_of, measured_levels
+
+
+@dataclass(frozen=True)
+class Shown:
+    white_level: int | None
+    white_of: str = DATA_SET
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, value, hot=65535):
+        grey = np.full((40, 50), value, dtype=np.uint16)
+        grey[7, 7] = hot  # one pixel in 2000
+        Image.fromarray(grey).save(tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def test_a_data_set_has_one_level_that_hot_pixels_do_not_move(write):
+    images = {write(f"{n}.png", value): DATA_SET for n, value in enumerate([300, 1000, 600])}
+    assert measured_levels(images) == {DATA_SET: 1000}
+    assert measured_levels(dict(reversed(images.items()))) == {DATA_SET: 1000}
+
+
+def test_series_have_their_own_and_their_median_is_the_data_sets(write):
+    images = {write(f"{n}.png", 1000 * (n + 1)): f"s{n % 3}" for n in range(6)}
+    assert measured_levels(images) == {DATA_SET: 5000, "s0": 4000, "s1": 5000, "s2": 6000}
+    mixed = images | {write("alone.png", 900): DATA_SET}
+    assert measured_levels(mixed) == {DATA_SET: 900, "s0": 4000, "s1": 5000, "s2": 6000}
+
+
+def test_without_deep_images_there_is_nothing(write):
+    assert measured_levels({}) == levels_of([Shown(None)]) == levels_of([]) == {}
+
+
+def test_few_images_are_read(write, monkeypatch):
+    seen = []
+
+    def histogram(path):
+        seen.append(path.name)
+        return np.bincount([1000])
+
+    monkeypatch.setattr(grey_levels, "grey_histogram", histogram)
+    monkeypatch.setattr(grey_levels, "IMAGES_SEEN", 8)
+    names = [write(f"{n:03d}.png", 1000) for n in range(33)]
+    measured_levels(dict.fromkeys(names, DATA_SET))
+    assert sorted(seen) == [f"{n:03d}.png" for n in range(0, 33, 5)]
+    seen.clear()
+    measured_levels(dict.fromkeys(names, "series"))
+    assert len(seen) == 4
+
+
+def test_a_damaged_image_is_named(write):
+    path = write("x.png", 1000)
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(ValueError, match=r"x\.png: not a readable image"):
+        measured_levels({path: DATA_SET})
+
+
+def test_levels_of_a_run_go_before_bits(write):
+    assert given_levels(None, None) is None
+    assert given_levels(10, None) == {DATA_SET: 1023}
+    assert given_levels(10, {DATA_SET: 7}) == given_levels(None, {DATA_SET: 7}) == {DATA_SET: 7}
+    with pytest.raises(ValueError, match="bit_depth: got 3; give 8 to 16"):
+        given_levels(3, None)
+
+
+def test_samples_tell_their_levels():
+    carried = levels_of([Shown(10, "a"), Shown(None), Shown(30, "b"), Shown(10, "a")])
+    assert carried == {DATA_SET: 10, "a": 10, "b": 30}
+    assert level_of(carried, "b") == 30
+    assert level_of(carried, "new") == 10
+    assert levels_of([Shown(10, "a"), Shown(5)]) == {DATA_SET: 5, "a": 10}
