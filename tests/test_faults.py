@@ -111,7 +111,7 @@ def test_killed_at_a_random_point_and_resumed(
     expected, seconds = unkilled
     outputs, said = user / f"{stage}_{kill}", user / "said"
     prepared(user, outputs, stage)
-    train = [*FINETUNE, "--output_dir", str(outputs), "--resume"]
+    train = [*FINETUNE, "--output_dir", str(outputs)]
     command = [*EVALUATE, str(run_of(outputs) / "final_model")] if stage == "evaluation" else train
     process = started(command, user, said)
     wait_for(STAGES[stage][0], said, process)
@@ -119,7 +119,8 @@ def test_killed_at_a_random_point_and_resumed(
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
     if stage != "evaluation":
-        finished(train, user, said)
+        finished([*train, "--resume"], user, said)
+        assert ", resumed from " in said.read_text()
     finished([*EVALUATE, str(run_of(outputs) / "final_model")], user, said)
     found = numbers(outputs)
     assert [name for name in expected if found[name] != expected[name]] == []

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 from conftest import write_tiny_data
 from PIL import Image
 from test_prompt_ppo import Killed
 from test_reward_stage import plan_of
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.training import prompt_ppo
+from rl_reward_network.training.checkpoints import save_checkpoint
 from rl_reward_network.training.policy_stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.training.prompt_tables import load_tables
-from rl_reward_network.training.reward_stage import run_reward_stage
-from rl_reward_network.training.run_folder import only_here
+from rl_reward_network.training.reward_stage import RewardPlan, origin, reward_plan, run_reward_stage
+from rl_reward_network.training.run_folder import describe_run, only_here
 from rl_reward_network.training.world import World, WorldConfig, open_world
-from scripts import evaluate_rl_finetuned_sa2va, segment
+from scripts import evaluate_rl_finetuned_sa2va, finetune_sa2va_with_rl, segment
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +87,12 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     published = settings.get("preset") == "published"
     assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3), "quick's own is faster"
     assert config["vision_features"] == (0 if published else 32)
+    named = config["reward_net_info"]["named"]
+    assert named.startswith("../reward_net_1/best_reward_net, of 20"), "where it came from and when it was trained"
     assert (run / "logs").exists()
     summary = evaluated(run)
+    assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
+    assert summary["config"]["data"] == "annotated images, 12 images, 12 with a mask"
     rows = {row["name"]: row for row in summary["rows"]}
     assert list(rows)[-4:] == ["ridge per prompt", "PPO", "deployed", "oracle"]
     assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
@@ -201,6 +207,47 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
         assert find_policy_run(world, plan, plan_of(world), reward_net) == found
     shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
     shutil.rmtree(run)  # other tests look for the newest run
+
+
+def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both stages are replaced: what is tested is which folders they are given, and what is said."""
+    finetune, given = finetune_sa2va_with_rl, []
+
+    def step_1(world: World, plan: RewardPlan, folder: Path) -> None:
+        given.append(folder)
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
+
+    monkeypatch.setattr(finetune, "run_reward_stage", step_1)
+    monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)
+    monkeypatch.setattr(finetune, "run_policy_stage", lambda *given_to, resume: given.append((given_to[3], resume)))
+    flags = ["--model_path", world.config.model_path, "--data_root", str(world.config.data_root), "--gpu", "-1"]
+
+    def call(*more: str) -> str:
+        args = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
+        finetune.main(tyro.cli(finetune.Args, args=args))
+        return capsys.readouterr().out
+
+    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*; there is none at all: leave it out"):
+        call("--resume")
+    cut_off, plan = tmp_path / "reward_net_1", reward_plan(world.config, "quick", 2)
+    describe_run(cut_off, world, {"stage": "reward network", "seed": 0, "origin": origin(world, plan)})
+    save_checkpoint(cut_off / "checkpoint.pt", {"member": 2, "step": 1})
+    said = call("--resume", "--gamma", "0.9").splitlines()
+    assert given[0] == cut_off
+    assert not given[1][1], "step 2 itself begins"
+    for line in (
+        f"run folder: {given[1][0]}",
+        "data: annotated images, 12 images, 12 with a mask",
+        "gamma: no effect while each image is asked one prompt; --max_steps asks more",
+        f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
+    ):
+        assert line in said
+    assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in said)
+    (cut_off / "agreement.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"there is none at all: leave it out to begin one"):
+        call("--resume")
 
 
 def test_a_plan_takes_what_the_user_changed() -> None:

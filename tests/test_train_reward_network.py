@@ -104,6 +104,17 @@ def test_a_run_that_was_cut_off_ends_in_the_same_weights(tmp_path, monkeypatch, 
     assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
 
 
+def test_the_bar_of_a_run_that_goes_on_begins_where_it_was(tmp_path, monkeypatch, capsys):
+    step_of = training._step
+    monkeypatch.setattr(training, "_step", lambda *args: step_of(*args) if args[-1] < 4 else pytest.fail("cut off"))
+    with pytest.raises(pytest.fail.Exception):
+        train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
+    monkeypatch.setattr(training, "_step", step_of)
+    capsys.readouterr()
+    train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
+    assert capsys.readouterr().err.strip().startswith("member 1 of 2:  50%|")
+
+
 KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:3]
