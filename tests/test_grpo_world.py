@@ -51,7 +51,7 @@ def test_regions_are_recognised(captioned: Path) -> None:
 
 def test_annotated_images_are_recognised(annotated: Path) -> None:
     world = opened(annotated)
-    assert (world.kind, world.seen, len(world.items)) == ("images", "annotated images, 8 images, 8 with a mask", 8)
+    assert (world.kind, world.seen, len(world.items)) == ("images", "8 annotated images, 8 with a mask", 8)
     assert {item.question for item in world.items} == {world_file.PROMPTS[0]}
     assert {item.caption for item in world.items} == {""}
     asked = opened(annotated, dataset_name="annotations", segment_question="Where?")

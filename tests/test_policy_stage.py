@@ -92,7 +92,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert (run / "logs").exists()
     summary = evaluated(run)
     assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
-    assert summary["config"]["data"] == "annotated images, 12 images, 12 with a mask"
+    assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
     rows = {row["name"]: row for row in summary["rows"]}
     assert list(rows)[-4:] == ["ridge per prompt", "PPO", "deployed", "oracle"]
     assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
@@ -239,7 +239,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     assert not given[1][1], "step 2 itself begins"
     for line in (
         f"run folder: {given[1][0]}",
-        "data: annotated images, 12 images, 12 with a mask",
+        "data: 12 annotated images, 12 with a mask",
         "gamma: no effect while each image is asked one prompt; --max_steps asks more",
         f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
     ):

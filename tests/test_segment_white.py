@@ -10,7 +10,7 @@ from scripts import segment
 
 
 def args(**flags: object) -> segment.Args:
-    return segment.Args(Path("x.png"), **flags)  # type: ignore[arg-type]
+    return segment.Args((Path("x.png"),), **flags)  # type: ignore[arg-type]
 
 
 def test_the_policys_level_goes_before_bits_and_nothing_before_its_own() -> None:
@@ -27,12 +27,12 @@ def test_what_was_taken_for_white_is_said(
     grey = np.linspace(0, 1000, 64 * 64).astype(np.uint16).reshape(64, 64)
     grey[5, 5] = 65535
     Image.fromarray(grey).save(tmp_path / "x.png")
-    segment.main(segment.Args(tmp_path / "x.png", str(tiny_checkpoint), device="cpu", max_tiles=1))
+    segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1))
     said = capsys.readouterr().out.splitlines()
     assert [line for line in said if "8 bit" in line] == [
         "x.png: grey of more than 8 bit, white is 999, the 99.9 % point of its own pixels; --bit_depth sets it"
     ]
     overlay = np.asarray(Image.open(tmp_path / "x_overlay.png").convert("L"))
     assert overlay.mean() > 100, "not black"
-    segment.main(segment.Args(tmp_path / "x.png", str(tiny_checkpoint), device="cpu", max_tiles=1, bit_depth=16))
+    segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1, bit_depth=16))
     assert "white is 65535\n" in capsys.readouterr().out

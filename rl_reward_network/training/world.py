@@ -189,9 +189,9 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 
 
 def seen_images(samples: Sequence[Sample], data_root: Path) -> str:
-    """One line on annotated images, e.g. "rendered angiograms of the embedded world, 960 images, 960 with a mask"."""
-    kind = "rendered angiograms of the embedded world" if is_rendered(data_root) else "annotated images"
-    return f"{kind}, {len(samples)} images, {sum(sample.labelled for sample in samples)} with a mask"
+    """One line on annotated images, e.g. "960 rendered angiograms (the embedded world), 960 with a mask"."""
+    kind = "rendered angiograms (the embedded world)" if is_rendered(data_root) else "annotated images"
+    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask"
 
 
 def read_samples(
