@@ -16,7 +16,7 @@ mkdir -p "$root/logs"
 log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 {
   embedded_data
-  run_module scripts.doctor "${WORLD_FLAGS[@]}" "$@"
+  run_module scripts.doctor --dataset_name annotations "${WORLD_FLAGS[@]}" "$@"
   run_module scripts.train_reward_network "$mode" "${flags[@]}"
 } 2>&1 | tee -i "$log"
 echo "log: $log"

@@ -23,7 +23,7 @@ trap 'rm -f "$said"' EXIT
 {
   # 1. is everything there?
   embedded_data
-  run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_module scripts.doctor --dataset_name annotations "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
   run_module scripts.finetune_sa2va_with_rl "$mode" "${flags[@]}" | tee -i "$said"
   # 4. the policy and its baselines on patients nobody has seen

@@ -4,6 +4,7 @@ python -m pytest -m slow tests/test_grpo_faults.py
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -36,10 +37,10 @@ TRAIN = [sys.executable, "-P", "-m", "scripts.train_sa2va_rl", "quick", *FLAGS, 
 OF_THIS_PROCESS = ("feature_cache_hits",)  # starts again with the process
 
 
-def numbers(run: Path) -> dict[str, Any]:
+def numbers(run: Path, steps: int = 8) -> dict[str, Any]:
     """Everything that is learned or logged, to the last bit."""
     found: dict[str, Any] = {}
-    last = run / "checkpoint-8"
+    last = run / f"checkpoint-{steps}"
     for name in ("trainable/trainable.safetensors", "ema.safetensors"):
         found[name] = {key: array.tobytes() for key, array in load_file(last / name).items()}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -78,6 +79,30 @@ def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[s
     finished(command, user, said)
     found = numbers(run)
     assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_two_ranks_killed_in_the_second_epoch_and_resumed(user: Path) -> None:
+    """Both at once, as a machine that goes down kills them; with a curriculum and weights that follow the gradients."""
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    more = ["--max_steps", "12", "--num_iterations", "1", "--curriculum", "--adaptive_loop_weights"]
+    command = [*launcher, *TRAIN[TRAIN.index("scripts.train_sa2va_rl") :], *more, "--run_folder"]
+    finished([*command, "whole_pair"], user, user / "said")
+    whole, killed = numbers(user / "whole_pair", 12), user / "killed_pair"
+    (epoch,) = (line["epoch"] for line in whole["metrics"] if line["step"] == 11)
+    assert epoch > 1
+    with (user / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [*command, str(killed)], cwd=user, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True
+        )
+    while not (killed / "checkpoint-10").exists():
+        assert process.poll() is None, (user / "said").read_text()
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "final_model").exists(), "it was over before it could be killed"
+    finished([*command, str(killed), "--resume"], user, user / "said")
+    found = numbers(killed, 12)
+    assert [name for name in whole if found[name] != whole[name]] == []
 
 
 def test_two_processes_cannot_train_in_one_folder(user: Path) -> None:

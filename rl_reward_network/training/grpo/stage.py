@@ -288,6 +288,7 @@ def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, An
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": world.config.seed,
         "max_dynamic_patch": world.config.max_dynamic_patch,
+        "bit_depth": world.config.bit_depth,
         "describe_question": world.config.describe_question,
         "segment_question": world.config.segment_question,
         "data_fingerprint": world.split.fingerprint,
