@@ -90,7 +90,10 @@ def test_what_each_shell_file_runs(called: Called) -> None:
             *("finetune_sa2va_with_rl*", "make_embedded_data", "doctor"),
             *("finetune_sa2va_with_rl", "evaluate_rl_finetuned_sa2va"),
         ],
-        "run_rl_train.sh": ["train_sa2va_rl*", "make_embedded_data", "train_sa2va_rl", "evaluate_rl_finetuned_sa2va"],
+        "run_rl_train.sh": [
+            *("train_sa2va_rl*", "make_embedded_data", "doctor"),
+            *("train_sa2va_rl", "evaluate_rl_finetuned_sa2va"),
+        ],
     }
     for file, names in expected.items():
         done, calls = called(file, "quick")
@@ -112,9 +115,10 @@ def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
     assert done.returncode == 0, done.stderr
     train = "torch.distributed.run"
     assert modules(calls) == [
-        *("scripts.train_sa2va_rl*", "scripts.make_embedded_data", train, "scripts.evaluate_rl_finetuned_sa2va")
+        *("scripts.train_sa2va_rl*", "scripts.make_embedded_data", "scripts.doctor"),
+        *(train, "scripts.evaluate_rl_finetuned_sa2va"),
     ]
-    checked, _, trained, evaluated = (call["words"] for call in calls)
+    checked, _, _, trained, evaluated = (call["words"] for call in calls)
     assert trained == f"-m {train} --standalone --nproc_per_node 8 {checked}"
     assert calls[0]["rank"] == "7", "the last process needs a GPU, too"
     assert evaluated.endswith("--model_path out/run/final_model --split test --images 7")
