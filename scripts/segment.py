@@ -56,7 +56,7 @@ class Args:
     max_tiles: int | None = None
     """Most tiles an image is cut into: as in the policy's training, without a policy as the model says."""
     bit_depth: int | None = None
-    """Bits of a grey image above 8 bit, 10 to 16; with a policy white is as in its data, else a point of its own."""
+    """Bits of a grey image above 8 bit, 8 to 16; with a policy white is as in its data, else a point of its own."""
 
 
 def main(args: Args) -> None:

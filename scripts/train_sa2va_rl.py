@@ -63,6 +63,10 @@ JUDGE_FLAGS = (
     "llm_judge_concurrency",
     "llm_judge_cache",
 )
+OF_ROLLOUTS = (  # flags that supervised training has no use for
+    *("kl_coef", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
+    *("ema_decay", "no_ema", "scale_rewards", "multi_objective_aggregation"),
+)
 EPOCHS = {"quick": 1.0, "full": 3.0}
 
 
@@ -149,8 +153,12 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
     paid = replace(rewards, reward_net=None) != RewardArgs()
     if args.objective == "supervised" and (args.shuffle_rewards or paid):
         raise ValueError("--objective supervised pays no rewards: leave out what shuffles, judges or weighs them")
+    if args.objective == "supervised" and (named := changed(grpo, *OF_ROLLOUTS)):
+        raise ValueError(f"--objective supervised samples nothing, so {named[0]} does nothing; leave it out")
     if args.shuffle_rewards and rewards.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot deal out the gradient of --pathwise_weight; leave one of them out")
+    if (named := changed(grpo, "clip_range", "epsilon_high")) and not grpo.mask_to_caption_weight:
+        raise ValueError(f"{named[0]} clips words, and --mask_to_caption_weight 0 leaves their loop out; leave it out")
     if grpo.num_iterations == 1 and (named := changed(grpo, "clip_range", "epsilon_high")):
         raise ValueError(
             f"{named[0]} does nothing with --num_iterations 1: the ratio it clips is 1 on fresh rollouts; leave it "
@@ -182,6 +190,10 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         _or(rewards.learned_weight, 1.0 if network is not None else 0.0),
         rewards.confidence_weight,
     )
+    for loop, weight in (("loop1", weights.caption), ("loop2", weights.loop2_caption)):
+        if loop in _judged_loops(rewards) and not weight:
+            name = "caption_weight" if loop == "loop1" else "loop2_caption_weight"
+            raise ValueError(f"the judge would pay nothing in {loop}: --{name} is 0 here; give it a weight")
     r = _or(grpo.lora_r, own["lora_r"])
     steps = _or(grpo.max_steps, STEPS[args.mode] if embedded and grpo.num_epochs is None else -1)
     settings = {

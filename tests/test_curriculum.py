@@ -25,6 +25,13 @@ def test_prompts_without_spread_are_drawn_less() -> None:
     assert order.weights(10).tolist() == pytest.approx([CLOSED, 1, 1, 1])
 
 
+def test_spread_counts_where_no_reward_is_known() -> None:
+    order = CurriculumOrder(2, 1, seed=0, rollouts=10)
+    for _ in range(9):
+        order.note([(0, NAN, False), (1, NAN, True)])
+    assert order.weights(0).tolist() == pytest.approx([CLOSED, 1])
+
+
 def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
     order = CurriculumOrder(7, 1, seed=0, rollouts=10)
     order.note([(index, index / 6, True) for index in range(6)])

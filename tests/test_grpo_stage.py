@@ -180,6 +180,24 @@ def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOWorl
     assert read_json(again / "final_model" / "config.json")["steps"] == 2
 
 
+def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, world: GRPOWorld) -> None:
+    again = world.config.output_dir / "sa2va_grpo_3"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("final_model"))
+    run_grpo_stage(world, PLAN, again, resume=True)
+    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert sorted(path.name for path in again.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+def test_a_run_out_of_time_and_cut_off_trains_no_further(world: GRPOWorld, tmp_path: Path) -> None:
+    late = changed(PLAN, max_minutes=1e-9, max_steps=5)
+    run_grpo_stage(world, late, tmp_path / "late")
+    shutil.rmtree(tmp_path / "late" / "final_model")
+    run_grpo_stage(world, late, tmp_path / "late", resume=True)
+    assert read_json(tmp_path / "late" / "final_model" / "config.json")["steps"] == 1
+
+
 def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
     world = replace(world, config=replace(world.config, output_dir=tmp_path))
     for number in (1, 2, 3):

@@ -13,6 +13,7 @@ from rl_reward_network.training.reward_stage import FINISHED
 from rl_reward_network.training.run_folder import differences
 
 SHOWN_RUNS, SHOWN_SETTINGS = 5, 6
+NONE_YET = "no checkpoint yet"
 
 
 def progress(run: Path) -> str:
@@ -28,13 +29,16 @@ def progress(run: Path) -> str:
     state = load_checkpoint(run / CHECKPOINT)
     if "member" in state:
         return f"member {state['member'] + 1}, step {state['step']}"
-    return f"step {state['num_timesteps']}" if state else "no checkpoint yet"
+    return f"step {state['num_timesteps']}" if state else NONE_YET
 
 
 def run_line(run: Path, resumed: bool) -> str:
     """What is said of the run folder when a command begins."""
     far = progress(run) if resumed else ""
-    return f"run folder: {run}" + (f", {far}" if far == "finished" else f", resumed from {far}" if far else "")
+    how = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}.get(
+        far, f", resumed from {far}"
+    )
+    return f"run folder: {run}{how}"
 
 
 def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], otherwise: str = "nothing") -> ValueError:

@@ -189,9 +189,10 @@ def sampled(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
     """
     where = generator.device if generator is not None else probabilities.device
     chance = torch.rand(probabilities.shape[:-1], generator=generator, device=where).to(probabilities.device)
-    sums = probabilities.cumsum(dim=-1)
+    # In float64: a GPU adds float32 in an order in which sums may fall, and an index of probability 0 could be met.
+    sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = sums[..., -1]
-    below = torch.minimum(chance * total, torch.nextafter(total, torch.zeros_like(total)))  # rounding may reach it
+    below = torch.minimum(chance.double() * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, below[..., None], right=True)[..., 0]
 
 

@@ -42,7 +42,7 @@ class AroundEachStep(TrainerCallback):
         if args.max_minutes is not None:
             late = by_any(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
             if late and state.global_step % args.num_iterations == 0:  # never between rollouts' uses
-                control.should_training_stop = control.should_save = True
+                self.trainer.ended = control.should_training_stop = control.should_save = True
 
     def _look_after_judge(self, state: Any, control: Any) -> None:
         """Stop, with a checkpoint, where a process has lost its judge: METEOR alone was not asked for."""

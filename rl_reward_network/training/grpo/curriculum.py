@@ -48,9 +48,8 @@ class CurriculumOrder:
         progress = min(1.0, rollout / max(1, self.rollouts))
         share = (FIRST_SHARE**2 + (1 - FIRST_SHARE**2) * progress) ** 0.5
         known = self.reward[~self.reward.isnan()]
-        if not len(known):
-            return torch.ones(self.count)
-        opened = self.reward.isnan() | (self.reward >= known.quantile(1 - share))
+        least = known.quantile(1 - share) if len(known) else -torch.inf
+        opened = self.reward.isnan() | (self.reward >= least)
         return torch.where(opened, 1.0, CLOSED) * self.spread.clamp(min=CLOSED)
 
     def note(self, paid: Sequence[tuple[int, float, bool]]) -> None:

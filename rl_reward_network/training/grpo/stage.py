@@ -32,7 +32,7 @@ from rl_reward_network.rewards.functions import (
     meteor_reward,
 )
 from rl_reward_network.training.grpo.card import card_text
-from rl_reward_network.training.grpo.checkpoint import save_run_state
+from rl_reward_network.training.grpo.checkpoint import save_run_state, trained_to_its_end
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.training.grpo.logs import GRPOLogs
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward
@@ -272,8 +272,10 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
     trainer.add_callback(logs)
     if trainer.watch is not None:
         trainer.add_callback(trainer.watch)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(logs.run)) if resume else None)
-    if trainer.lost_judge:
+    last = get_last_checkpoint(str(logs.run)) if resume else None
+    if last is None or not trained_to_its_end(trainer, Path(last)):
+        trainer.train(resume_from_checkpoint=last)
+    if trainer.lost_judge and trainer.state.global_step < trainer.planned_steps:
         raise ValueError(f"step {trainer.state.global_step}: {trainer.lost_judge}; {trainer.way_back}")
     if trainer.watch is None or not trainer.watch.finish(trainer.state):
         return False

@@ -103,6 +103,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.last_samples: dict[str, Samples] = {}
         self.watch: Any = None  # `Watch`, where validation is watched
         self.judge: CaptionJudge | None = None  # the one that pays, where one does
+        self.ended = False  # by the clock or by the look at validation, before its last step
         self.lost_judge: str | None = None  # why the run stopped for want of it
         self.buffer: list[list[Group]] = []
         self.places = {id(item): place for place, item in enumerate(items)}
@@ -120,7 +121,8 @@ class Sa2VAGRPOTrainer(Trainer):
     def begin(self) -> None:
         """Take what trains now as the reference and as the partner's start; again after more has been frozen."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
-        self.ema = EMA(self.sa2va, self.args.ema_decay) if self.args.ema_decay else None
+        partner = self.args.ema_decay and self.args.objective == "grpo"  # supervised training asks none
+        self.ema = EMA(self.sa2va, self.args.ema_decay) if partner else None
         self.maker.ema = self.ema
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
@@ -269,6 +271,11 @@ class Sa2VAGRPOTrainer(Trainer):
             if parts is not None:
                 loss = loss + self.loop_weights[name] * parts.loss / steps
                 self._note(name, parts)
+            elif (
+                self.args.objective == "grpo" and self.loop_weights.asked[name]
+            ):  # or a curve's mean would leave it out
+                for part in ("loss", "policy_loss"):
+                    self.statistics[f"{name}/{part}"].append(0.0)
         self._measure_loops({name: parts.loss for name, parts in loops.items() if parts is not None})
         loss = loss + self._mask_terms(pairs, counts) / steps
         self.statistics["total_loss"].append(float(loss.detach()) * steps)  # curves show a mean over micro-batches
@@ -327,6 +334,8 @@ class Sa2VAGRPOTrainer(Trainer):
     def way_back(self) -> str:
         """Where `--resume` goes on."""
         last = get_last_checkpoint(str(self.args.output_dir))
+        if last and self.is_deepspeed_enabled:
+            return f"{last} can be evaluated and merged; --resume cannot go on from it under DeepSpeed"
         return f"--resume goes on from {last}" if last else "there is no checkpoint yet"
 
     @contextmanager

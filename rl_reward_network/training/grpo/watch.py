@@ -52,7 +52,7 @@ class Watch(TrainerCallback):
         if state.global_step % self.every == 0:
             self._look(state)
         if over_optimised(self.proxy, self.gold) and state.global_step % args.num_iterations == 0:
-            control.should_training_stop = control.should_save = True
+            self.trainer.ended = control.should_training_stop = control.should_save = True
 
     def finish(self, state: Any) -> bool:
         """Go back to the weights of the best Dice where the rule says so; whether it did."""
