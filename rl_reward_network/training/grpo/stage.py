@@ -258,6 +258,8 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
 def _partner(trainer: Sa2VAGRPOTrainer) -> str:
     """The decay that is reached, not the one that was asked for: it warms up, and a short run ends before."""
     ema, steps = trainer.ema, trainer.planned_steps
+    if trainer.args.objective == "supervised":
+        return "none, supervised training asks nobody"
     if ema is None:
         return "the model itself"
     reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
