@@ -183,9 +183,9 @@ def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(f
     def masks() -> int:
         return len(list((cut / "mask_bank").glob("*.safetensors")))
 
-    for reached in (lambda: masks() >= 1, lambda: rows() >= 3):
+    for more, reached in (([], lambda: masks() >= 1), (["--resume"], lambda: rows() >= 3)):
         process = subprocess.Popen(
-            [*command, "--output_dir", str(cut), "--resume"],
+            [*command, "--output_dir", str(cut), *more],
             cwd=finished,
             env=environment,
             stdout=subprocess.DEVNULL,

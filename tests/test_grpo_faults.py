@@ -70,13 +70,15 @@ def unkilled(user: Path) -> tuple[dict[str, Any], float]:
 def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[str, Any], float], kill: int) -> None:
     expected, seconds = unkilled
     run, said = user / f"killed_{kill}", user / "said"
-    command = [*TRAIN, "--run_folder", str(run), "--resume"]
+    command = [*TRAIN, "--run_folder", str(run)]
     process = started(command, user, said)
     wait_for("partner:", said, process)
+    while not (run / "config.json").exists():  # before it there is nothing to resume
+        time.sleep(0.005)
     time.sleep(np.random.default_rng([7, kill]).uniform(0, 0.9) * seconds)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
-    finished(command, user, said)
+    finished([*command, "--resume"], user, said)
     found = numbers(run)
     assert [name for name in expected if found[name] != expected[name]] == []
 
