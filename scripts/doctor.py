@@ -41,7 +41,7 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.training.grpo.world import KINDS
+from rl_reward_network.training.grpo.world import KINDS, seen_regions
 from rl_reward_network.training.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
 from rl_reward_network.training.world import check_named, check_one_phrase, read_samples, seen_images, split_samples
 from scripts.cli import run
@@ -174,7 +174,9 @@ def _regions(args: Args) -> Row:
     groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
-    return "\n".join([f"{seen}, for GRPO; groups: {groups}", *_foreground(looks), captions]), _notes(looks)
+    return "\n".join(
+        [f"{seen_regions(seen, root)}, for GRPO; groups: {groups}", *_foreground(looks), captions]
+    ), _notes(looks)
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:

@@ -152,9 +152,14 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
         made = load_split(split_file, regions, region_fingerprint)
     else:
         made = make_split(regions, config.split_seed, region_fingerprint)
-    if is_rendered(root):
-        seen = f"rendered scenes of the embedded world, in the layout of {seen}"
-    return GRPOWorld(config, "regions", seen, [region_item(sample, describe) for sample in regions], made)
+    return GRPOWorld(
+        config, "regions", seen_regions(seen, root), [region_item(sample, describe) for sample in regions], made
+    )
+
+
+def seen_regions(seen: str, data_root: Path) -> str:
+    """What a reader said of captioned regions, and whether they are rendered."""
+    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
 
 
 def check_config(config: GRPOWorldConfig) -> GRPOWorldConfig:
