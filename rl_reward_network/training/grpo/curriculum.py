@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.training.grpo.order import PromptOrder
+
 FIRST_SHARE = 1 / 3  # of the prompts, the easiest, that are open at the start
 CLOSED = 0.05  # weight of a prompt that is not open yet, and of one without spread: none is lost for good
 MEMORY = 0.5  # how much of what was known of a prompt stays when it is drawn again
@@ -67,3 +70,12 @@ class CurriculumOrder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
         self.reward, self.spread = state["reward"], state["spread"]
+
+
+def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder | CurriculumOrder:
+    """The order of `count` prompts; a ValueError where they are fewer than one optimisation step takes."""
+    chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    order = PromptOrder(count, chunk, args.seed)
+    if not args.curriculum:
+        return order
+    return CurriculumOrder(count, chunk, args.seed, args.planned_steps(order.rollouts_per_epoch) // args.num_iterations)

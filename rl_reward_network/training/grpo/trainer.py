@@ -28,7 +28,7 @@ from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.training.grpo.callbacks import AroundEachStep
 from rl_reward_network.training.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.training.grpo.curriculum import CurriculumOrder
+from rl_reward_network.training.grpo.curriculum import CurriculumOrder, prompt_order
 from rl_reward_network.training.grpo.items import GRPOItem
 from rl_reward_network.training.grpo.loop_weights import LoopWeights, gradient_norm
 from rl_reward_network.training.grpo.losses import LossParts
@@ -36,22 +36,12 @@ from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.training.grpo.mask_rewards import PathwiseReward, supervised_mask_losses
 from rl_reward_network.training.grpo.measure import mixed_precision
 from rl_reward_network.training.grpo.objective import Pairs, StepCounts, caption_loss, count_step, mask_loss
-from rl_reward_network.training.grpo.order import PromptOrder
 from rl_reward_network.training.grpo.policy import Group, GRPOPolicy
 from rl_reward_network.training.grpo.rewarding import Reward, Samples, check_paid, paid_of_prompts
 from rl_reward_network.training.grpo.rollouts import RolloutMaker
 from rl_reward_network.training.grpo.statistics import ALIKE, EQUAL, rollout_statistics
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
-
-
-def prompt_order(count: int, args: Sa2VAGRPOConfig) -> PromptOrder | CurriculumOrder:
-    """The order of `count` prompts; a ValueError where they are fewer than one optimisation step takes."""
-    chunk = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    order = PromptOrder(count, chunk, args.seed)
-    if not args.curriculum:
-        return order
-    return CurriculumOrder(count, chunk, args.seed, args.planned_steps(order.rollouts_per_epoch) // args.num_iterations)
 
 
 class Sa2VAGRPOTrainer(Trainer):
