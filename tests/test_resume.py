@@ -22,7 +22,7 @@ def begun(run: Path, origin: dict[str, Any], **beside: Any) -> Path:
 def test_how_far_each_kind_of_run_is(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", {})
     assert run_line(run, False) == f"run folder: {run}"
-    assert run_line(run, True) == f"run folder: {run}, resumed from no checkpoint yet"
+    assert run_line(run, True) == f"run folder: {run}, no checkpoint yet: it begins anew"
     save_checkpoint(run / "checkpoint.pt", {"member": 1, "step": 100, "optimizer": None})
     assert progress(run) == "member 2, step 100"
     save_checkpoint(run / "checkpoint.pt", {"num_timesteps": 512, "policy": torch.zeros(2)})
