@@ -224,12 +224,13 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
-    with pytest.raises(
-        ValueError,
-        match=r"nothing was trained: (\d+) of \1 trainable tensors did not move: \1 because the rewards of every group "
-        r"were all alike, such as .*; the last state is in .*checkpoint-1",
-    ):
-        run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal")
+    for resume in (False, True):  # going on with it says the same, and trains no further
+        with pytest.raises(
+            ValueError,
+            match=r"nothing was trained: (\d+) of \1 trainable tensors did not move: \1 because the rewards of every "
+            r"group were all alike, such as .*; the last state is in .*checkpoint-1",
+        ):
+            run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal", resume)
     assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
     assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
     assert grpo_model(tmp_path / "equal") == tmp_path / "equal" / "checkpoint-1", "it can be evaluated and merged"

@@ -20,11 +20,8 @@ from rl_reward_network.training.reward_network import PRESETS, RewardTrainingCon
 from rl_reward_network.training.run_folder import began_with, check_version, clock, describe_run, only_here, portable
 from rl_reward_network.training.world import RewardExamples, World, WorldConfig
 
-KIND, FOLDER, FINISHED = (
-    "reward_net",
-    "best_reward_net",
-    "agreement.json",
-)  # the latter is written last: without it a run was cut off
+KIND, FOLDER = "reward_net", "best_reward_net"
+FINISHED = "agreement.json"  # written last: without it a run was cut off
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8

@@ -237,7 +237,8 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
     count = len(trainable_tensors(trainer.sa2va))
     message = f"{len(still)} of {count} trainable tensors did not move: {'; '.join(parts)}"
     if len(still) == count and trainer.args.learning_rate:
-        save_run_state(trainer)  # hours must not be lost, nor look finished
+        if trainer.optimizer is not None:  # else this state was read from there, and nothing was trained since
+            save_run_state(trainer)  # hours must not be lost, nor look finished
         last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
         raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
     if trainer.args.should_save:
