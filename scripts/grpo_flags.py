@@ -93,7 +93,7 @@ class GRPOArgs:
     score rises while Dice has fallen by more than 0.02 from its peak in three looks."""
     deepspeed: Path | None = None
     """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoint to go on from is written then.
-    Tried in float32 on CPUs only: what it does to the float32 weights of a bfloat16 model on a GPU has not been seen."""
+    Tried in float32 on CPUs only: what it does to the float32 weights of a bfloat16 model on a GPU is not known."""
 
 
 @dataclass(frozen=True)
