@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
-#   bash run_rl_train.sh [quick|full] [flags of scripts.train_sa2va_rl]          without a mode: full
+#   bash run_rl_train.sh [quick|full] [flags of sa2va-rl grpo]          without a mode: full
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED, EVAL_IMAGES (most test regions; all without it), and
 # NPROC (processes of torchrun, one GPU each)
 #   -> $OUTPUT_DIR/sa2va_grpo_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help scripts.train_sa2va_rl
+! help_asked "$@" || show_help grpo
 mode=full
 if [[ -n "${1:-}" && "$1" != -* ]]; then
   mode="$1"
@@ -30,8 +30,8 @@ if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
 fi
 world_flags regions_lamplight "$@"
 flags=("$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
-command=(scripts.train_sa2va_rl "${flags[@]}")
-LOCAL_RANK=$((processes - 1)) check_command "${command[@]}"  # the last process needs its GPU, too
+command=(rl_reward_network.cli grpo "${flags[@]}")
+LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
 mkdir -p "$root/logs"
 log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
@@ -39,10 +39,10 @@ said="$(mktemp)"
 trap 'rm -f "$said"' EXIT
 {
   embedded_data --regions
-  run_module scripts.doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_command doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   run_module "${command[@]}" | tee -i "$said"
   # the model before and after, on images nobody has seen
-  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test \
+  run_command evaluate --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test \
     ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
 } 2>&1 | tee -i "$log"
 echo "log: $log"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The main job: a prompt policy by PPO on a learned reward, and an honest comparison.
-#   bash run_step2_finetune.sh quick|full [flags of scripts.finetune_sa2va_with_rl]
+#   bash run_step2_finetune.sh quick|full [flags of sa2va-rl prompts]
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED
 #   -> $OUTPUT_DIR/sa2va_rl_finetune_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help scripts.finetune_sa2va_with_rl
+! help_asked "$@" || show_help prompts
 mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
@@ -15,7 +15,7 @@ ensure_environment ""
 world_flags angiograms "$@"
 flags=("${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
-check_command scripts.finetune_sa2va_with_rl "$mode" "${flags[@]}"
+check_command prompts "$mode" "${flags[@]}"
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 said="$(mktemp)"
@@ -23,11 +23,11 @@ trap 'rm -f "$said"' EXIT
 {
   # 1. is everything there?
   embedded_data
-  run_module scripts.doctor --dataset_name annotations "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_command doctor --dataset_name annotations "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_module scripts.finetune_sa2va_with_rl "$mode" "${flags[@]}" | tee -i "$said"
+  run_command prompts "$mode" "${flags[@]}" | tee -i "$said"
   # 4. the policy and its baselines on patients nobody has seen
-  run_module scripts.evaluate_rl_finetuned_sa2va --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
+  run_command evaluate --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
 } 2>&1 | tee -i "$log"
 echo "log: $log"

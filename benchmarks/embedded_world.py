@@ -15,21 +15,21 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.data.embedded import embedded_angiograms, read_looks
-from rl_reward_network.data.regions import make_scenes
+from rl_reward_network.cli.app import run
 from rl_reward_network.data.splits import select
-from rl_reward_network.env.observation import observe_image
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.training.nano_card import score_table
-from rl_reward_network.training.nano_score import (
+from rl_reward_network.embedded.datasets import embedded_angiograms, read_looks
+from rl_reward_network.embedded.nano.card import score_table
+from rl_reward_network.embedded.nano.score import (
     TEST_SCENES,
     RegionScores,
     VesselScores,
     score_regions,
     score_vessels,
 )
-from rl_reward_network.training.world import World, WorldConfig, open_world
-from scripts.cli import run
+from rl_reward_network.embedded.regions import make_scenes
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from rl_reward_network.cli.app import run
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from scripts.cli import run
 
 SIZES_4B = {
     "architectures": ["Sa2VAChatModel"],

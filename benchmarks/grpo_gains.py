@@ -4,7 +4,7 @@
     python -m benchmarks.grpo_gains long
 
 The long runs take 15 minutes each on one CPU core: by steps, not by the clock, so that other programs change nothing.
-Every run is one of `scripts.train_sa2va_rl` with the flags printed beside it, evaluated on the test scenes; a run that
+Every run is one of `sa2va-rl grpo` with the flags printed beside it, evaluated on the test scenes; a run that
 is there already is not made again, one that was cut off goes on. Numbers are after - before, with 95 % intervals from
 drawing scenes again.
 """
@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli import grpo as train_sa2va_rl
+from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.before_after import label
+from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.grpo.stage import FINAL
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.training.grpo.evaluation import run_grpo_evaluation
-from rl_reward_network.training.grpo.stage import FINAL
-from scripts import train_sa2va_rl
-from scripts.cli import run
 
 SHOWN = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)

@@ -22,22 +22,22 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rl_reward_network.cli.app import run
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.items import DESCRIBE, GRPOItem, segment_question
+from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_loss
+from rl_reward_network.grpo.loss.policy import Group, GroupOutput
+from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
+from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch, to_device
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
-from rl_reward_network.training.grpo.batch import open_batch, random_stream
-from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.training.grpo.items import DESCRIBE, GRPOItem, segment_question
-from rl_reward_network.training.grpo.objective import caption_loss, count_step, mask_loss
-from rl_reward_network.training.grpo.policy import Group, GroupOutput
-from rl_reward_network.training.grpo.rewarding import Reward
-from rl_reward_network.training.grpo.setup import freeze_unreached, prepare_model
-from rl_reward_network.training.grpo.trainer import Sa2VAGRPOTrainer
-from rl_reward_network.training.grpo.world import GRPOWorldConfig, open_grpo_world
-from scripts.cli import run
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ from rl_reward_network.evaluation.baselines import POLICY, RIDGE, compare
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
-from rl_reward_network.training.prompt_policy import choose_prompts
-from rl_reward_network.training.prompt_ppo import train_prompt_policy
-from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
-from rl_reward_network.training.prompt_tables import PromptTable, load_tables, ridge_choices, save_tables
-from rl_reward_network.training.world import check_files
+from rl_reward_network.inputs.loading import check_files
+from rl_reward_network.prompt_policy.config import PromptPPOConfig
+from rl_reward_network.prompt_policy.policy import choose_prompts
+from rl_reward_network.prompt_policy.ppo import train_prompt_policy
+from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, ridge_choices, save_tables
 
 SIDE, PER_PATIENT, PROMPTS, VISION = 64, 4, 11, 128  # pixels, images, prompts, features of Sa2VA's
 

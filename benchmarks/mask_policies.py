@@ -19,20 +19,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.figures import png
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.items import GRPOItem
+from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES
+from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
+from rl_reward_network.grpo.rollouts.maker import RolloutMaker
+from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
-from rl_reward_network.training.grpo.batch import open_batch, random_stream
-from rl_reward_network.training.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.training.grpo.items import GRPOItem
-from rl_reward_network.training.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.training.grpo.rewarding import Reward
-from rl_reward_network.training.grpo.rollouts import RolloutMaker
-from rl_reward_network.training.grpo.statistics import median_pair_iou
-from rl_reward_network.training.grpo.world import GRPOWorldConfig, open_grpo_world
-from scripts.cli import run
 
 SPREADS = {
     "gaussian": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6),

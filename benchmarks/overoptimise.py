@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.cli.app import run
+from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig, open_world
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.reward_training.baseline import train_pooled_cnn
+from rl_reward_network.reward_training.damage import damage
+from rl_reward_network.reward_training.masks import RewardExample, true_dice
+from rl_reward_network.reward_training.stage import find_reward_network, reward_plan, run_reward_stage
 from rl_reward_network.rewards.learned import ascend, score_masks
-from rl_reward_network.training.damage import damage
-from rl_reward_network.training.reward_baseline import train_pooled_cnn
-from rl_reward_network.training.reward_masks import RewardExample, true_dice
-from rl_reward_network.training.reward_stage import find_reward_network, reward_plan, run_reward_stage
-from rl_reward_network.training.run_folder import new_run_folder
-from rl_reward_network.training.world import RewardExamples, World, WorldConfig, open_world
-from scripts.cli import run
+from rl_reward_network.runs.folder import new_run_folder
 
 BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
 ASCENT = (0, 1, 2, 5, 10, 20, 50, 100)  # steps

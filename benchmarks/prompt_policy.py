@@ -20,17 +20,17 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.segment import seconds
+from rl_reward_network.cli.app import run
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
-from rl_reward_network.training.policy_stage import policy_plan
-from rl_reward_network.training.prompt_policy import NET_ARCH
-from rl_reward_network.training.prompt_ppo import new_ppo, one_thread, train_prompt_policy
-from rl_reward_network.training.prompt_ppo_config import PromptPPOConfig
-from rl_reward_network.training.world import World, WorldConfig, open_world
-from scripts.cli import run
+from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.prompt_policy.config import PromptPPOConfig
+from rl_reward_network.prompt_policy.policy import NET_ARCH
+from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread, train_prompt_policy
+from rl_reward_network.prompt_policy.stage import policy_plan
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.artefacts import write_json
+from rl_reward_network.cli.app import run
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import (
     DEFAULT,
@@ -33,14 +34,13 @@ from rl_reward_network.evaluation.baselines import (
     compare,
 )
 from rl_reward_network.evaluation.deployment import decide
+from rl_reward_network.inputs.loading import WorldConfig, open_world
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.training.policy_stage import PolicyPlan, policy_plan
-from rl_reward_network.training.prompt_policy import choose_prompts
-from rl_reward_network.training.prompt_ppo import train_prompt_policy
-from rl_reward_network.training.prompt_tables import PromptTable, prompt_tables, ridge_choices
-from rl_reward_network.training.reward_stage import check_no_leak, find_reward_network, reward_plan
-from rl_reward_network.training.world import WorldConfig, open_world
-from scripts.cli import run
+from rl_reward_network.prompt_policy.policy import choose_prompts
+from rl_reward_network.prompt_policy.ppo import train_prompt_policy
+from rl_reward_network.prompt_policy.stage import PolicyPlan, policy_plan
+from rl_reward_network.prompt_policy.tables import PromptTable, prompt_tables, ridge_choices
+from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 
 ROWS = (DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
 Tables = dict[str, list[PromptTable]]

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from benchmarks.segment import seconds
+from rl_reward_network.cli.app import run
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import score_masks
-from scripts.cli import run
 
 SIZES = ((256, 256), (512, 512), (999, 960), (2000, 1500), (3000, 4000))
 PROMPTS, MANY, IMAGES = 11, 256, 16

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_reward_network.cli.app import run
 from rl_reward_network.data.images import load_image
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from scripts.cli import run
 
 
 @dataclass(frozen=True)

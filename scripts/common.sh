@@ -28,11 +28,11 @@ help_asked() {  # $@: all that the user typed
 }
 
 # The shell file's own lines, then every flag of its command; nothing else is done, so nothing is installed either.
-show_help() {  # $1: module
+show_help() {  # $1: command of sa2va-rl
   local environment="${VIRTUAL_ENV:-$root/.venv}"
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
   if [[ -f "$environment/.rl_reward_network_installed" ]]; then
-    PATH="$environment/bin:$PATH" run_module "$1" --help
+    PATH="$environment/bin:$PATH" run_command "$1" --help
   else
     echo "Every flag is explained here as soon as the first run has installed the packages."
   fi
@@ -80,16 +80,21 @@ names_a_model() {  # $@: the user's flags; the embedded model is none
 }
 
 # Renders the embedded data where no data were named and they are not there yet.
-embedded_data() {  # $@: flags of scripts.make_embedded_data
-  [[ -z "$EMBEDDED_DATA" ]] || run_module scripts.make_embedded_data --folder "$EMBEDDED_DATA" "$@"
+embedded_data() {  # $@: flags of sa2va-rl data
+  [[ -z "$EMBEDDED_DATA" ]] || run_command data --folder "$EMBEDDED_DATA" "$@"
 }
 
 # Ends with what is wrong with the flags or the GPU, before anything is read, rendered or loaded.
-check_command() {  # $@: module and flags
-  SA2VA_RL_ONLY_CHECK=1 run_module "$@"
+check_command() {  # $@: command and flags
+  SA2VA_RL_ONLY_CHECK=1 run_command "$@"
 }
 
-# python -m, without the working folder on the path (a user's own `scripts` must not be taken for ours), for torchrun's
+# A command of sa2va-rl.
+run_command() {  # $@: command and flags
+  run_module rl_reward_network.cli "$@"
+}
+
+# python -m, without the working folder on the path (a user's own files must not be taken for ours), for torchrun's
 # processes too; hints at --help name what the user typed.
 run_module() {
   PYTHONSAFEPATH=1 SA2VA_RL_CALLED_AS="bash $0" python -m "$@"

@@ -21,16 +21,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.angiograms import LOOKS
-from rl_reward_network.data.embedded import write_angiograms
 from rl_reward_network.data.splits import make_split
+from rl_reward_network.embedded.angiograms import LOOKS
+from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.loading import World, WorldConfig, read_samples
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.training.world import World, WorldConfig, read_samples
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 GOLDEN = SHARED / "golden" / "case_a"

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from conftest import write_tiny_data
-
-from rl_reward_network.data.regions import LAMPLIGHT, write_regions
-from rl_reward_network.training.grpo.world import GRPOWorldConfig
-from rl_reward_network.training.reward_stage import reward_plan
-from rl_reward_network.training.world import WorldConfig
-from scripts import finetune_sa2va_with_rl, train_reward_network, train_sa2va_rl
+from rl_reward_network.cli import grpo as train_sa2va_rl
+from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
+from rl_reward_network.cli import reward as train_reward_network
+from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
+from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.inputs.loading import WorldConfig
+from rl_reward_network.reward_training.stage import reward_plan
+from tests.conftest import write_tiny_data
 
 GRPO = {
     "batch_size": 4,

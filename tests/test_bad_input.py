@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import write_tiny_data
 from PIL import Image
 
+from rl_reward_network.cli import doctor, segment
+from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
+from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
+from rl_reward_network.cli import reward as train_reward_network
+from rl_reward_network.cli.app import run
 from rl_reward_network.data.splits import make_split
+from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.training.world import read_samples
-from scripts import doctor, evaluate_rl_finetuned_sa2va, finetune_sa2va_with_rl, segment, train_reward_network
-from scripts.cli import run
+from tests.conftest import write_tiny_data
 
 COMMANDS: dict[str, Any] = {
     "doctor": doctor,

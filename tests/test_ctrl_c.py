@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import write_tiny_data
+
+from tests.conftest import write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
 STOPPED = "stopped; finished files are kept. Run the same command again, with --resume where it has that flag"
 USUAL = ["--model_path", "model", "--data_root", "data", "--output_dir", "outputs"]
-STEP_1 = ["scripts.train_reward_network", "quick", "--steps", "6", *USUAL]
-STEP_2 = ["scripts.finetune_sa2va_with_rl", "quick", "--reward_steps", "8", "--total_timesteps", "60000", *USUAL]
+STEP_1 = ["rl_reward_network.cli", "reward", "quick", "--steps", "6", *USUAL]
+STEP_2 = ["rl_reward_network.cli", "prompts", "quick", "--reward_steps", "8", "--total_timesteps", "60000", *USUAL]
 
 
 @pytest.fixture(scope="module")

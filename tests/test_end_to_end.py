@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALLEST, shell, write_tiny_data
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.training.prompt_policy import load_policy
-from rl_reward_network.training.world import WorldConfig, open_world
+from rl_reward_network.inputs.loading import WorldConfig, open_world
+from rl_reward_network.prompt_policy.policy import load_policy
+from tests.conftest import SMALLEST, shell, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"MODEL_PATH": "model", "DATA_ROOT": "data", "OUTPUT_DIR": "outputs"}  # relative to the user's folder
@@ -134,7 +134,18 @@ def test_the_policy_works_on_a_new_image(finished: Path) -> None:
     Image.fromarray(np.full((50, 70, 3), 120, dtype=np.uint8)).save(finished / "new.png")
     policy = the_run(finished) / "final_model"
     done = shell(
-        [sys.executable, "-m", "scripts.segment", "new.png", "--model_path", "model", "--policy", str(policy)], finished
+        [
+            sys.executable,
+            "-m",
+            "rl_reward_network.cli",
+            "segment",
+            "new.png",
+            "--model_path",
+            "model",
+            "--policy",
+            str(policy),
+        ],
+        finished,
     )
     assert done.returncode == 0, done.stderr
     assert Image.open(finished / "new_mask.png").size == (70, 50)
@@ -145,7 +156,7 @@ def test_the_policy_works_on_a_new_image(finished: Path) -> None:
 
 def finetune(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     usual = ["--model_path", "model", "--data_root", "data", "--output_dir", "outputs"]
-    return shell([sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", *usual, *SMALLEST, *flags], folder)
+    return shell([sys.executable, "-m", "rl_reward_network.cli", "prompts", "quick", *usual, *SMALLEST, *flags], folder)
 
 
 def test_a_second_run_uses_the_reward_network_and_every_mask(finished: Path) -> None:
@@ -171,7 +182,7 @@ def wait_for(found: Callable[[], bool], process: subprocess.Popen[bytes]) -> Non
 def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(finished: Path, tmp_path: Path) -> None:
     (reward,) = (finished / "outputs").glob("reward_net_*/best_reward_net")
     usual = ["--model_path", "model", "--data_root", "data", "--reward_net", str(reward), "--total_timesteps", "6000"]
-    command = [sys.executable, "-m", "scripts.finetune_sa2va_with_rl", "quick", *usual, "--n_steps", "64"]
+    command = [sys.executable, "-m", "rl_reward_network.cli", "prompts", "quick", *usual, "--n_steps", "64"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     left: list[tuple[int, int]] = []  # images in the bank and rollouts done after each kill
@@ -233,11 +244,24 @@ def test_the_other_commands_of_the_readme_run_at_their_smallest(finished: Path) 
     Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
     image = next((finished / "data" / "images").iterdir())
     for command, last in (
-        (["scripts.segment", str(image), "--model_path", "model", "--prompt", "X", "--output_dir", "o"], "written: "),
-        (["benchmarks.segment", "--model_path", "model", "--image", str(image), "--repeats", "1"], "mask pixels that"),
-        (["scripts.convert_sa2va_checkpoint", "model", "ours"], "ours: "),
         (
-            ["scripts.evaluate_rl_finetuned_sa2va", "--model_path", f"{finished}/outputs/sa2va_*/final_model"],
+            [
+                "rl_reward_network.cli",
+                "segment",
+                str(image),
+                "--model_path",
+                "model",
+                "--prompt",
+                "X",
+                "--output_dir",
+                "o",
+            ],
+            "written: ",
+        ),
+        (["benchmarks.segment", "--model_path", "model", "--image", str(image), "--repeats", "1"], "mask pixels that"),
+        (["rl_reward_network.cli", "convert", "model", "ours"], "ours: "),
+        (
+            ["rl_reward_network.cli", "evaluate", "--model_path", f"{finished}/outputs/sa2va_*/final_model"],
             "report: ",
         ),
     ):

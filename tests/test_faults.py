@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import write_tiny_data
 from safetensors.numpy import load_file
 
-from rl_reward_network.training.prompt_policy import load_policy
+from rl_reward_network.prompt_policy.policy import load_policy
+from tests.conftest import write_tiny_data
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 WORLD = ["--model_path", "model", "--data_root", "data", "--gpu", "-1"]
 SETTINGS = ["--reward_steps", "12", "--total_timesteps", "6000", "--n_steps", "64"]
-FINETUNE = [sys.executable, "-P", "-m", "scripts.finetune_sa2va_with_rl", "quick", *WORLD, *SETTINGS]
-EVALUATE = [sys.executable, "-P", "-m", "scripts.evaluate_rl_finetuned_sa2va", "--model_path"]
+FINETUNE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "prompts", "quick", *WORLD, *SETTINGS]
+EVALUATE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "evaluate", "--model_path"]
 KILLS = 10
 STAGES = {  # what is said on the screen when a stage begins, and when it is over
     "bank": ("masks:", "masks of reward patients:"),
@@ -156,7 +156,7 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="there is no `ps` here to find the ranks with")
 def test_a_dead_rank_leaves_a_bank_that_the_next_run_finishes(user: Path, tmp_path: Path) -> None:
-    script = ["-m", "scripts.build_mask_bank", *WORLD]
+    script = ["-m", "rl_reward_network.cli", "bank", *WORLD]
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
     build, said = [*ranks, "--output_dir", str(tmp_path)], tmp_path / "said"
     process = started(build, user, said)

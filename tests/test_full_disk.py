@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_tiny_data
 from safetensors.numpy import load_file
-from test_bad_input import STANDARD, patients, save_network
 
-from scripts import doctor
+from rl_reward_network.cli import doctor
+from tests.conftest import write_tiny_data
+from tests.test_bad_input import STANDARD, patients, save_network
 
 PYTHON = f"{sys.executable} -P -m scripts"
 TRAIN = f"{PYTHON}.train_reward_network quick --steps 2 {' '.join(STANDARD)} --output_dir small"

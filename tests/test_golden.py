@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GOLDEN, needs_golden
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -15,6 +14,7 @@ from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.conftest import GOLDEN, needs_golden
 
 pytestmark = needs_golden
 BF16_MEAN = torch.tensor([0.485, 0.456, 0.406]).bfloat16().float()[:, None, None]

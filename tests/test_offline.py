@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SMALLEST, shell
+
+from tests.conftest import SMALLEST, shell
 
 ROOT = Path(__file__).resolve().parents[1]
 WATCH = """
@@ -61,7 +62,8 @@ def test_the_main_job_runs_with_nothing_set_and_calls_nobody(
 
 
 def test_the_hub_library_sends_no_telemetry() -> None:
-    code = "import scripts.doctor; from huggingface_hub import constants as c; print(c.HF_HUB_DISABLE_TELEMETRY)"
+    code = "import rl_reward_network.cli.doctor; from huggingface_hub import constants; "
+    code += "print(constants.HF_HUB_DISABLE_TELEMETRY)"
     assert shell(["python", "-P", "-c", code], ROOT, PYTHONPATH=str(ROOT)).stdout.strip() == "True"
 
 

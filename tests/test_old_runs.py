@@ -10,26 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from old_runs import grpo_args, step_1_args, step_2_args
 from PIL import Image
 
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.training.run_folder import began_with, check_version
-from scripts import (
-    evaluate_rl_finetuned_sa2va,
-    finetune_sa2va_with_rl,
-    merge_lora,
-    segment,
-    train_reward_network,
-    train_sa2va_rl,
-)
+from rl_reward_network.cli import evaluate, grpo, merge, prompts, reward, segment
+from rl_reward_network.runs.folder import began_with, check_version
+from tests.old_runs import grpo_args, step_1_args, step_2_args
 
 MADE = Path(__file__).parent / "fixtures" / "run_0_6"
 COMMANDS: dict[str, tuple[Callable[[Any], None], Callable[..., Any]]] = {
-    "sa2va_grpo": (train_sa2va_rl.main, grpo_args),
-    "reward_net": (train_reward_network.main, step_1_args),
-    "sa2va_rl_finetune": (finetune_sa2va_with_rl.main, step_2_args),
+    "sa2va_grpo": (grpo.main, grpo_args),
+    "reward_net": (reward.main, step_1_args),
+    "sa2va_rl_finetune": (prompts.main, step_2_args),
 }
 
 
@@ -72,7 +65,7 @@ def test_step_1_cut_off_inside_step_2_is_refused_too(old: Path) -> None:
     for name in ("reward_net_finished", "sa2va_rl_finetune_finished", "sa2va_rl_finetune_cut_off"):
         shutil.rmtree(old / "runs" / name)
     with pytest.raises(ValueError, match=r"reward_net_cut_off: --resume: version 0\.6 or earlier began this run"):
-        finetune_sa2va_with_rl.main(step_2_args(old, resume=True))
+        prompts.main(step_2_args(old, resume=True))
 
 
 @pytest.mark.parametrize("kind", ["sa2va_grpo", "sa2va_rl_finetune"])
@@ -109,10 +102,10 @@ def test_a_cut_off_run_of_another_version_is_found_by_what_both_versions_know() 
 def test_a_finished_grpo_run_evaluates_merges_and_segments(old: Path) -> None:
     run, image = old / "runs" / "sa2va_grpo_finished", old / "image.png"
     card, before = run / "final_model" / "README.md", (run / "final_model" / "README.md").read_text()
-    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),), images=1))
+    evaluate.main(evaluate.Args((str(run),), images=1))
     assert card.read_text() == before, "a part of the test items proves nothing"
     assert "Not evaluated" in before
-    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run / "final_model"),)))
+    evaluate.main(evaluate.Args((str(run / "final_model"),)))
     found = read_json(run / "evaluation" / "eval.json")
     assert {"iou_of_drawn", "meteor", "dice"} <= {row["metric"] for row in found["rows"]}
     head, tail = before.split("Not evaluated")
@@ -120,7 +113,7 @@ def test_a_finished_grpo_run_evaluates_merges_and_segments(old: Path) -> None:
     assert now.startswith(head + found["verdict"]["sentence"])
     assert now.endswith(tail[tail.index("## Use") :])
     assert "| IoU of mask' | 0." in card.read_text()
-    merge_lora.main(merge_lora.Args(run, old / "merged"))
+    merge.main(merge.Args(run, old / "merged"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(image)
     segment.main(segment.Args((image,), str(old / "merged"), device="cpu"))
     assert Image.open(old / "image_mask.png").size == (64, 64)
@@ -133,7 +126,7 @@ def test_what_grpo_trained_is_no_model_and_no_policy(old: Path, name: str) -> No
     image = sorted((old / "tubes" / "images").iterdir())[0]
     message = (
         f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-        f"--model_path: python -m scripts.merge_lora --model_path {trained} --output merged"
+        f"--model_path: sa2va-rl merge --model_path {trained} --output merged"
     )
     before = files(old)
     for call in (
@@ -153,7 +146,7 @@ def on_model(args: Any, model_path: str) -> Any:
 def test_a_finished_prompt_policy_evaluates_and_segments(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = old / "runs" / "sa2va_rl_finetune_finished"
     image = sorted((old / "tubes" / "images").iterdir())[0]
-    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(run),)))
+    evaluate.main(evaluate.Args((str(run),)))
     rows = [row["name"] for row in read_json(run / "evaluation" / "eval.json")["rows"]]
     assert {"PPO", "deployed", "oracle"} <= set(rows)
     segment.main(segment.Args((image,), policy=run, output=old / "masks", device="cpu"))

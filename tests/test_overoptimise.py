@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks.overoptimise import BEST_OF, POOLED, _best_of_n, _candidates, _draw, _summary
-from rl_reward_network.training.reward_masks import RewardExample, true_dice
+from rl_reward_network.reward_training.masks import RewardExample, true_dice
 
 RNG = np.random.default_rng(0)
 TRUTH = np.zeros((48, 48), dtype=bool)

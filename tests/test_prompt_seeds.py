@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_prompt_ppo import toy_contexts
 
 from benchmarks.prompt_seeds import Tables, measured, shuffled, summary, without_vision
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.metrics import METRICS, SampleTable
-from rl_reward_network.training.policy_stage import policy_plan
-from rl_reward_network.training.prompt_tables import PromptTable
+from rl_reward_network.prompt_policy.stage import policy_plan
+from rl_reward_network.prompt_policy.tables import PromptTable
+from tests.prompt_policy.test_ppo import toy_contexts
 
 PLAN = policy_plan("quick")
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tyro
-from conftest import smooth_image, tube_image
 from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.models import sa2va
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from tests.conftest import smooth_image, tube_image
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

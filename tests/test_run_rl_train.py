@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import shell
 
-from rl_reward_network.data.regions import LAMPLIGHT, write_regions
+from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
+from tests.conftest import shell
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = [

@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
-    "run_experiment3.sh": "scripts.train_reward_network",
-    "run_step2_finetune.sh": "scripts.finetune_sa2va_with_rl",
-    "run_rl_train.sh": "scripts.train_sa2va_rl",
+    "run_experiment3.sh": "reward",
+    "run_step2_finetune.sh": "prompts",
+    "run_rl_train.sh": "grpo",
 }
 FAKE = """#!/usr/bin/env bash
 words="$*"
@@ -20,8 +20,8 @@ check="${SA2VA_RL_ONLY_CHECK:-}"
 line="$(printf '%s|%s|%s|%s' "$words" "$check" "${LOCAL_RANK:-}" "${SA2VA_RL_CALLED_AS:-}")"
 printf '%s\\n' "$line" >> "$CALLS"
 [[ "$words" != *--wrong* ]] || { echo "error: --wrong" >&2; exit 2; }
-[[ "$words" != *train_sa2va_rl* || -n "$check" ]] || echo "fine-tuned model: out/run/final_model"
-[[ "$words" != *finetune_sa2va_with_rl* || -n "$check" ]] || echo "prompt policy: out/run/final_model"
+[[ "$words" != *"cli grpo"* || -n "$check" ]] || echo "fine-tuned model: out/run/final_model"
+[[ "$words" != *"cli prompts"* || -n "$check" ]] || echo "prompt policy: out/run/final_model"
 """
 Called = Callable[..., tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]]
 
@@ -52,8 +52,9 @@ def called(tmp_path: Path) -> Called:
 
 
 def modules(calls: list[dict[str, str]]) -> list[str]:
-    """The module of each call, with a star where only the flags are looked at."""
-    return [call["words"].split()[1] + "*" * bool(call["check"]) for call in calls]
+    """The command of each call, with a star where only the flags are looked at; or another module."""
+    words = [call["words"].removeprefix("-m rl_reward_network.cli ").removeprefix("-m ") for call in calls]
+    return [own.split()[0] + "*" * bool(call["check"]) for own, call in zip(words, calls, strict=True)]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["quick", "-h"], ["full", "--max_steps", "3", "--help", "--resume"]])
@@ -61,7 +62,7 @@ def modules(calls: list[dict[str, str]]) -> list[str]:
 def test_help_shows_help_and_does_nothing_else(called: Called, file: str, words: list[str]) -> None:
     done, calls = called(file, *words)
     assert done.returncode == 0
-    assert [call["words"] for call in calls] == [f"-m {COMMANDS[file]} --help"]
+    assert [call["words"] for call in calls] == [f"-m rl_reward_network.cli {COMMANDS[file]} --help"]
     assert f"bash {file} " in done.stdout
     assert "set -euo" not in done.stdout
 
@@ -85,21 +86,21 @@ def test_flags_are_looked_at_before_anything_else(called: Called, file: str) -> 
 
 def test_what_each_shell_file_runs(called: Called) -> None:
     expected = {
-        "run_experiment3.sh": ["train_reward_network*", "make_embedded_data", "doctor", "train_reward_network"],
+        "run_experiment3.sh": ["reward*", "data", "doctor", "reward"],
         "run_step2_finetune.sh": [
-            *("finetune_sa2va_with_rl*", "make_embedded_data", "doctor"),
-            *("finetune_sa2va_with_rl", "evaluate_rl_finetuned_sa2va"),
+            *("prompts*", "data", "doctor"),
+            *("prompts", "evaluate"),
         ],
         "run_rl_train.sh": [
-            *("train_sa2va_rl*", "make_embedded_data", "doctor"),
-            *("train_sa2va_rl", "evaluate_rl_finetuned_sa2va"),
+            *("grpo*", "data", "doctor"),
+            *("grpo", "evaluate"),
         ],
     }
     for file, names in expected.items():
         done, calls = called(file, "quick")
         assert done.returncode == 0, done.stderr
-        assert modules(calls) == [f"scripts.{name}" for name in names]
-        trained = [call["words"] for call in calls if COMMANDS[file] in call["words"]]
+        assert modules(calls) == names
+        trained = [call["words"] for call in calls if f"cli {COMMANDS[file]} " in call["words"]]
         assert len(set(trained)) == 1, "what was checked is what is run"
 
 
@@ -107,7 +108,7 @@ def test_what_each_shell_file_runs(called: Called) -> None:
 def test_grpo_is_full_where_no_mode_is_named(called: Called, words: list[str], mode: str) -> None:
     done, calls = called("run_rl_train.sh", *words)
     assert done.returncode == 0
-    assert calls[0]["words"].startswith(f"-m scripts.train_sa2va_rl {mode} --output_dir ")
+    assert calls[0]["words"].startswith(f"-m rl_reward_network.cli grpo {mode} --output_dir ")
 
 
 def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
@@ -115,8 +116,8 @@ def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
     assert done.returncode == 0, done.stderr
     train = "torch.distributed.run"
     assert modules(calls) == [
-        *("scripts.train_sa2va_rl*", "scripts.make_embedded_data", "scripts.doctor"),
-        *(train, "scripts.evaluate_rl_finetuned_sa2va"),
+        *("grpo*", "data", "doctor"),
+        *(train, "evaluate"),
     ]
     checked, _, _, trained, evaluated = (call["words"] for call in calls)
     assert trained == f"-m {train} --standalone --nproc_per_node 8 {checked}"
@@ -158,7 +159,7 @@ def test_embedded_data_are_for_the_embedded_model_or_whom_names_them(
 ) -> None:
     done, calls = called("run_rl_train.sh", "quick", *words, **environment)
     assert done.returncode == 0, done.stderr
-    assert ("scripts.make_embedded_data" in modules(calls)) == embedded
+    assert ("data" in modules(calls)) == embedded
     assert (f"--data_root {ROOT}/data/regions_lamplight" in calls[0]["words"]) == embedded
     assert ("--data_root D" in calls[0]["words"]) == ("DATA_ROOT" in environment)
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import tyro
 
-from rl_reward_network.data.regions import write_regions
-from rl_reward_network.training.grpo.stage import GRPOPlan
-from rl_reward_network.training.grpo.world import DEFAULT_REGIONS, check_config, open_grpo_world
-from scripts import evaluate_rl_finetuned_sa2va, finetune_sa2va_with_rl, train_reward_network, train_sa2va_rl
-from scripts.train_sa2va_rl import make_plan
+from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
+from rl_reward_network.cli import grpo as train_sa2va_rl
+from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
+from rl_reward_network.cli import reward as train_reward_network
+from rl_reward_network.cli.grpo import make_plan
+from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.grpo.inputs import DEFAULT_REGIONS, check_config, open_grpo_world
+from rl_reward_network.grpo.stage import GRPOPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 GRPO = "--model_path M/4B --data_dir D --output_dir O"
@@ -105,7 +108,7 @@ def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_model_of_ones_own_never_works_on_rendered_data_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_reward_network.training.grpo.world.embedded_regions", lambda *_: pytest.fail("rendered"))
+    monkeypatch.setattr("rl_reward_network.grpo.inputs.embedded_regions", lambda *_: pytest.fail("rendered"))
     message = (
         r"^model_path is M, but no data are named for it; name them by DATA_ROOT or --data_root \(the rendered ones"
     )

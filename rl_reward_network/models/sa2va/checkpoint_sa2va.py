@@ -82,7 +82,7 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
     if kind not in ("sa2va", "sa2va_chat"):
         raise ValueError(
             f"{folder / 'config.json'}: model_type is {kind!r}, expected 'sa2va_chat' (an original Sa2VA) or 'sa2va' "
-            "(written by scripts.convert_sa2va_checkpoint)"
+            "(written by sa2va-rl convert)"
         )
     return CheckpointFolder(folder, kind == "sa2va_chat", config)
 
@@ -94,7 +94,7 @@ def refuse_unmerged(folder: Path) -> None:
         if (found / "trainable").is_dir():
             raise ValueError(
                 f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-                f"--model_path: python -m scripts.merge_lora --model_path {found} --output merged"
+                f"--model_path: sa2va-rl merge --model_path {found} --output merged"
             )
 
 

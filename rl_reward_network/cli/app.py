@@ -1,0 +1,88 @@
+"""How every command starts and ends: arguments by tyro, a user's mistake or a full disk as one line."""
+
+import gc
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
+
+ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which look at all flags before they begin
+CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
+
+
+def run(
+    main: Callable[[Any], object],
+    args_type: Any,
+    prog: str = "",
+    words: Sequence[str] | None = None,
+    check: Callable[[Any], object] | None = None,
+    ignore_unknown: bool = False,
+) -> None:
+    """Parse the flags of a command and call it.
+
+    With ONLY_CHECK in the environment `check` is called in place of `main`: it refuses what can be refused before
+    anything is read or written.
+
+    A ValueError is a message for the user: it is printed alone and the exit status is 2. Anything else is our bug and
+    keeps its traceback, but for ctrl-C (see `cli/__init__.py`).
+
+    Args:
+        main: called with the parsed arguments.
+        args_type: a dataclass.
+        prog: the command as a user types it; by default the module that was called.
+        words: the flags; by default what was typed.
+        check: called with the parsed arguments, in place of `main`.
+        ignore_unknown: let flags of a later command pass by.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    threading.excepthook = _thread_failed
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    call = main if check is None or not os.environ.get(ONLY_CHECK) else check
+    if message := _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown))):
+        gc.collect()  # closes the progress bars that the error left open, so that the message comes last
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unknown: bool) -> Any:
+    prog = os.environ.get(CALLED_AS) or prog
+    one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
+    if ignore_unknown:
+        return tyro.cli(args_type, prog=prog, args=words, config=one_name, return_unknown_args=True)[0]
+    return tyro.cli(args_type, prog=prog, args=words, config=one_name)
+
+
+def _module() -> str:
+    """How the running module is called."""
+    module = sys.modules["__main__"].__spec__
+    return f"python -m {module.name}" if module else f"python {sys.argv[0]}"
+
+
+def _outcome(call: Callable[[], object]) -> str | None:
+    """What to tell the user, if anything; the error itself is let go."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    except OSError as error:  # where a library reads or writes by itself
+        if error.errno not in (*FULL, *REFUSED):
+            raise
+        name = f"{error.filename}: " if error.filename else ""
+        remedy = write_remedy(error) if error.errno in FULL else "check the path and its permissions"
+        return f"{name}{error.strerror}; {remedy}"
+    return None
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread; its full disk is told again, in one line, where the run next writes."""
+    if not (isinstance(failed.exc_value, OSError) and failed.exc_value.errno in FULL):
+        threading.__excepthook__(failed)

@@ -1,0 +1,49 @@
+"""`sa2va-rl <command>`: one file of this folder for each command, imported when it is called."""
+
+import sys
+from importlib import import_module
+
+from rl_reward_network import __version__
+
+COMMANDS = {
+    "doctor": "pre-flight table: is everything there that a run needs, and if not, what to do",
+    "segment": "segment images with a checkpoint or with what a run deploys",
+    "reward": "step 1: train the reward network",
+    "prompts": "step 2: train the prompt policy by PPO",
+    "grpo": "train the weights by GRPO, or by supervision for comparison",
+    "evaluate": "compare what was trained with its baselines on test patients",
+    "merge": "merge LoRA weights into a whole checkpoint",
+    "convert": "convert a checkpoint between the official layout and ours",
+    "bank": "compute the masks of every prompt ahead of a run",
+    "data": "render the embedded data sets",
+    "nano": "train the embedded model from scratch",
+    "consistency": "compare GRPO's inputs and losses with the official training recipe",
+    "dlc-bench": "score captions by the DLC-Bench protocol",
+}
+
+
+def main(words: list[str] | None = None) -> None:
+    """Call the command that the first word names.
+
+    Args:
+        words: what follows `sa2va-rl`; by default what was typed.
+    """
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ("--help", "-h"):
+        print(_overview())
+    elif words[0] == "--version":
+        print(__version__)
+    elif words[0] in COMMANDS:
+        from rl_reward_network.cli.app import run  # here: tyro is not needed for the overview
+
+        module = import_module(f"rl_reward_network.cli.{words[0].replace('-', '_')}")
+        check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
+        run(module.main, module.Args, f"sa2va-rl {words[0]}", words[1:], check, ignore_unknown)
+    else:
+        print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _overview() -> str:
+    lines = [f"  {name:<12} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: sa2va-rl COMMAND [flags]", "", *lines, "", "sa2va-rl COMMAND --help explains its flags."])

@@ -1,0 +1,134 @@
+"""The embedded data sets: rendered angiograms in the user's own format, and rendered scenes in GAR's layout.
+
+Made once and then read from disk, like anybody's data. 160 patients, two series each in different looks, three nearly
+identical frames per series. `looks.json` beside the annotations says which look a frame has; nothing but scores by look
+and the test of the observation may read it.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import locked, read_json, whole_folder, write_json
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, write_regions
+
+PATIENTS, SERIES, FRAMES = 160, 2, 3
+SCENES = 400
+SEED = 1
+RECIPE = 1  # count up when the pictures change: every number measured on the old ones is then void
+NO_GAP_LOOKS = ("plain", "catheter")  # one prompt is the right one in both: "... without the catheter."
+RECIPE_FILE = "recipe.json"  # who made a rendered folder, and how
+DEFAULT_FOLDER = Path("data")
+DEFAULT_DATA = DEFAULT_FOLDER / "angiograms"
+
+
+def angiogram_folder(parent: Path, no_gap: bool = False) -> Path:
+    """Where the angiograms stand below `parent`."""
+    return parent / ("angiograms_no_gap" if no_gap else "angiograms")
+
+
+def is_rendered(folder: Path) -> bool:
+    """Whether this program made the folder."""
+    return (folder / RECIPE_FILE).exists()
+
+
+def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> Path:
+    """The folder of the rendered angiograms below `parent`, made first if it is not there.
+
+    Args:
+        parent: where `angiograms` or `angiograms_no_gap` stands.
+        no_gap: the variant in which one prompt is the best for every picture.
+
+    Raises:
+        ValueError: the folder is there, but something else is in it or another version made it.
+    """
+    folder = angiogram_folder(parent, no_gap)
+    looks = NO_GAP_LOOKS if no_gap else tuple(LOOKS)
+    recipe = {"recipe": RECIPE, "patients": PATIENTS, "series": SERIES, "frames": FRAMES, "looks": list(looks)}
+    return _made(folder, recipe, lambda empty: write_angiograms(empty, PATIENTS, looks))
+
+
+def region_folder(parent: Path, daylight: bool = False) -> Path:
+    """Where the scenes stand below `parent`."""
+    return parent / ("regions" if daylight else "regions_lamplight")
+
+
+def embedded_regions(parent: Path = DEFAULT_FOLDER, daylight: bool = False) -> Path:
+    """The folder of the rendered scenes below `parent` (GAR's Arrow layout), made first if it is not there.
+
+    Args:
+        parent: where `regions_lamplight` or `regions` stands.
+        daylight: as the scenes that `sa2va-nano` was trained on, of which it leaves little to learn, instead of under a
+            warm lamp: pictures unlike its training data, as a user's own are.
+
+    Raises:
+        ValueError: as for `embedded_angiograms`.
+    """
+    light = DAYLIGHT if daylight else LAMPLIGHT
+    recipe = {"recipe": RECIPE, "scenes": SCENES} | ({} if daylight else {"light": list(light)})
+    return _made(region_folder(parent, daylight), recipe, lambda empty: write_regions(empty, SCENES, SEED, light=light))
+
+
+def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) -> Path:
+    """`folder`, made by this very recipe, now if it is not there yet (whole or not at all)."""
+    with nullcontext() if folder.exists() else locked(folder.parent):  # others wait while one renders
+        if not folder.exists():
+            tqdm.write(f"rendering {folder.resolve()}, once")
+            with whole_folder(folder) as temporary:
+                make(temporary)
+                write_json(temporary / RECIPE_FILE, recipe)
+    if not is_rendered(folder):
+        raise ValueError(f"{folder}: is there, but was not rendered by this program; move it, or name it as DATA_ROOT")
+    if (found := read_json(folder / RECIPE_FILE)) != recipe:
+        raise ValueError(f"{folder / RECIPE_FILE}: made as {found}, this version makes {recipe}; delete the folder")
+    return folder
+
+
+def write_angiograms(folder: Path, patients: int, looks: tuple[str, ...], seed: int = SEED) -> None:
+    """Render `patients` x SERIES x FRAMES pictures into `folder`: annotations.json, images/, looks.json.
+
+    Equal arguments give equal files, on one machine and with equal versions of NumPy and SciPy.
+    """
+    (folder / "images").mkdir(parents=True)
+    bar = tqdm(
+        [(patient, series) for patient in range(patients) for series in range(SERIES)], "rendering", unit="series"
+    )
+    records = [record for job in bar for record in _write_series(folder, looks, seed, *job)]
+    write_json(folder / "looks.json", {record["image"]: record.pop("look") for record in records})
+    write_json(folder / "annotations.json", records)
+
+
+def read_looks(folder: Path) -> dict[str, str]:
+    """The look of each frame of a rendered folder, by its file name.
+
+    Raises:
+        ValueError: the folder was not rendered by this program.
+    """
+    return dict(read_json(folder / "looks.json"))
+
+
+def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
+    """The look of a series: a patient's second one has another, and all pairs of looks come about equally often."""
+    step = 0 if series == 0 else 1 + patient // len(looks) % (len(looks) - 1)
+    return looks[(patient + step) % len(looks)]
+
+
+def _write_series(folder: Path, looks: tuple[str, ...], seed: int, patient: int, series: int) -> list[dict[str, Any]]:
+    """The frames of one series as files, and their records with the look added."""
+    rng = np.random.default_rng([seed, patient, series])
+    look = look_of(patient, series, looks)
+    first = int(rng.integers(5, 40))
+    records = []
+    for number, frame in enumerate(render_series(rng, look, FRAMES)):
+        name = f"P{patient:04d}({patient:06d}0001)_1-{series + 3}_1_frame_{first + number:06d}.png"
+        Image.fromarray(frame.image).save(folder / "images" / name)
+        mask = to_rle(frame.parts & TREE > 0)
+        records.append({"image": name, "text": ["blood vessel"], "mask": mask, "look": look})
+    return records

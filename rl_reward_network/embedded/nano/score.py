@@ -1,0 +1,128 @@
+"""How good a Sa2VA is on the embedded world: scores by look and prompt, the planted gap, phrases and captions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import select
+from rl_reward_network.embedded.angiograms import LOOKS
+from rl_reward_network.embedded.datasets import read_looks
+from rl_reward_network.embedded.nano.pictures import DESCRIBE, phrase_prompt
+from rl_reward_network.embedded.regions import RegionObject, Scene, caption_correct
+from rl_reward_network.evaluation.deployment import best_fixed_prompt
+from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
+from rl_reward_network.inputs.loading import World
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+DEFAULT = 0  # index of the default prompt
+TEST_SCENES = (100, 2)  # how many, and their seed: neither in training (7,000,000 and up) nor in data/regions (1)
+
+
+@dataclass(frozen=True)
+class VesselScores:
+    """Means over test images; every patient has equally many, looks only about.
+
+    Args:
+        images: how many.
+        dice: prompt -> look -> mean Dice, look "all" included.
+        oracle_dice, oracle_recall: look -> mean over images of the best prompt's mask (best by Dice).
+        default_recall: of the default prompt, all looks.
+        best_on: prompt -> share of images on which it has the highest Dice; ties go to the first.
+        best_fixed: the prompt with the highest mean Dice on the policy patients.
+        gap: oracle - best fixed, Dice.
+    """
+
+    images: int
+    dice: dict[str, dict[str, float]]
+    oracle_dice: dict[str, float]
+    oracle_recall: dict[str, float]
+    default_recall: float
+    best_on: dict[str, float]
+    best_fixed: str
+    gap: float
+
+
+def vessel_tables(world: World, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
+    """The split's samples, and every prompt's masks measured on them; there is no reward network, so scores are 0."""
+    samples = select(world.samples, world.split, split)
+    nothing = np.zeros(len(world.prompts))
+    return samples, [
+        measure_sample(s.sample_id, s.group_id, nothing, world.probabilities(s.load_image()) > 0.5, s.load_mask())
+        for s in tqdm(samples, desc=desc, unit="image")
+    ]
+
+
+def score_vessels(world: World) -> VesselScores:
+    """All numbers of the angiograms, on the test patients of a world on embedded data."""
+    looks_of = read_looks(world.config.data_root)
+    samples, tables = vessel_tables(world, "test", "test patients")
+    fixed, _ = best_fixed_prompt(vessel_tables(world, "policy", "policy patients")[1])
+    looks = np.array([looks_of[sample.image_path.name] for sample in samples])
+    dice, recall = (np.stack([table.column(name) for table in tables]) for name in ("dice", "recall"))  # (N, P)
+    best = dice.argmax(axis=1)
+    rows = np.arange(len(best))
+    return VesselScores(
+        images=len(samples),
+        dice={prompt: _by_look(dice[:, i], looks) for i, prompt in enumerate(world.prompts)},
+        oracle_dice=_by_look(dice.max(axis=1), looks),
+        oracle_recall=_by_look(recall[rows, best], looks),
+        default_recall=_mean(recall[:, DEFAULT]),
+        best_on={prompt: _mean(best == i) for i, prompt in enumerate(world.prompts)},
+        best_fixed=world.prompts[fixed],
+        gap=_mean(dice.max(axis=1) - dice[:, fixed]),
+    )
+
+
+def _by_look(values: np.ndarray, looks: np.ndarray) -> dict[str, float]:
+    """Mean over all and per look that there is."""
+    return {"all": _mean(values)} | {look: _mean(values[looks == look]) for look in LOOKS if look in looks}
+
+
+def _mean(values: np.ndarray) -> float:
+    return round(float(np.mean(values)), 4)
+
+
+@dataclass(frozen=True)
+class RegionScores:
+    """Phrases and captions of scenes.
+
+    Args:
+        scenes, objects: how many.
+        phrase_ciou: intersections over unions, both summed over all objects.
+        captions_right: share of captions with colour, shape, size and place right.
+    """
+
+    scenes: int
+    objects: int
+    phrase_ciou: float
+    captions_right: float
+
+
+def score_regions(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, scenes: list[Scene]) -> RegionScores:
+    """Each object asked for by its phrase, and described when pointed at."""
+    overlap = union = right = objects = 0
+    for scene in tqdm(scenes, desc="scenes", unit="scene"):
+        (answers,) = model.segment([scene.image], [phrase_prompt(region) for region in scene.objects], processor)
+        for region, answer in zip(scene.objects, answers, strict=True):
+            mask = answer.masks().any(axis=0)
+            overlap, union = overlap + int((mask & region.mask).sum()), union + int((mask | region.mask).sum())
+            said = describe(model, processor, scene, region)
+            right, objects = right + caption_correct(said["prediction"], region), objects + 1
+    return RegionScores(len(scenes), objects, round(overlap / max(union, 1), 4), round(right / max(objects, 1), 4))
+
+
+def describe(
+    model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, scene: Scene, region: RegionObject
+) -> dict[str, Any]:
+    """What `predict_forward` answers when one object of a scene is pointed at."""
+    return model.predict_forward(
+        image=scene.image,
+        text=f"<image>{DESCRIBE.format(number=1)}",
+        mask_prompts=[region.mask[None]],
+        processor=processor,
+        max_new_tokens=32,
+    )

@@ -1,0 +1,257 @@
+"""Training of `sa2va-nano` from scratch, in stages that can be stopped anywhere and each leave a usable model.
+
+The product's own model code and losses: cross-entropy of the answers, binary cross-entropy and Dice of the masks, and
+the error of SAM 2's IoU head. Each step sees angiograms with several prompts, scenes with phrases, and scenes with
+regions to describe. A step's batch depends on the seed and its number alone, so a resumed run is the same run.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
+from rl_reward_network.embedded.nano.losses import Helpers, nano_losses
+from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
+from rl_reward_network.embedded.nano.pictures import (
+    Pictures,
+    collate,
+    corpus,
+    describing_conversation,
+    phrase_conversation,
+    vessel_conversation,
+    watched_scenes,
+)
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.prediction_sa2va import to_device
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
+from rl_reward_network.runs.folder import provenance
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training with its own learning-rate cycle.
+
+    Args:
+        steps: optimiser steps.
+        learning_rate: at its peak; it rises for `WARMUP` steps and falls along a cosine to 2 % of the peak.
+        vessels, phrases, descriptions: conversations of each kind per step.
+        watched: scenes per step that only the vision tower sees: shapes need many more examples than words do.
+        by_codes: SAM 2 is prompted with codes instead of the language model's `[SEG]` embeddings, and nobody reads the
+            regions' features but the language model.
+        blind: how many of the vessel and of the phrase conversations are blind. Words are learned faster, and far
+            cheaper, where 256 image tokens do not stand between the question and `[SEG]`.
+        prompts: prompts per angiogram.
+        louder_places: factor on the vision tower's position embeddings, once, at the start. What patches say grows in
+            training, and drowned by it no region knows where it lies.
+    """
+
+    steps: int
+    learning_rate: float
+    vessels: int
+    phrases: int
+    descriptions: int
+    by_codes: bool = False
+    blind: tuple[int, int] = (0, 0)
+    watched: int = 0
+    prompts: int = 4
+    louder_places: float = 1.0
+
+
+STAGES = (
+    Stage(steps=700, learning_rate=1.5e-3, vessels=8, phrases=3, descriptions=8, by_codes=True, blind=(6, 2)),
+    Stage(steps=1200, learning_rate=1.0e-3, vessels=4, phrases=2, descriptions=8, watched=64, louder_places=4.0),
+    Stage(steps=650, learning_rate=1.0e-3, vessels=6, phrases=2, descriptions=6, blind=(4, 1), watched=64, prompts=6),
+)
+WARMUP = 100  # steps
+WEIGHT_DECAY, CLIP_NORM = 0.02, 1.0
+CHECKPOINT_EVERY, LOG_EVERY = 100, 20  # steps
+
+
+def batch_of(stage: Stage, pictures: Pictures, processor: Sa2VAProcessor, key: list[int]) -> dict[str, Any]:
+    """The batch that belongs to `key` (seed, stage, step)."""
+    rng = np.random.default_rng(key)
+    vessels, phrases = stage.blind
+    conversations = [vessel_conversation(pictures, rng, stage.prompts, n < vessels) for n in range(stage.vessels)]
+    conversations += [phrase_conversation(pictures, rng, n < phrases) for n in range(stage.phrases)]
+    conversations += [describing_conversation(pictures, rng) for _ in range(stage.descriptions)]
+    batch = collate(conversations, processor)
+    if stage.watched:
+        batch["watched"] = watched_scenes(pictures, rng, stage.watched, processor)
+    return batch
+
+
+@dataclass
+class NanoTrainer:
+    """A model on its way through the stages.
+
+    Args:
+        folder: where checkpoints and stage results are kept.
+        pictures: training pictures.
+        seed: of weights and batches.
+        device: torch's name of the device.
+    """
+
+    folder: Path
+    pictures: Pictures
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Start anew; `train` goes on from the last checkpoint."""
+        self.model, self.processor = new_nano(nano_tokenizer(corpus()), self.seed)
+        self.model.to(self.device)  # type: ignore[arg-type]
+        config = self.model.config
+        self.helpers = Helpers(config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size)
+        self.helpers.to(self.device)
+        self.settings: dict[str, Any] = {"pictures": self.pictures.name, "seed": self.seed, "stages": []}
+
+    def train(self, number: int, stage: Stage) -> Path:
+        """Run stage `number` (from 0) from its last checkpoint, if there is one, and return the folder of its model.
+
+        Raises:
+            ValueError: the stage or its checkpoint was made with other settings.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.settings["stages"].append(asdict(stage))
+        result = self.folder / f"stage_{number + 1}"
+        if result.exists():
+            return self._take_over(result)
+        optimiser, schedule = self._optimiser(stage)
+        self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
+        first, seconds = self._resume(number, optimiser, schedule)
+        self._forget_lines(number + 1, first)
+        started = time.monotonic() - seconds
+        self.model.train()
+        bar = tqdm(range(first, stage.steps), f"stage {number + 1}", initial=first, total=stage.steps, unit="step")
+        for step in bar:
+            losses = self._step(stage, [self.seed, number, step], optimiser)
+            schedule.step()
+            seconds, done = time.monotonic() - started, step + 1
+            if done % LOG_EVERY == 0 or done == stage.steps:
+                self._log({"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses))
+            if done % CHECKPOINT_EVERY == 0 and done < stage.steps:
+                self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
+        return self._finish(result, seconds)
+
+    def _optimiser(self, stage: Stage) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+        optimiser = torch.optim.AdamW(
+            self._parameters(), lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
+        )
+        return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [*self.model.parameters(), *self.helpers.parameters()]
+
+    def _forget_lines(self, stage: int, step: int) -> None:
+        """Drop what was logged after `step` of `stage`: those steps are taken again."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        kept = [line for line in lines if (json.loads(line)["stage"], json.loads(line)["step"]) <= (stage, step)]
+        with whole_file(file) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+
+    def _log(self, line: dict[str, float]) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({name: round(value, 5) for name, value in line.items()}) + "\n")
+
+    def _step(self, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+        batch = batch_of(stage, self.pictures, self.processor, key)
+        losses = nano_losses(self.model, self.helpers, to_device(batch, self.device), stage.by_codes)
+        optimiser.zero_grad(set_to_none=True)
+        total = torch.stack(list(losses.values())).sum()
+        if not torch.isfinite(total):
+            raise RuntimeError(f"seed, stage, step {key}: the loss is {total.item()}; lower the stage's learning_rate")
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters(), CLIP_NORM)
+        optimiser.step()
+        return losses
+
+    def _finish(self, result: Path, seconds: float) -> Path:
+        """Write the stage's model, ready for `from_pretrained`; the folder comes last, so it stands for all three."""
+        self.model.eval()
+        with whole_file(_beside(result, "helpers.safetensors")) as temporary:
+            save_file(self.helpers.state_dict(), temporary)
+        made = {"settings": self.settings, "seconds": seconds, "machine": machine_name(self.device)} | provenance()
+        write_json(_beside(result, "made.json"), made)
+        with whole_folder(result) as temporary:
+            self.model.save_pretrained(temporary)
+            self.processor.save_pretrained(temporary)
+        return result
+
+    def _take_over(self, result: Path) -> Path:
+        """Go on from a finished stage.
+
+        The weights are copied into the memory that is there: where they lie in a mapped file, off the usual alignment,
+        matrix products round otherwise, and a resumed run would not be the same run.
+        """
+        self._check_settings(_beside(result, "made.json"))
+        self.model.load_state_dict(Sa2VAForConditionalGeneration.from_pretrained(result).state_dict())
+        self.helpers.load_state_dict(load_file(_beside(result, "helpers.safetensors"), self.device))
+        return result
+
+    def _check_settings(self, file: Path) -> dict[str, Any]:
+        """What `file` says, once it is known to come from the same settings."""
+        said = read_json(file)
+        if said["settings"] != json.loads(json.dumps(self.settings)):
+            raise ValueError(
+                f"{file}: settings are {said['settings']}, now they are {self.settings}; give another --output_dir, or "
+                "delete this one"
+            )
+        return dict(said)
+
+    def _checkpoint(self, where: dict[str, float], optimiser: Any, schedule: Any) -> None:
+        state = {"model": self.model.state_dict(), "helpers": self.helpers.state_dict()}
+        state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
+        with whole_folder(self.folder / "checkpoint") as temporary:
+            save_checkpoint(temporary / "state.pt", state)
+            write_json(temporary / "state.json", where | {"settings": self.settings})
+
+    def _resume(self, number: int, optimiser: Any, schedule: Any) -> tuple[int, float]:
+        """The step to go on with, and the seconds already spent on this stage."""
+        where = self.folder / "checkpoint"
+        if not where.exists() or read_json(where / "state.json")["stage"] != number:
+            return 0, 0.0
+        said = self._check_settings(where / "state.json")
+        state = load_checkpoint(where / "state.pt", self.device)
+        self.model.load_state_dict(state["model"])
+        self.helpers.load_state_dict(state["helpers"])
+        optimiser.load_state_dict(state["optimiser"])
+        schedule.load_state_dict(state["schedule"])
+        return int(said["step"]), float(said["seconds"])
+
+
+def stage_facts(result: Path) -> dict[str, Any]:
+    """How a finished stage came to be: `settings`, `machine`, `versions`, `commit`, and its `seconds`.
+
+    Seconds that a kill threw away are not counted.
+    """
+    return dict(read_json(_beside(result, "made.json")))
+
+
+def machine_name(device: str) -> str:
+    """What `device` is, for people."""
+    return f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _beside(result: Path, kind: str) -> Path:
+    return result.with_name(f"{result.name}_{kind}")
+
+
+def _floats(losses: dict[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in losses.items()}
+
+
+def _rate(step: int, steps: int) -> float:
+    """Share of the peak learning rate."""
+    progress = min(1.0, max(0, step - WARMUP) / max(1, steps - WARMUP))
+    return min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * 0.5 * (1 + float(np.cos(np.pi * progress))))

@@ -1,0 +1,124 @@
+"""Model cards of what GRPO has trained: what it came from, how it was trained, what it gained."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.artefacts import read_json, whole_file
+from rl_reward_network.evaluation.before_after import label, legend
+from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+
+NOT_EVALUATED = """Not evaluated when this was written. To do so:
+
+```bash
+sa2va-rl evaluate --model_path <run>/final_model --split test
+```"""
+ADAPTER = (
+    "LoRA weights and all else that reinforcement learning has trained, in `trainable/`, to be put onto {base}.",
+    "sa2va-rl merge --model_path <this folder> --output merged    # a full checkpoint",
+)
+MERGED = (
+    "A full Sa2VA checkpoint: LoRA and all else that reinforcement learning has trained, merged into {base}.",
+    "sa2va-rl segment image.png --model_path <this folder>",
+)
+CONTROL = "**A control run: its rewards were dealt out at random, so it has learned nothing.**"
+
+
+def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False) -> str:
+    """The card in Markdown.
+
+    Args:
+        config: of the run's final_model.
+        evaluation: its eval.json, if there is one.
+        merged: whether the folder holds a full checkpoint, or what was trained alone.
+    """
+    base = _base_name(config["world"]["model_path"])
+    what, use = MERGED if merged else ADAPTER
+    facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    return f"""---
+library_name: transformers
+tags: [sa2va, segmentation, grpo]
+---
+# {base}, fine-tuned by GRPO
+
+{CONTROL if config["origin"]["shuffle_rewards"] else ""}
+{what.format(base=base)}
+
+| | |
+|---|---|
+{table}
+
+## Before and after
+
+{chr(10).join(_changes(evaluation)) if evaluation else NOT_EVALUATED}
+
+## Use
+
+```bash
+{use}
+```
+
+## Licence
+
+These weights are a work derived from {base} and stay under its licence; the data they were trained on may have
+conditions of their own. Read both before you pass them on. Nothing here is fit for diagnosis.
+"""
+
+
+def write_results(final_model: Path, evaluation: Path) -> None:
+    """Write the card of a final_model anew, with the results in its eval.json."""
+    card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
+    with whole_file(final_model / "README.md") as temporary:
+        temporary.write_text(card, encoding="utf-8")
+
+
+def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader of results must know of the training, of the config.json of a final_model."""
+    origin, settings = config["origin"], config["origin"]["settings"]
+    judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
+    return {
+        "mode": origin["mode"],
+        "objective": settings["objective"],
+        "data": config["data"],
+        "data fingerprint": origin["data_fingerprint"][:16],
+        "rewards": _rewards(origin),
+        "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
+        "reward network": config.get("reward_net") or "none",
+        "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
+        "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
+        "shuffled rewards (control)": origin["shuffle_rewards"],
+        "steps": config["steps"],
+        "learning rate": f"{settings['learning_rate']:g}",
+        "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
+        "seed": origin["seed"],
+        "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
+        "commit": config["commit"],
+    }
+
+
+def _rewards(origin: Mapping[str, Any]) -> str:
+    """The terms that were paid, with their weights."""
+    if origin["settings"]["objective"] == "supervised":
+        return "none: true masks are learned, and reference captions where there are any"
+    return ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value)
+
+
+def _base_name(model_path: str) -> str:
+    """A hub id or an embedded model's name; of a folder its last part, for no path may leave this machine."""
+    return Path(model_path).name if model_path.startswith((".", "/")) else model_path
+
+
+def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict and the table of eval.json."""
+    yield f"{evaluation['verdict']['sentence']} Means over groups of {evaluation['items']} test items, 95 % intervals."
+    yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
+    for row in evaluation["rows"]:
+        name = label(row["metric"], evaluation["config"]["METEOR"])
+        before, after, gain = (Estimate(**row[name]) for name in ("before", "after", "gain"))
+        yield f"| {name} | {before} | {after} | {gain.signed} | {row['word']} |"
+    for name, pair in evaluation["totals"].items():
+        change = f"{pair['after'] - pair['before']:+.3f}"
+        yield f"| {name}, all items together | {pair['before']:.3f} | {pair['after']:.3f} | {change} | |"
+    yield f"\n{legend([row['metric'] for row in evaluation['rows']])}"

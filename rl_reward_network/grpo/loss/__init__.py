@@ -1,0 +1,1 @@
+"""From groups of rollouts to one number."""

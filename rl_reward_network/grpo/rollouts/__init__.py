@@ -1,0 +1,1 @@
+"""What GRPO samples and what it is paid."""

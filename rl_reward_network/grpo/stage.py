@@ -1,0 +1,374 @@
+"""A GRPO run as a whole: open, train, prove what moved, save."""
+
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.data.splits import save_split, spread
+from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.checkpoint import save_run_state, trained_to_its_end
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.inputs import GRPOWorld, check_items, labelled_items
+from rl_reward_network.grpo.logs import GRPOLogs
+from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
+from rl_reward_network.grpo.ranks import by_any
+from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.setup import (
+    check_movement,
+    digests,
+    freeze_unreached,
+    prepare_model,
+    why_still,
+)
+from rl_reward_network.grpo.startup import load_model, startup_lines
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.grpo.validation import Watch
+from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import parameter_table, save_trainable
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.reward_training.stage import named
+from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.rewards.functions import (
+    CaptionJudge,
+    confidence_reward,
+    dice_reward,
+    iou_reward,
+    judge_reward,
+    judged_caption_reward,
+    learned_reward,
+    meteor_reward,
+)
+from rl_reward_network.runs.folder import (
+    began_with,
+    check_new,
+    check_origin,
+    check_version,
+    only_here,
+    portable_world,
+    provenance,
+)
+
+KIND = "sa2va_grpo"
+FINAL = "final_model"
+STAGE = "grpo"
+REWARD_NET = "reward_net"  # the run's own copy, so that it can be evaluated wherever it is moved
+PROBED = 4  # items on which unreached tensors are found
+WATCHED = 48  # validation items
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """Weight of each reward term; 0 is logged where it can be computed, but not paid.
+
+    Args:
+        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
+        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the truth.
+        learned: of loop 2: the reward network's score of the sampled mask.
+        confidence: of loop 2: how clear the sampled mask's edges are.
+    """
+
+    iou: float = 1.0
+    caption: float = 1.0
+    loop2_caption: float = 1.0
+    loop2_iou: float = 1.0
+    learned: float = 0.0
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True)
+class GRPOPlan:
+    """What a run is asked for.
+
+    Args:
+        mode: quick or full.
+        weights: of the rewards.
+        lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
+        settings: fields of `Sa2VAGRPOConfig`.
+        judge: which judge pays in which loops: base_url, model, loops ("loop1", "loop2"), no key; None without one.
+        reward_net: fingerprint of the reward network; None without one.
+        shuffle_rewards: the control: each step's rewards are dealt out at random.
+        watch_every: optimisation steps between looks at validation items; 0 never looks.
+    """
+
+    mode: str
+    weights: RewardWeights = field(default_factory=RewardWeights)
+    lora_r: int = 128
+    lora_alpha: int = 256
+    lora_dropout: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    judge: dict[str, Any] | None = None
+    reward_net: str | None = None
+    shuffle_rewards: bool = False
+    watch_every: int = 0
+
+
+def loop_rewards(
+    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, network: RewardNetwork | None
+) -> dict[str, dict[str, Reward]]:
+    """The rewards of both loops; every term that can be had is there, so that it is logged.
+
+    Raises:
+        ValueError: a weight without what it needs, or a plan that names a judge without it.
+    """
+    if (judge is None) != (plan.judge is None):
+        raise ValueError("the plan must name the judge that pays, and no other")
+    weights = plan.weights
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
+    loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
+    if kind == "regions":
+        judged = plan.judge["loops"] if plan.judge else ()
+        loop1 |= _caption_rewards(weights.caption, judge if "loop1" in judged else None)
+        loop2 |= _caption_rewards(weights.loop2_caption, judge if "loop2" in judged else None)
+    if network is not None:
+        loop2["learned"] = Reward(learned_reward(network), weights.learned)
+    elif weights.learned:
+        raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    return {"loop1": loop1, "loop2": loop2}
+
+
+def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
+    """METEOR pays captions, or with a judge both together; each is logged by itself, too."""
+    if judge is None:
+        return {"meteor": Reward(meteor_reward, weight)}
+    return {
+        "meteor": Reward(meteor_reward, 0.0),
+        "judge": Reward(judge_reward(judge), 0.0),
+        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
+    }
+
+
+def training_arguments(world: GRPOWorld, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+    """The Trainer's settings for this run."""
+    cuda = world.config.device != "cpu"
+    return Sa2VAGRPOConfig(
+        output_dir=str(run),
+        seed=world.config.seed,
+        data_seed=world.config.seed,
+        use_cpu=not cuda,
+        bf16=cuda,
+        report_to="none",
+        disable_tqdm=True,
+        **plan.settings,
+    )
+
+
+def run_grpo_stage(
+    world: GRPOWorld,
+    plan: GRPOPlan,
+    run: Path,
+    resume: bool = False,
+    judge: CaptionJudge | None = None,
+    network: RewardNetwork | None = None,
+    wandb: bool = False,
+) -> None:
+    """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
+
+    Raises:
+        ValueError: settings that do not go together, another run in the folder, one to resume that another version
+            began, a loss that is not finite, or nothing that moved.
+    """
+    if resume:
+        check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
+    else:
+        check_new(run)
+    model, processor = load_model(world.config)
+    processor.max_tiles = world.config.max_dynamic_patch
+    fingerprint = weights_fingerprint(model)
+    set_seed(world.config.seed)  # LoRA begins at random
+    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
+    args = training_arguments(world, plan, run)
+    rewards = loop_rewards(plan, world.kind, judge, network)
+    pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
+    # The reward network remembers its own training patients, so a run that it pays must not see them.
+    items = world.pick("policy") if network is not None else world.pick("reward", "policy")
+    if args.objective == "supervised":
+        items = labelled_items(items)
+    check_items(items)
+    trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
+    trainer.judge = judge
+    if plan.watch_every:
+        trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
+    with trainer.out_of_memory("a first trial", "max_dynamic_patch"):
+        frozen = freeze_unreached(trainer, items[:PROBED])
+    trainer.begin()
+    if trainer.args.should_save:
+        _say(trainer, frozen)
+    with only_here(run) if trainer.args.should_save else nullcontext():  # of several processes the first holds it
+        origin = describe(world, plan, fingerprint)
+        if resume:
+            check_same(run, origin)
+        elif trainer.args.should_save:
+            _begin(run, world, origin, trainer, frozen, network)
+        trainer.accelerator.wait_for_everyone()
+        before = digests(model)
+        with trainer.out_of_memory("training", "batch_size, num_generations or max_dynamic_patch"):
+            went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
+        still = check_movement(before, digests(model), trainable_tensors(model))
+        if still and not went_back:
+            _tell_still(trainer, still)
+        _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume})
+
+
+def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
+    """Warn of what did not move, and why.
+
+    Raises:
+        ValueError: nothing at all moved although there was a learning rate; what there is has been saved.
+    """
+    any_spread = by_any(trainer.accelerator, trainer.any_spread)
+    reasons = why_still(still, trainer.reached, any_spread, trainer.state.global_step, trainer.args.learning_rate)
+    parts = [
+        f"{len(names)} because {why}, such as {names[0]}"
+        for why in dict.fromkeys(reasons.values())
+        if (names := [name for name, own in reasons.items() if own == why])
+    ]
+    count = len(trainable_tensors(trainer.sa2va))
+    message = f"{len(still)} of {count} trainable tensors did not move: {'; '.join(parts)}"
+    if len(still) == count and trainer.args.learning_rate:
+        if trainer.optimizer is not None:  # else this state was read from there, and nothing was trained since
+            save_run_state(trainer)  # hours must not be lost, nor look finished
+        last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
+        raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
+    if trainer.args.should_save:
+        warnings.warn(message, stacklevel=2)
+
+
+def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
+    """What trains, what does not although it might, and how fast the partner follows."""
+    for part, count, trained in parameter_table(trainer.sa2va):
+        print(f"{part}: {count:,} parameters, {trained:,} train")
+    print("\n".join(startup_lines(trainer)))
+    parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
+    for part, count in parts.items():
+        print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
+    print(f"partner: {_partner(trainer)}")
+
+
+def _partner(trainer: Sa2VAGRPOTrainer) -> str:
+    """The decay that is reached, not the one that was asked for: it warms up, and a short run ends before."""
+    ema, steps = trainer.ema, trainer.planned_steps
+    if trainer.args.objective == "supervised":
+        return "none, supervised training asks nobody"
+    if ema is None:
+        return "the model itself"
+    reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
+    asked = "" if reached == ema.decay else f" of the {ema.decay:g} that was asked for"
+    return f"moving average, decay {reached:.4g}{asked} after {steps} steps, half-life {half_life:.0f} steps"
+
+
+def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
+    """The Trainer's loop; whether it went back to its best weights."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(logs)
+    if trainer.watch is not None:
+        trainer.add_callback(trainer.watch)
+    last = get_last_checkpoint(str(logs.run)) if resume else None
+    if last is None or not trained_to_its_end(trainer, Path(last)):
+        trainer.train(resume_from_checkpoint=last)
+    if trainer.lost_judge and trainer.state.global_step < trainer.planned_steps:
+        raise ValueError(f"step {trainer.state.global_step}: {trainer.lost_judge}; {trainer.way_back}")
+    if trainer.watch is None or not trainer.watch.finish(trainer.state):
+        return False
+    print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
+    return True
+
+
+def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
+    """What must be the same for a run to be resumed."""
+    return {
+        **asdict(plan),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "seed": world.config.seed,
+        "max_dynamic_patch": world.config.max_dynamic_patch,
+        "bit_depth": world.config.bit_depth,
+        "describe_question": world.config.describe_question,
+        "segment_question": world.config.segment_question,
+        "data_fingerprint": world.split.fingerprint,
+        "split_seed": world.split.seed,
+        "model_fingerprint": fingerprint,
+    }
+
+
+def _begin(
+    run: Path,
+    world: GRPOWorld,
+    origin: dict[str, Any],
+    trainer: Sa2VAGRPOTrainer,
+    frozen: list[str],
+    network: RewardNetwork | None,
+) -> None:
+    check_new(run)
+    if network is not None:
+        network.save_pretrained(run / REWARD_NET)
+    config = {
+        "stage": STAGE,
+        "origin": origin,
+        "world": portable_world(world.config, run),
+        "kind": world.kind,
+        "data": world.seen,
+        "reward_net": None if network is None else named(network, run),
+        "groups": {name: len(ids) for name, ids in world.split.groups.items()},
+        "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
+        "frozen_because_unreached": frozen,
+        "trainable": sorted(trainable_tensors(trainer.sa2va)),
+        "meteor_variant": meteor_variant() if world.kind == "regions" else "",
+        **provenance(),
+    }
+    save_split(world.split, run / "split.json")
+    write_json(run / "config.json", config)
+
+
+def wanted_settings(world: GRPOWorld, plan: GRPOPlan) -> dict[str, Any]:
+    """What must be the same for a run to be resumed, as far as it is known before the model is loaded."""
+    wanted = _plain(describe(world, plan, ""))
+    del wanted["model_fingerprint"]  # `check_same` compares it
+    return wanted
+
+
+def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
+    """The newest run under the output folder with these settings and data, whether finished or cut off."""
+    wanted = wanted_settings(world, plan)
+    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+        config = read_json(path)
+        if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):
+            return path.parent
+    return None
+
+
+def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise unless the run in the folder began with these settings.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    config = read_json(run / "config.json")
+    began = config.get("origin", {}) if config.get("stage") == STAGE else {}
+    check_origin(run, began, _plain(wanted))
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    return dict(json.loads(json.dumps(value)))
+
+
+def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
+    """final_model/: what was trained, beside the run's config."""
+    if trainer.args.should_save:
+        config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, **spent}
+        with whole_folder(run / FINAL) as temporary:
+            save_trainable(trainer.sa2va, temporary / "trainable")
+            write_json(temporary / "config.json", config)
+            (temporary / "README.md").write_text(card_text(config), encoding="utf-8")

@@ -1,0 +1,87 @@
+"""What a GRPO run says before its first step: what its flags mean here, what a step takes, what trains and what not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.models.lora import parameter_table
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+
+FLASH = "flash_attention_2"
+AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
+WHY_FROZEN = {
+    "language model": "LoRA trains in its place",
+    "SAM 2 prompt encoder": "no loss reaches it: Sa2VA prompts by the [SEG] embedding, not by points or boxes",
+    "SAM 2 mask decoder": "--mask_policy gaussian samples the [SEG] embedding before it; --mask_policy bernoulli, or "
+    "the gradient of a reward network (--pathwise_weight), trains it",
+    "SAM 2 memory": "for video alone",
+}
+
+
+def load_model(config: GRPOWorldConfig) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor of a run, with FlashAttention where it was asked for.
+
+    In the vision tower alone: the language model is trained on packed rows, whose mask FlashAttention does not take.
+    """
+    model, processor = load_sa2va_model(config.model_path, config.device)
+    if config.use_flash_attn:
+        model.model.vision_tower.set_attn_implementation(FLASH)
+    return model, processor
+
+
+def meanings(flags: Any, settings: Mapping[str, Any]) -> list[str]:
+    """One line for each given flag that means something else than in the original specification.
+
+    Args:
+        flags: `GRPOArgs` of rl_reward_network.cli.grpo.
+        settings: of the plan.
+    """
+    batch, group = settings["per_device_train_batch_size"], settings["num_generations"]
+    lines = {
+        "batch_size": f"batch_size {batch} counts captions, not regions: {batch / group:g} x {group} captions per "
+        "process and forward pass",
+        "num_epochs": f"num_epochs {flags.num_epochs} counts passes over the training regions, not over all regions: "
+        "others choose and test",
+        "kl_coef": f"kl_coef {flags.kl_coef} weighs exp(d) - d - 1 with d = log p(reference) - log p(model), which is "
+        "never negative, not d itself",
+        "clip_range": f"clip_range {flags.clip_range} clips the ratio to the model that sampled, not to the reference",
+    }
+    return [line for name, line in lines.items() if getattr(flags, name) != getattr(type(flags), name)]
+
+
+def startup_lines(trainer: Any) -> list[str]:
+    """What one optimisation step takes, how many parameters train, and which parts do not.
+
+    Args:
+        trainer: Sa2VAGRPOTrainer, after `freeze_unreached`.
+    """
+    table = parameter_table(trainer.sa2va)
+    total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
+    frozen = [part for part, count, training in table if count and not training]
+    reasons = {part: WHY_FROZEN.get(part, AS_SUPERVISED) for part in frozen}
+    return [
+        f"each step: {_step(trainer.args)}",
+        f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})",
+        *(
+            f"not trained: {', '.join(part for part in frozen if reasons[part] == reason)} ({reason})"
+            for reason in dict.fromkeys(reasons.values())
+        ),
+    ]
+
+
+def _step(args: Any) -> str:
+    """Regions x captions and masks of one optimisation step."""
+    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    each = []
+    if args.mask_to_caption_weight:
+        each.append(f"{args.num_generations} captions")
+    if args.caption_to_mask_weight:
+        each.append(f"{args.num_mask_generations} masks")
+    true = "true captions and masks" if args.mask_to_caption_weight else "true masks"
+    made = true if args.objective == "supervised" else " and ".join(each) or "their masks"
+    shares = (
+        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
+    )
+    return f"{regions} regions x {made} ({shares})"

@@ -1,0 +1,1 @@
+"""Step 2: a PPO policy that chooses the prompt for each image."""

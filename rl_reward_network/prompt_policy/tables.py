@@ -1,0 +1,115 @@
+"""Every prompt's mask on an image, scored and measured: what PPO learns from and what the evaluation compares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
+from rl_reward_network.evaluation.baselines import ridge_per_prompt
+from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
+from rl_reward_network.inputs.loading import World
+from rl_reward_network.rewards.learned import Judge, judge_masks
+from rl_reward_network.rewards.masks import dice
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTable:
+    """One image as the policy sees it and as the evaluation measures it.
+
+    Args:
+        features: float32 (F,), from `observe_image`.
+        table: score and metrics of every prompt's mask.
+        own_dice: Dice of the reward network's own segmentation, its truth map cut at 0.5; None when unlabelled.
+    """
+
+    features: np.ndarray
+    table: SampleTable
+    own_dice: float | None = None
+
+    @property
+    def context(self) -> PromptContext:
+        """The image as the environment takes it."""
+        table = self.table
+        dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
+        return PromptContext(table.sample_id, self.features, table.scores, dice, iou)
+
+
+def prompt_tables(
+    world: World, samples: list[Sample], network: Judge, desc: str, vision_features: bool
+) -> list[PromptTable]:
+    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
+
+    The score is of the binary mask, the one a user gets.
+
+    Args:
+        world: where the masks come from.
+        samples: N of them.
+        network: the reward network.
+        desc: name of the progress bar.
+        vision_features: whether the policy sees Sa2VA's pooled features, too.
+    """
+    return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
+
+
+def _prompt_table(world: World, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
+    image = sample.load_image()
+    answer = world.bank.answer(image)
+    masks = world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5
+    judged, truth = judge_masks(network, image, masks.astype(np.float32)), sample.load_mask()
+    table = measure_sample(sample.sample_id, sample.group_id, judged["score"], masks, truth)
+    own = None if truth is None else float(dice(judged["truth_map"][None] > 0.5, truth[None])[0])
+    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own)
+
+
+def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
+    """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
+    rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
+    features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
+    return ridge_per_prompt(features, rewards, new_features)
+
+
+def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:
+    """Features, scores and metrics of every prompt on every image, by split; ids are hashes."""
+    write_json(path, {name: [_to_json(entry) for entry in entries] for name, entries in tables.items()})
+
+
+def load_tables(path: Path) -> dict[str, list[PromptTable]]:
+    """What `save_tables` wrote.
+
+    Raises:
+        ValueError: the file is missing or not of this form.
+    """
+    try:
+        return {name: [_from_json(entry) for entry in entries] for name, entries in read_json(path).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not a table of scores ({error!r}); run step 2 again") from error
+
+
+def _to_json(entry: PromptTable) -> dict[str, Any]:
+    table = entry.table
+    return {
+        "sample_id": table.sample_id,
+        "group_id": table.group_id,
+        "features": entry.features.tolist(),
+        "scores": table.scores.tolist(),
+        "own_dice": entry.own_dice,
+        "metrics": {name: values.tolist() for name, values in table.metrics.items()} if table.metrics else None,
+    }
+
+
+def _from_json(entry: dict[str, Any]) -> PromptTable:
+    metrics = entry["metrics"]
+    table = SampleTable(
+        entry["sample_id"],
+        entry["group_id"],
+        np.array(entry["scores"], dtype=np.float32),
+        {name: np.array(values) for name, values in metrics.items()} if metrics else None,
+    )
+    return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"])

@@ -1,0 +1,216 @@
+"""Step 1 as a whole: a reward network from the patients of the `reward` split, and how far it can be trusted."""
+
+import warnings
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import Split
+from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.reward_training.agreement import judge_agreement, sheet_rows
+from rl_reward_network.reward_training.baseline import train_pooled_cnn
+from rl_reward_network.reward_training.calibration import calibrated
+from rl_reward_network.reward_training.masks import Windows, make_windows
+from rl_reward_network.reward_training.sheet import write_sheet
+from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
+from rl_reward_network.runs.checkpoints import CHECKPOINT
+from rl_reward_network.runs.folder import began_with, check_version, clock, describe_run, only_here, portable
+
+KIND, FOLDER = "reward_net", "best_reward_net"
+FINISHED = "agreement.json"  # written last: without it a run was cut off
+DAMAGED_MASKS = 8  # of each kind, per validation or test image
+CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
+SHEET_ROWS = 8
+TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each part: none moves another's
+
+
+class RewardPlan(NamedTuple):
+    """What step 1 is asked for."""
+
+    mode: str
+    config: RewardTrainingConfig
+    network: RewardNetworkConfig
+
+
+def reward_plan(
+    world: WorldConfig,
+    mode: str,
+    steps: int | None = None,
+    members: int = RewardNetworkConfig.members,
+    score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
+) -> RewardPlan:
+    """The mode's settings on this world; `steps` replaces the preset's, and no more windows are cut than it can see."""
+    config = replace(PRESETS[mode], seed=world.seed, device=world.device)
+    if steps is not None:
+        config = replace(config, steps=steps, windows=min(config.windows, max(1, steps * config.batch_size)))
+    return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
+
+
+def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork:
+    """Train a reward network in `run`, judge it on test patients, and return it.
+
+    Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. A run that was
+    cut off goes on from its last checkpoint.
+
+    Args:
+        world: data, split and frozen model.
+        plan: settings.
+        run: a run folder, empty or cut off.
+
+    Raises:
+        ValueError: a split has no labelled image, another version began `run`, or another process works in it.
+    """
+    if (run / "config.json").exists():
+        check_version(run)
+    config = plan.config
+    counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
+    picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
+    with only_here(run):
+        return _run_reward_stage(world, plan, run, picked)
+
+
+def _run_reward_stage(world: World, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
+    """`run_reward_stage` in a folder that nobody else works in, on these samples of each split."""
+    config = plan.config
+    if not (run / "config.json").exists():
+        describe_run(run, world, {"stage": "reward network", "seed": config.seed, "origin": origin(world, plan)})
+    seconds: dict[str, float] = {}
+    resumed = (run / CHECKPOINT).exists()
+    with clock(seconds, "making masks"):
+        world.bank.build(
+            (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
+        )
+        train = _windows(world, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
+        val = _windows(world, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
+    with clock(seconds, "training"):
+        network = train_reward_network(train, val, config, run, plan.network).to(config.device)
+    with clock(seconds, "calibrating"):
+        examples = RewardExamples(world, picked["val"], "calibrating on val patients")
+        climbers = RewardExamples(world, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
+        network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        network.training_info = {**origin(world, plan), "seed": config.seed, **_groups(picked)}
+        network.save_pretrained(run / FOLDER)
+    with clock(seconds, "comparing"):
+        pooled = train_pooled_cnn(RewardExamples(world, picked["reward"], "the design to beat"), config.seed)
+        mean, stream = float(train.dice.mean()), [config.seed, TEST]
+        examples = RewardExamples(world, picked["test"], "test patients")
+        result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+        shown = RewardExamples(world, picked["test"][:SHEET_ROWS], "pictures")
+        write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
+    used = {name: _count(samples) for name, samples in picked.items()}
+    masks = {"computed": world.bank.computed, "reused": world.bank.reused}
+    write_json(run / FINISHED, {"used": used, "bank": masks, "seconds": seconds, "resumed": resumed, **result})
+    return network.to("cpu")
+
+
+def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
+    """What a reward network must have in common with a later run to be used by it without a word."""
+    settings = {name: value for name, value in asdict(plan.config).items() if name not in ("seed", "device")}
+    return {
+        "mode": plan.mode,
+        "settings": settings,
+        "members": plan.network.members,
+        "score_weights": list(plan.network.score_weights),
+        "data_fingerprint": world.data_fingerprint,
+        "model_fingerprint": world.segmenter.fingerprint,
+        "prompts": list(world.prompts),
+        "split_seed": world.split.seed,
+    }
+
+
+def named(network: RewardNetwork, run: Path | None = None) -> str:
+    """Where a reward network was read from, and when it was written.
+
+    Args:
+        network: as `from_pretrained` gives it.
+        run: the run folder that names it, by a path from there where both are in one project.
+    """
+    folder = network.source
+    if folder is None:
+        return "not from a folder"
+    written = datetime.fromtimestamp((folder / "config.json").stat().st_mtime)
+    return f"{folder if run is None else portable(folder, run)}, of {written:%Y-%m-%d %H:%M}"
+
+
+def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None) -> Path | None:
+    """The newest finished reward network under the output folder that this very step 1 would train again.
+
+    Its seed does not matter unless one is asked for.
+    """
+    wanted = origin(world, plan) | ({} if seed is None else {"seed": seed})
+    for finished in sorted(world.config.output_dir.glob(f"{KIND}_*/{FINISHED}"), reverse=True):
+        folder = finished.parent / FOLDER
+        try:
+            info = RewardNetwork.from_pretrained(folder).training_info
+        except ValueError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=2)
+            continue
+        if all(info.get(name) == value for name, value in wanted.items()):
+            return folder
+    return None
+
+
+def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
+    """The newest run of these very settings that was cut off."""
+    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+        try:
+            config = dict(read_json(path))
+        except ValueError as error:
+            warnings.warn(f"passed over: {error}", stacklevel=2)
+            continue
+        wanted = origin(world, plan) | {"seed": plan.config.seed}
+        began = {**config.get("origin", {}), "seed": config.get("seed")}
+        if not (path.parent / FINISHED).exists() and began_with(config, began, wanted, finished=False):
+            return path.parent
+    return None
+
+
+def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
+    """Refuse a reward network that has seen patients on whom it will be asked to judge.
+
+    Raises:
+        ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
+            policy or test, or it does not say.
+    """
+    remedy = "train one on these data and this split: bash run_experiment3.sh quick"
+    for groups, use, splits in (
+        ("train_groups", "trained", ("policy", "val", "test")),
+        ("val_groups", "chosen", ("policy", "test")),
+    ):
+        if groups not in network.training_info:
+            raise ValueError(f"{where}: the reward network does not say which patients it was {use} on; {remedy}")
+        for name in splits:
+            if shared := set(network.training_info[groups]) & set(split.groups[name]):
+                raise ValueError(
+                    f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {remedy}"
+                )
+
+
+def _windows(
+    world: World, samples: list[Sample], desc: str, config: RewardTrainingConfig, count: int, stream: int
+) -> Windows:
+    """About `count` windows of these samples, equally many of each."""
+    each = -(-count // len(samples))
+    examples = RewardExamples(world, samples, desc)
+    return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
+
+
+def _groups(picked: dict[str, list[Sample]]) -> dict[str, list[str]]:
+    """The patients the weights were trained and chosen on."""
+    return {
+        f"{name}_groups": sorted({s.group_id for s in picked[split]})
+        for name, split in (("train", "reward"), ("val", "val"))
+    }
+
+
+def _count(samples: list[Sample]) -> dict[str, int]:
+    """How much there truly is to learn from: frames of one series are nearly identical."""
+    return {
+        "images": len(samples),
+        "patients": len({sample.group_id for sample in samples}),
+        "series": len({sample.series_id for sample in samples}),
+    }

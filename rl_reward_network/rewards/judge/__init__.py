@@ -1,0 +1,1 @@
+"""A language model behind a server as judge of captions."""

@@ -1,0 +1,235 @@
+"""DLC-Bench: how well stored captions describe 100 regions, by a judge's answers to questions that people checked.
+
+Per object: a recognition question comes first; where its answer is No, each further score s becomes min(0, s). pos and
+neg are the means over its positive and negative questions, score the mean over both kinds. Benchmark: Pos is the mean
+of pos over the objects, Neg that of neg over the objects that have negative questions, Avg = (Pos + Neg) / 2. All in
+[-1, 1]. A reply that names no choice counts as "not mentioned", 0, as in the original, and is counted; a question
+without any reply is an error.
+
+Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py; re-implemented, with a wording of our own. The judge
+alone moves Avg by several points, so only numbers of one judge and one wording compare.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tqdm import tqdm
+
+from rl_reward_network.rewards.judge.answers import PROMPT_VERSION, Question, gated, recognition_question
+from rl_reward_network.rewards.judge.client import Answer, Request
+from rl_reward_network.rewards.judge.judge import Judge, answer_request
+
+POSITIVE, NEGATIVE = "positive", "negative"
+LETTERS = 26
+SHOWN = 5  # ids in a message
+
+
+@dataclass(frozen=True)
+class BenchQuestion:
+    """A question of the benchmark; `kind` is positive or negative, `subtype` is given for some negatives."""
+
+    question: Question
+    kind: str
+    subtype: str | None = None
+
+
+@dataclass(frozen=True)
+class BenchObject:
+    """One annotated region: its class name and one or more questions, at least one of them positive."""
+
+    name: str
+    questions: tuple[BenchQuestion, ...]
+
+
+@dataclass(frozen=True)
+class ObjectScore:
+    """Scores in [-1, 1]: of each question after the gate, their means by kind (neg None without negatives), of all."""
+
+    results: tuple[float, ...]
+    pos: float
+    neg: float | None
+    score: float
+
+
+def object_score(questions: Sequence[BenchQuestion], chosen: Sequence[int | None], recognised: bool) -> ObjectScore:
+    """The scores of one object from the chosen indices; None (no choice named) is 0, as the module says."""
+    pairs = zip(questions, chosen, strict=True)
+    scores = [0.0 if index is None else item.question.choices[index][1] for item, index in pairs]
+    results = gated(scores, recognised)
+    by_kind = {
+        kind: [result for item, result in zip(questions, results, strict=True) if item.kind == kind]
+        for kind in (POSITIVE, NEGATIVE)
+    }
+    neg = _mean(by_kind[NEGATIVE]) if by_kind[NEGATIVE] else None
+    return ObjectScore(tuple(results), _mean(by_kind[POSITIVE]), neg, _mean(results))
+
+
+def benchmark_score(scores: Sequence[ObjectScore]) -> dict[str, float | None]:
+    """Pos, Neg and Avg of one or more objects as `avg_pos`, `avg_neg`, `avg`; None where there are no negatives."""
+    pos = _mean([score.pos for score in scores])
+    negatives = [score.neg for score in scores if score.neg is not None]
+    neg = _mean(negatives) if negatives else None
+    return {"avg_pos": pos, "avg_neg": neg, "avg": None if neg is None else (pos + neg) / 2}
+
+
+def score_predictions(judge: Judge, bench: Mapping[str, BenchObject], predictions: Mapping[str, str]) -> dict[str, Any]:
+    """Ask everything about every caption and score it.
+
+    Args:
+        judge: answers, from its cache where it can.
+        bench: objects by annotation id, as `read_bench` gives them.
+        predictions: caption by annotation id, as `read_predictions` gives them.
+
+    Returns:
+        JSON in the form of the original's `_eval.json`: annotation id -> caption, prompts, replies, details and scores;
+        `avg_pos`, `avg_neg`; and ours: `avg`, and `judge` with its model and counts.
+
+    Raises:
+        ValueError: a question got no reply, or the reply to a recognition question names neither Yes nor No.
+    """
+    papers = {key: _paper(predictions[key], item) for key, item in bench.items()}
+    requests = [request for paper in papers.values() for request in paper]
+    answers = list(tqdm(judge.client.ask(requests), total=len(requests), desc="judge", unit="question"))
+    _check_answered(judge, answers)
+    left, rows, scores = iter(answers), {}, []
+    for key, paper in papers.items():
+        recognition, *others = islice(left, len(paper))
+        recognised = _recognised(key, recognition)
+        scores.append(object_score(bench[key].questions, [answer.value for answer in others], recognised))
+        row = {"pred": predictions[key], "prompt": [request.prompt for request in paper]}
+        rows[key] = row | _details(bench[key], recognition, others, scores[-1])
+    unreadable = sum(answer.value is None for answer in answers)
+    about = {"model": judge.client.config.model, "prompt_version": PROMPT_VERSION, "unreadable": unreadable}
+    return {**rows, **benchmark_score(scores), "judge": about | judge.counts}
+
+
+def read_bench(qa: Any, class_names: Any, where: str) -> dict[str, BenchObject]:
+    """The objects in the JSON of `qa.json` and `class_names.json`, by annotation id.
+
+    Raises:
+        ValueError: not of that form; the message starts with `where`, the folder, and names file, id and field.
+    """
+    if not isinstance(qa, dict) or not qa:
+        raise ValueError(f"{where}/qa.json: expected an object of annotation ids, got {_kind(qa)}; download it again")
+    if not isinstance(class_names, dict):
+        raise ValueError(f"{where}/class_names.json: expected an object, got {_kind(class_names)}; download it again")
+    bench = {}
+    for key, items in qa.items():
+        name = class_names.get(key)
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(
+                f"{where}/class_names.json: {key} has the name {name!r}, expected words; download it again"
+            )
+        if not isinstance(items, list):
+            raise ValueError(f"{where}/qa.json: {key} is {_kind(items)}, expected a list; download it again")
+        questions = tuple(_bench_question(item, f"{where}/qa.json: {key}[{n}]") for n, item in enumerate(items))
+        if not any(item.kind == POSITIVE for item in questions):
+            raise ValueError(f"{where}/qa.json: {key} has no positive question; download it again")
+        bench[key] = BenchObject(name.strip(), questions)
+    return bench
+
+
+def read_predictions(values: Any, bench: Mapping[str, BenchObject], where: str) -> dict[str, str]:
+    """The caption of each object of the benchmark in the JSON of a prediction file; other keys (`query`) are left out.
+
+    Raises:
+        ValueError: a caption is missing, no string, or an "Error: ..." that stands for one; `where` is the file.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"{where}: expected an object of annotation id -> caption, got {_kind(values)}")
+    if missing := [key for key in bench if key not in values]:
+        raise ValueError(f"{where}: {len(missing)} of {len(bench)} captions are missing ({_some(missing)}); make them")
+    if wrong := [key for key in bench if not isinstance(values[key], str)]:
+        raise ValueError(f"{where}: the caption of {wrong[0]} is {_kind(values[wrong[0]])}, expected a string")
+    if failed := [key for key in bench if values[key].startswith("Error:")]:
+        raise ValueError(f"{where}: {len(failed)} captions are errors of the model ({_some(failed)}); make them again")
+    return {key: values[key] for key in bench}
+
+
+def _bench_question(item: Any, where: str) -> BenchQuestion:
+    """One entry of `qa.json`."""
+    try:
+        kind, subtype = item["type"], item.get("subtype")
+        choices = tuple((str(words), float(score)) for words, score in item["choices"])
+        question = Question(str(item["question"]), choices)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{where} is not a question ({type(error).__name__}: {error}), expected question, choices, type; "
+            "download it again"
+        ) from None
+    if kind not in (POSITIVE, NEGATIVE) or not 2 <= len(choices) <= LETTERS:
+        raise ValueError(f"{where}: type {kind!r} with {len(choices)} choices; expected positive or negative, 2 to 26")
+    if bad := [score for _, score in choices if not (math.isfinite(score) and abs(score) <= 1)]:
+        raise ValueError(f"{where}: a choice has the score {bad[0]}, expected -1 to 1; download it again")
+    return BenchQuestion(question, kind, subtype)
+
+
+def _paper(caption: str, item: BenchObject) -> list[Request]:
+    """What is asked about a caption, recognition first."""
+    asked = (recognition_question(item.name), *(one.question for one in item.questions))
+    return [answer_request(caption, question) for question in asked]
+
+
+def _check_answered(judge: Judge, answers: Sequence[Answer]) -> None:
+    """A benchmark with holes has no score."""
+    if silent := sum(answer.reply is None for answer in answers):
+        raise ValueError(
+            f"LLM judge {judge.client.config.base_url}: {silent} of {len(answers)} questions got no reply (the latest "
+            f"failure: {judge.failing() or judge.last_failure}); run the same command again, the other replies are kept"
+        )
+
+
+def _recognised(key: str, answer: Answer) -> bool:
+    """Whether the judge said Yes (choice 0)."""
+    if answer.value is None:
+        raise ValueError(
+            f"object {key}: the judge answers the recognition question by {str(answer.reply)[:80]!r}, which is neither "
+            "Yes nor No; take another judge"
+        )
+    return bool(answer.value == 0)
+
+
+def _details(item: BenchObject, recognition: Answer, others: Sequence[Answer], score: ObjectScore) -> dict[str, Any]:
+    """What the original writes about an object, but for caption and prompts."""
+    shown = [
+        _detail(one.question, answer, result)
+        | {"type": one.kind, "question_index": number}
+        | ({} if one.subtype is None else {"subtype": one.subtype})
+        for number, (one, answer, result) in enumerate(zip(item.questions, others, score.results, strict=True))
+    ]
+    verdict = "correct" if recognition.value == 0 else "incorrect"
+    first = _detail(recognition_question(item.name), recognition, verdict) | {"type": "recognition"}
+    negatives = [one for one in shown if one["type"] == NEGATIVE]
+    return {
+        "response": [answer.reply for answer in (recognition, *others)],
+        "details_positives": [one for one in shown if one["type"] == POSITIVE],
+        "details_negatives": negatives,
+        "details_recognition": [first],
+        "score": score.score,
+        "score_pos": score.pos,
+        "score_neg": score.neg,
+        "neg_valid_num": len(negatives),
+        "recognition_result": recognition.value == 0,
+    }
+
+
+def _detail(question: Question, answer: Answer, result: float | str) -> dict[str, Any]:
+    """One question, what was answered, and what it counted."""
+    choices = [list(choice) for choice in question.choices]
+    read = {"pred_answer": (answer.reply or "").strip(), "pred_index": answer.value, "eval_result": result}
+    return {"question": question.text, "choices": choices, **read}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _kind(value: Any) -> str:
+    return "an empty object" if value == {} else type(value).__name__
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:SHOWN]) + (", ..." if len(keys) > SHOWN else "")

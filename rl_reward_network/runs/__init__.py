@@ -1,0 +1,1 @@
+"""Run folders: settings, checkpoints, curves, the stop rule and what `--resume` finds."""

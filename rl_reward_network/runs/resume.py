@@ -1,0 +1,72 @@
+"""How far a run is, and what `--resume` says where it finds no run of the settings: the runs there are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import get_last_checkpoint
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.prompt_policy.stage import FINAL
+from rl_reward_network.reward_training.stage import FINISHED
+from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
+from rl_reward_network.runs.folder import differences
+
+SHOWN_RUNS, SHOWN_SETTINGS = 5, 6
+NONE_YET = "no checkpoint yet"
+
+
+def progress(run: Path) -> str:
+    """How far a run of any stage is, e.g. "finished" or "step 50".
+
+    Raises:
+        ValueError: its checkpoint is damaged.
+    """
+    if (run / FINAL).exists() or (run / FINISHED).exists():
+        return "finished"
+    if last := get_last_checkpoint(str(run)):
+        return f"step {last.rpartition('-')[2]}"
+    state = load_checkpoint(run / CHECKPOINT)
+    if "member" in state:
+        return f"member {state['member'] + 1}, step {state['step']}"
+    return f"step {state['num_timesteps']}" if state else NONE_YET
+
+
+def run_line(run: Path, resumed: bool) -> str:
+    """What is said of the run folder when a command begins."""
+    far = progress(run) if resumed else ""
+    how = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}.get(
+        far, f", resumed from {far}"
+    )
+    return f"run folder: {run}{how}"
+
+
+def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], otherwise: str = "nothing") -> ValueError:
+    """The error of `--resume` where no run can be gone on with; it lists the runs there are, the newest first.
+
+    Args:
+        output_dir: parent of the run folders.
+        kind: what their names begin with.
+        wanted: the settings, as in a run's `origin`.
+        otherwise: what differs where none of them does.
+    """
+    runs = [path.parent for path in sorted(output_dir.glob(f"{kind}_*/config.json"), reverse=True)]
+    lines = [f"\n  {run}: {_told(run, wanted, otherwise)}" for run in runs[:SHOWN_RUNS]]
+    older = len(runs) - SHOWN_RUNS
+    more = f"\n  and {older} older" if older > 0 else ""
+    there = f"give those of one that is there, or leave it out to begin anew:{''.join(lines)}{more}"
+    return ValueError(
+        f"--resume: no {kind} run of these settings is there to go on with in {output_dir}; "
+        + (there if runs else "there is none at all: leave it out to begin one")
+    )
+
+
+def _told(run: Path, wanted: Mapping[str, Any], otherwise: str) -> str:
+    """How far a run is and what differs; of a damaged one, what is damaged."""
+    try:
+        config, far = dict(read_json(run / "config.json")), progress(run)
+    except ValueError as error:
+        return str(error)
+    differ = differences({"seed": config.get("seed"), **config.get("origin", {})}, wanted)
+    more = [f"and {len(differ) - SHOWN_SETTINGS} more"] if len(differ) > SHOWN_SETTINGS else []
+    return f"{far}; differs in {'; '.join([*differ[:SHOWN_SETTINGS], *more]) or otherwise}"

@@ -1,0 +1,1 @@
+"""Segment images with a checkpoint or a trained policy."""

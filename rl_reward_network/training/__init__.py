@@ -1,1 +1,0 @@
-"""Training: joins data, models, rewards and the environment."""

@@ -1,0 +1,204 @@
+"""A GRPO run merged into a full checkpoint: the same outputs as the run's own model, a card, refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli import segment
+from rl_reward_network.cli.merge import Args, main
+from rl_reward_network.data.splits import Split
+from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
+from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig
+from rl_reward_network.grpo.items import DESCRIBE
+from rl_reward_network.grpo.stage import STAGE, GRPOPlan, describe
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import save_trainable
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.grpo.nano import nano, regions, shake
+
+SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]
+PLAN = GRPOPlan("quick", lora_r=4, lora_alpha=8, settings={"objective": "grpo", "learning_rate": 1e-3})
+
+
+def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") -> Any:
+    """The final_model of a GRPO run, with all that is read of it; returns its model."""
+    model, _ = nano(plan.lora_r)
+    shake(model, SCALE)
+    split = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "ab" * 32)
+    world = GRPOWorld(GRPOWorldConfig(seed=7), "regions", "rendered regions, 3 images", list(regions()), split)
+    base, _ = load_sa2va_model("sa2va-nano")
+    config = {
+        "stage": STAGE,
+        "origin": describe(world, plan, weights_fingerprint(base)),
+        "world": {"model_path": model_path, "max_dynamic_patch": 1},
+        "data": world.seen,
+        "meteor_variant": "exact+stem",
+        "steps": 120,
+        "commit": "0123abc",
+    }
+    save_trainable(model, run / "final_model" / "trainable")
+    write_json(run / "final_model" / "config.json", config)
+    return model
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The unmerged model of a run, and the folder it was merged into."""
+    folder = tmp_path_factory.mktemp("merged")
+    model = write_run(folder / "run")
+    main(Args(folder / "run" / "final_model", folder / "mine"))
+    return model, folder / "mine"
+
+
+def test_the_merged_model_answers_and_draws_as_the_unmerged_one(merged: Any) -> None:
+    unmerged, folder = merged
+    model, processor = load_sa2va_model(folder)
+    base, _ = load_sa2va_model("sa2va-nano")
+    changed = 0.0
+    for item in regions()[:4]:
+        image, _ = item.load()
+        mine, own, start = (each.segment([image], [item.question], processor)[0][0] for each in (model, unmerged, base))
+        assert mine.answer == own.answer
+        assert len(mine.mask_logits) == 1, "or no mask would be compared"
+        assert (mine.mask_logits - own.mask_logits).abs().max() <= 1e-4
+        np.testing.assert_array_equal(mine.masks(), own.masks())
+        changed += float((start.mask_logits - own.mask_logits).abs().max())
+    assert changed > 1, "training has changed the masks"
+
+
+def test_the_merged_model_describes_as_the_unmerged_one(merged: Any) -> None:
+    unmerged, folder = merged
+    model, processor = load_sa2va_model(folder)
+    for item in regions()[:3]:
+        image, mask = item.load()
+        assert mask is not None
+        asked = {"image": image, "text": f"<image>{DESCRIBE}", "mask_prompts": [mask[None]], "processor": processor}
+        said = [each.predict_forward(**asked, max_new_tokens=24)["prediction"] for each in (model, unmerged)]
+        assert said[0] == said[1] != ""
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        assert (model(input_ids=ids).logits - unmerged(input_ids=ids).logits).abs().max() <= 1e-4
+
+
+def test_segment_loads_it_and_writes_the_unmerged_models_mask(merged: Any, tmp_path: Path) -> None:
+    unmerged, folder = merged
+    item = regions()[0]
+    image, _ = item.load()
+    Image.fromarray(image).save(tmp_path / "image.png")
+    place = tmp_path / "mask.png"
+    segment.main(segment.Args((tmp_path / "image.png",), str(folder), item.question, output=place, device="cpu"))
+    written = np.asarray(Image.open(place)) > 0
+    processor = Sa2VAProcessor.from_pretrained("sa2va-nano")
+    expected = unmerged.segment([image], [item.question], processor)[0][0].masks().any(axis=0)
+    assert 0.001 < expected.mean() < 0.9
+    np.testing.assert_array_equal(written, expected)
+
+
+def test_the_folder_is_a_plain_checkpoint(merged: Any) -> None:
+    unmerged, folder = merged
+    state = load_file(folder / "model.safetensors")
+    assert not any("lora" in name or "base_layer" in name for name in state)
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert not (folder / "adapter_config.json").exists()
+    name = "model.language_model.layers.0.mlp.up_proj"
+    layer = unmerged.get_submodule(name)
+    base, _ = load_sa2va_model("sa2va-nano")
+    delta = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight  # alpha / rank is 2
+    torch.testing.assert_close(state[f"{name}.weight"], base.get_submodule(name).weight + delta)
+    assert read_json(folder / "config.json")["max_tiles"] == 1
+
+
+def test_the_card_says_what_it_is(merged: Any) -> None:
+    card = (merged[1] / "README.md").read_text()
+    base, _ = load_sa2va_model("sa2va-nano")
+    for line in (
+        "# sa2va-nano, fine-tuned by GRPO",
+        f"| base | sa2va-nano, weights {weights_fingerprint(base)} |",
+        "| data | rendered regions, 3 images |",
+        "| data fingerprint | abababababababab |",
+        "| rewards | iou 1, caption 1, loop2_caption 1, loop2_iou 1 |",
+        "| caption judge | none: METEOR (exact+stem) |",
+        "| steps | 120 |",
+        "| learning rate | 0.001 |",
+        "| LoRA | rank 4, alpha 8 |",
+        "| seed | 7 |",
+        "| commit | 0123abc |",
+        "Not evaluated when this was written.",
+        "## Licence",
+    ):
+        assert f"\n{line}" in card
+    assert "control run" not in card
+
+
+def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", replace(PLAN, shuffle_rewards=True, judge={"model": "a-judge", "base_url": "http://x"}))
+    before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5]), "meteor": np.array([0.7, 0.7, 0.7, 0.7])}
+    after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6]), "meteor": np.array([0.7, 0.7, 0.7, 0.6])}
+    rows = compare_models(before, after, ["a", "b", "c", "d"])
+    ids = (("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"))
+    found = BeforeAfter(
+        rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {"METEOR": "full"}
+    )
+    write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(found))
+    main(Args(tmp_path / "run", tmp_path / "mine"))
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert f"\n{found.verdict.sentence} Means over groups of 4 test items" in card
+    assert "| IoU of mask' | 0.500 [" in card
+    assert "| METEOR (full) | 0.700 [" in card
+    assert "| +0.100 [+0.100, +0.100] |" in card
+    assert "| cIoU, all items together | 0.800 | 0.750 | -0.050 | |" in card
+    assert "Not evaluated" not in card
+    assert "**A control run: its rewards were dealt out at random" in card
+    assert "| caption judge | a-judge |" in card
+
+
+def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
+    base, processor = load_sa2va_model("sa2va-nano")
+    base.save_pretrained(tmp_path / "models" / "own-sa2va")
+    processor.save_pretrained(tmp_path / "models" / "own-sa2va")
+    write_run(tmp_path / "out" / "run", model_path="../../models/own-sa2va")
+    main(Args(tmp_path / "out" / "run", tmp_path / "mine"))
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "# own-sa2va, fine-tuned by GRPO" in card
+    assert "../" not in card
+    assert str(tmp_path) not in card
+
+
+def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere: not what a GRPO run has trained; name outputs/sa2va_grpo_"):
+        main(Args(tmp_path / "nowhere", tmp_path / "mine"))
+    write_json(tmp_path / "policy" / "final_model" / "config.json", {"stage": "policy"})
+    with pytest.raises(ValueError, match="final_model: not what a GRPO run has trained"):
+        main(Args(tmp_path / "policy" / "final_model", tmp_path / "mine"))
+    assert not (tmp_path / "mine").exists()
+
+
+def test_an_output_that_exists_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("keep")
+    with pytest.raises(ValueError, match=r"output .*mine exists; give a new folder"):
+        main(Args(tmp_path / "run", tmp_path / "mine"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_another_base_model_and_a_broken_run_are_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    write_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="these are other weights than in training; give --base_model"):
+        main(Args(tmp_path / "run", tmp_path / "mine", str(tiny_checkpoint)))
+    file = tmp_path / "run" / "final_model" / "trainable" / "trainable.safetensors"
+    state = load_file(file)
+    state["surplus"] = torch.zeros(1)
+    save_file(state, file)
+    with pytest.raises(
+        ValueError, match=r"trainable\.safetensors: 1 tensors do not fit this model, first \['surplus'\]"
+    ):
+        main(Args(tmp_path / "run", tmp_path / "mine"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "nothing half-written"

@@ -1,0 +1,304 @@
+import base64
+import io
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import datasets as hf
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import ExifTags, Image
+
+from rl_reward_network.data import grasp_any_region
+from rl_reward_network.data.grasp_any_region import arrow_shards, read_grasp_any_region
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.embedded.regions import read_regions, write_regions
+
+SIZE = (12, 16)  # H, W: not square, so that swapped axes show
+TEXT, NUMBER = hf.Value("string"), hf.Value("int64")
+RLE = {"size": [NUMBER], "counts": TEXT}
+TURNS = [{"from": TEXT, "value": TEXT}]
+
+
+def picture(seed: int, size: tuple[int, int] = SIZE, **options: Any) -> bytes:
+    """A PNG of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file := io.BytesIO(), "PNG", **options)
+    return file.getvalue()
+
+
+def square(at: int) -> np.ndarray:
+    """bool (H, W): 3 x 2 pixels."""
+    mask = np.zeros(SIZE, dtype=bool)
+    mask[at : at + 3, at : at + 2] = True
+    return mask
+
+
+def turns(*values: str | None) -> list[dict[str, str | None]]:
+    """Human and gpt in turn."""
+    return [{"from": ("human", "gpt")[index % 2], "value": value} for index, value in enumerate(values)]
+
+
+def fine(seed: int, caption: str | None, at: int = 2, **changes: Any) -> dict[str, Any]:
+    """A row of a Fine-Grained folder: one mask as a struct."""
+    return {
+        "image": {"bytes": picture(seed), "path": None},
+        "mask_rle": to_rle(square(at)),
+        "conversations": turns("<image>\nDescribe the masked region.", caption),
+        "catagory": "thing",
+    } | changes
+
+
+def relation(seed: int, masks: int, *values: str) -> dict[str, Any]:
+    """A row of the Relation folder: a list of masks."""
+    return {
+        "image": {"bytes": picture(seed), "path": None},
+        "mask_rle": [to_rle(square(2 * index)) for index in range(masks)],
+        "conversations": turns(*values),
+    }
+
+
+def write(folder: Path, rows: list[dict[str, Any]], shards: int = 1) -> Path:
+    """Rows as `save_to_disk` writes them, with the Image feature, `mask_rle` as the rows have it."""
+    features = {"image": hf.Image(), "mask_rle": RLE, "conversations": TURNS, "catagory": TEXT}
+    if isinstance(rows[0]["mask_rle"], list):
+        features = {"image": hf.Image(), "mask_rle": [RLE], "conversations": TURNS}
+    hf.Dataset.from_list(rows, features=hf.Features(features)).save_to_disk(str(folder), num_shards=shards)
+    return folder
+
+
+def write_bare(folder: Path, rows: list[dict[str, Any]], image_type: pa.DataType) -> Path:
+    """One Arrow stream without any metadata of `datasets`."""
+    rle = pa.struct([("size", pa.list_(pa.int64())), ("counts", pa.string())])
+    turn = pa.struct([("from", pa.string()), ("value", pa.string())])
+    schema = pa.schema([("image", image_type), ("mask_rle", rle), ("conversations", pa.list_(turn))])
+    folder.mkdir(exist_ok=True)
+    with pa.OSFile(str(folder / "x.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_table(pa.Table.from_pylist(rows, schema=schema), max_chunksize=2)
+    return folder
+
+
+def captions(folder: Path) -> list[str]:
+    return [region.caption for region in read_grasp_any_region(folder)]
+
+
+def test_rendered_regions_come_back_as_they_were_drawn(tmp_path: Path) -> None:
+    write_regions(tmp_path / "regions", count=3, seed=5, side=96)
+    scenes = read_regions(tmp_path / "regions")
+    found = read_grasp_any_region(tmp_path / "regions")
+    drawn = [(scene, obj) for scene in scenes for obj in scene.objects]
+    assert len(found) == len(drawn) > 6
+    for region, (scene, obj) in zip(found, drawn, strict=True):
+        image, mask = region.load()
+        assert (image == scene.image).all()
+        assert (mask == obj.mask).all()
+        assert region.caption == obj.caption
+    assert len({region.image_id for region in found}) == 3
+    assert len({region.sample_id for region in found}) == len(found)
+
+
+def test_reading_decodes_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "fine", [fine(0, "a dog"), fine(1, "a cat", image={"bytes": b"no picture", "path": None})])
+    dog, cat = read_grasp_any_region(tmp_path / "fine")
+    assert dog.load()[0].shape == (*SIZE, 3)
+    with pytest.raises(ValueError, match=r"data-00000-of-00001\.arrow: row 1: not a readable image"):
+        cat.load()
+
+
+def test_shards_are_read_in_order_with_or_without_their_json(tmp_path: Path) -> None:
+    write(tmp_path / "fine", [fine(seed, f"thing {seed}") for seed in range(5)], shards=3)
+    assert captions(tmp_path / "fine") == [f"thing {seed}" for seed in range(5)]
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / "fine" / name).unlink()
+    assert captions(tmp_path / "fine") == [f"thing {seed}" for seed in range(5)]
+
+
+def test_a_partial_folder_gives_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "fine", [fine(seed, f"thing {seed}") for seed in range(3)], shards=3)
+    (tmp_path / "fine" / "data-00001-of-00003.arrow").unlink()
+    assert captions(tmp_path / "fine") == ["thing 0", "thing 2"]
+
+
+def test_a_parent_chains_folders_of_different_schema(tmp_path: Path) -> None:
+    write(tmp_path / "Fine-Grained-Dataset-Part1", [fine(0, "a dog")])
+    write(tmp_path / "Relation-Dataset", [relation(1, 2, "What is it?", "a cat", "And this?", "a cow")])
+    found = read_grasp_any_region(str(tmp_path))
+    assert [region.caption for region in found] == ["a dog", "a cat", "a cow"]
+    expected = [square(2), square(0), square(2)]
+    assert all((region.load()[1] == mask).all() for region, mask in zip(found, expected, strict=True))
+
+
+def test_caches_and_hidden_folders_are_no_shards(tmp_path: Path) -> None:
+    write(tmp_path / "fine", [fine(0, "a dog")])
+    (tmp_path / "fine" / "cache-12ab.arrow").write_bytes(b"")
+    write(tmp_path / ".fine_old", [fine(1, "a cat")])
+    assert [shard.name for shard in arrow_shards(tmp_path)] == ["data-00000-of-00001.arrow"]
+
+
+@pytest.mark.parametrize("kind", ["named", "struct", "bytes", "path", "base64"])
+def test_an_image_may_be_stored_in_any_form(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "0.png").write_bytes(picture(0))
+    text = f"data:base64,{base64.b64encode(picture(0)).decode()}"
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    stored, image_type = {
+        "named": ({"bytes": picture(0), "path": "its_former_name.png"}, struct),
+        "struct": ({"bytes": None, "path": "0.png"}, struct),
+        "bytes": (picture(0), pa.large_binary()),
+        "path": (str(tmp_path / "0.png"), pa.string()),
+        "base64": (text, pa.string()),
+    }[kind]
+    write_bare(tmp_path, [fine(0, "a dog", image=stored)], image_type)
+    (region,) = read_grasp_any_region(tmp_path)
+    assert (region.load()[0] == np.array(Image.open(tmp_path / "0.png"))).all()
+    (reference,) = read_grasp_any_region(write(tmp_path / "reference", [fine(0, "a dog")]))
+    assert region.sample_id == reference.sample_id
+
+
+def test_images_are_found_in_every_batch_of_a_shard(tmp_path: Path) -> None:
+    write_bare(tmp_path, [fine(seed, f"thing {seed}", image=picture(seed)) for seed in range(5)], pa.binary())
+    for seed, region in enumerate(read_grasp_any_region(tmp_path)):
+        assert (region.load()[0] == np.array(Image.open(io.BytesIO(picture(seed))))).all()
+
+
+def test_stored_images_are_not_copied_out_of_the_mapped_shard(tmp_path: Path) -> None:
+    """Else grouping a data set by the ends of its images would read the whole of it from the disk."""
+    shard = (
+        write_bare(tmp_path, [fine(seed, "a dog", image=picture(seed)) for seed in range(3)], pa.binary()) / "x.arrow"
+    )
+    mapped = grasp_any_region._open_shard(shard).column("image").chunk(1).buffers()[2]
+    with grasp_any_region._image_file(shard, 2) as file:
+        data = file.read_buffer()  # type: ignore[attr-defined]
+    assert data.to_pybytes() == picture(2)
+    assert mapped.address <= data.address < mapped.address + mapped.size
+
+
+def test_a_shard_written_anew_is_read_anew(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        new = write_bare(tmp_path / "new", [fine(seed, "a dog", image=picture(seed))], pa.binary()) / "x.arrow"
+        (tmp_path / "data").mkdir(exist_ok=True)
+        new.rename(tmp_path / "data" / "x.arrow")
+        (region,) = read_grasp_any_region(tmp_path / "data")
+        assert (region.load()[0] == np.array(Image.open(io.BytesIO(picture(seed))))).all()
+
+
+def test_an_empty_image_is_an_error(tmp_path: Path) -> None:
+    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", image={"bytes": b"", "path": None})]))
+    with pytest.raises(ValueError, match=r"arrow: row 0: not a readable image \(the file is empty\)"):
+        region.load()
+
+
+def test_an_image_is_one_group_in_whatever_row_it_is(tmp_path: Path) -> None:
+    found = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog"), fine(1, "a cat"), fine(0, "a cow", at=5)]))
+    dog, cat, cow = (region.image_id for region in found)
+    assert dog == cow != cat
+    assert all(region.group_id == region.series_id == region.image_id for region in found)
+
+
+def test_rows_may_name_their_patient(tmp_path: Path) -> None:
+    rows = [fine(0, "a dog"), fine(1, "a cat"), fine(2, "a cow")]
+    for row, name in zip(rows, ("patient 7", "patient 7", "patient 8"), strict=True):
+        row["group"] = name
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "named"))
+    dog, cat, cow = read_grasp_any_region(tmp_path / "named")
+    assert dog.group_id == cat.group_id != cow.group_id
+    assert dog.image_id != cat.image_id
+    rows[2] = fine(0, "a cow", at=5) | {"group": "patient 8"}
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "torn"))
+    with pytest.raises(ValueError, match=r"row 2.*: the same image is in another group at .*row 0, region 0; name one"):
+        read_grasp_any_region(tmp_path / "torn")
+    rows[1]["group"] = None
+    hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "half"))
+    with pytest.raises(ValueError, match=r"row 1: group is empty; name the patient in each row, or leave the column"):
+        read_grasp_any_region(tmp_path / "half")
+
+
+def test_exif_rotation_is_applied_before_sizes_are_compared(tmp_path: Path) -> None:
+    tags = Image.Exif()
+    tags[ExifTags.Base.Orientation] = 6  # stored (16, 12), upright (12, 16)
+    turned = {"bytes": picture(0, SIZE[::-1], exif=tags), "path": None}
+    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", image=turned)]))
+    assert region.load()[0].shape == (*SIZE, 3)
+
+
+def test_a_mask_of_another_size_than_the_image_is_an_error(tmp_path: Path) -> None:
+    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", mask_rle=to_rle(square(2).T))]))
+    with pytest.raises(
+        ValueError, match=r"arrow: row 0, region 0: mask_rle has size \[16, 12\] .*image \[12, 16\]; resize"
+    ):
+        region.load()
+
+
+def test_a_sample_survives_the_way_to_another_process(tmp_path: Path) -> None:
+    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog")]))
+    image, mask = pickle.loads(pickle.dumps(region)).load()
+    assert (image == region.load()[0]).all()
+    assert (mask == square(2)).all()
+
+
+def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
+    write(tmp_path / "x", [fine(0, "a dog"), fine(1, "a cat"), fine(2, "")])  # the third row would be an error
+    assert [region.caption for region in read_grasp_any_region(tmp_path / "x", limit=2)] == ["a dog", "a cat"]
+    with pytest.raises(ValueError, match="limit is 0"):
+        read_grasp_any_region(tmp_path / "x", limit=0)
+
+
+def test_what_is_left_out_is_counted_in_one_warning(tmp_path: Path) -> None:
+    rows = [
+        fine(0, "a dog"),
+        fine(1, "a whole image", mask_rle=None),
+        fine(2, "another", mask_rle={"size": None, "counts": None}),
+        fine(0, "a dog"),
+        fine(3, "nothing", mask_rle=to_rle(np.zeros(SIZE, dtype=bool))),
+        fine(4, "", conversations=turns("What?", "a cat", "What colour?", "black")),
+    ]
+    with pytest.warns(UserWarning, match="left out") as caught:
+        assert captions(write(tmp_path / "x", rows)) == ["a dog", "a cat"]
+    expected = (
+        "1 answer(s) after that of the last mask, 1 exact repeat(s), 1 mask(s) without a pixel, 2 row(s) without a mask"
+    )
+    assert [str(warning.message) for warning in caught] == [f"{tmp_path / 'x'}: left out {expected}"]
+
+
+def test_nothing_left_out_is_no_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captions(write(tmp_path / "x", [relation(0, 2, "?", "a cat", "?", "a dog")]))
+
+
+def test_a_numbered_prompt_chooses_the_mask(tmp_path: Path) -> None:
+    row = relation(
+        0,
+        3,
+        "<image>\nThere are <Prompt0>, <Prompt1> and <Prompt2>. What is <Prompt2>?",  # names three
+        "a cat",
+        "Describe <Prompt2>.",
+        "<Prompt2> is red. <Prompt2>'s ear, on the left of <Prompt2>, is blue",
+        "What stands beside it?",
+        "<Prompt0>",  # an answer alone may name it
+        "And what is <Prompt1>?",
+        "It belongs to <Prompt0>.",  # question and answer name different ones
+        "Is it late?",
+        "yes",  # names none
+    )
+    with pytest.warns(UserWarning, match=r"left out 3 turn\(s\) about several masks or none$"):
+        found = read_grasp_any_region(write(tmp_path / "x", [row]))
+    assert [region.caption for region in found] == [
+        "The region is red. The region's ear, on the left of the region, is blue",
+        "The region",
+    ]
+    assert (found[0].load()[1] == square(4)).all()
+    assert (found[1].load()[1] == square(0)).all()
+    assert found[0].where.endswith("row 0, region 2")
+
+
+def test_prompts_named_before_the_question_count_for_it(tmp_path: Path) -> None:
+    """Else the row would be taken for one where the k-th answer belongs to the k-th mask."""
+    row = relation(0, 2)
+    row["conversations"] = [
+        {"from": "human", "value": "<Prompt0> and <Prompt1> are marked."},
+        *turns("How do they go together?", "one carries the other", "Name the first.", "a cart"),
+    ]
+    with pytest.raises(ValueError, match=r"no region .*\(left out: 2 turn\(s\) about several masks or none\)"):
+        read_grasp_any_region(write(tmp_path / "x", [row]))

@@ -1,0 +1,164 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data import grasp_any_region
+from rl_reward_network.data.masks import parse_rle, to_rle
+from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.embedded.regions import write_regions
+from tests.data.test_describe_anything import write_coco, write_video
+from tests.data.test_grasp_any_region import fine, write
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of each kind."""
+    write(
+        tmp_path / "gar" / "fine", [fine(seed, f"thing {seed}") for seed in (0, 1, 2)] + [fine(0, "x", at=5)], shards=2
+    )
+    write_coco(tmp_path / "dam" / "LVIS")
+    write_video(tmp_path / "dam" / "SAV")
+    return tmp_path / "gar", tmp_path / "dam"
+
+
+def test_each_set_is_recognised_and_told(both: tuple[Path, Path]) -> None:
+    gar, dam = both
+    samples, seen = read_region_data(gar)
+    assert recognise(gar) == "gar"
+    assert (len(samples), seen) == (4, "Grasp-Any-Region, 2 shards, 3 images, 4 regions")
+    samples, seen = read_region_data(str(dam))
+    assert recognise(str(dam)) == "dam"
+    assert (len(samples), seen) == (15, "describe-anything: LVIS, SAV, 14 images, 15 regions")
+
+
+def test_naming_the_right_set_changes_nothing(both: tuple[Path, Path]) -> None:
+    for folder, name in zip(both, ("gar", "dam"), strict=True):
+        named, found = read_region_data(folder, name), read_region_data(folder)  # type: ignore[arg-type]
+        assert [sample.sample_id for sample in named[0]] == [sample.sample_id for sample in found[0]]
+        assert named[1] == found[1]
+
+
+def test_the_embedded_regions_are_grasp_any_region(tmp_path: Path) -> None:
+    write_regions(tmp_path / "regions", count=2, seed=1, side=96)
+    samples, seen = read_region_data(tmp_path / "regions")
+    assert seen == f"Grasp-Any-Region, 1 shard, 2 images, {len(samples)} regions"
+
+
+def test_a_part_of_the_shards_and_a_limit_are_told(both: tuple[Path, Path]) -> None:
+    (both[0] / "fine" / "data-00001-of-00002.arrow").unlink()
+    write(both[0] / "more", [fine(7, "more")])
+    assert read_region_data(both[0])[1] == "Grasp-Any-Region, 2 of 3 shards, 3 images, 3 regions"
+    assert read_region_data(both[1], limit=2)[1] == "describe-anything: LVIS, SAV, 1 images, 2 regions (the limit)"
+
+
+def test_naming_the_other_set_is_an_error(both: tuple[Path, Path]) -> None:
+    gar, dam = both
+    with pytest.raises(
+        ValueError,
+        match=r"gar: dataset_name is 'dam' \(describe-anything\), but this is read as Grasp-Any-Region; .*name gar",
+    ):
+        read_region_data(gar, "dam")
+    with pytest.raises(
+        ValueError,
+        match=r"dam: dataset_name is 'gar' \(Grasp-Any-Region\), but this is read as describe-anything; .*name dam",
+    ):
+        read_region_data(dam, "gar")
+
+
+def test_an_unknown_name_is_an_error(both: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match="dataset_name is 'GAR', expected auto, gar or dam"):
+        read_region_data(both[0], "GAR")  # type: ignore[arg-type]
+
+
+def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
+    write_coco(both[0] / "LVIS")
+    with pytest.raises(
+        ValueError, match=r"gar: holds both Grasp-Any-Region \(.*arrow\) and describe-anything \(.*LVIS\)"
+    ):
+        recognise(both[0])
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], "it is empty"),
+        (["a.parquet", "images/"], r"it holds a\.parquet, images/"),
+        ([f"{n}.json" for n in range(9)], r"it holds 0\.json, .*, 5\.json and 3 more"),
+        (["annotations.json", "images/"], r"annotations\.json, but no tar in images/: annotated images for the other"),
+    ],
+)
+def test_a_folder_of_neither_is_an_error_that_says_what_it_holds(tmp_path: Path, names: list[str], found: str) -> None:
+    for name in names:
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("[]")
+    with pytest.raises(
+        ValueError, match=rf"neither data set \({found}.*\); give a folder of Grasp-Any-Region .*SUBSET"
+    ):
+        read_region_data(tmp_path)
+
+
+def test_images_without_annotations_are_an_error_that_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for name in ("1.png", "2.JPG", "notes.txt"):
+        (tmp_path / "data" / "images" / name).touch()
+    for folder in (tmp_path / "data", tmp_path / "data" / "images"):
+        with pytest.raises(
+            ValueError, match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*README"
+        ):
+            recognise(folder)
+    (tmp_path / "data" / "annotations.json").write_text("[]")
+    with pytest.raises(ValueError, match=rf"images: the images of .*annotations\.json; give {tmp_path / 'data'}$"):
+        recognise(tmp_path / "data" / "images")
+    with pytest.raises(ValueError, match="neither data set"):
+        recognise(tmp_path / "data")
+
+
+def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.arrow").touch()
+    for path in (tmp_path / "nowhere", tmp_path / "x.arrow"):
+        with pytest.raises(ValueError, match=rf"{path.name}: no such folder; give a folder of Grasp-Any-Region"):
+            read_region_data(path)
+
+
+def test_of_hub_ids_only_grasp_any_region_is_fetched(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(grasp_any_region, "snapshot_download", lambda name, **_: asked.append(name) or str(both[0]))
+    with pytest.raises(
+        ValueError, match=r"describe-anything is read from a folder; download it \(hf download .*give that"
+    ):
+        read_region_data("nvidia/describe-anything-dataset")
+    with pytest.raises(ValueError, match=r"dataset_name is 'dam' .*read as Grasp-Any-Region"):
+        read_region_data("owner/name", "dam")
+    assert asked == []
+    assert read_region_data("owner/name")[1] == "Grasp-Any-Region, 2 shards, 3 images, 4 regions"
+    assert asked == ["owner/name"]
+
+
+def test_the_fingerprint_is_of_the_content_and_not_of_the_order(both: tuple[Path, Path]) -> None:
+    samples = read_region_data(both[0])[0]
+    fingerprint = region_fingerprint(samples)
+    assert len(fingerprint) == 64
+    assert set(fingerprint) <= set("0123456789abcdef")
+    assert region_fingerprint(reversed(samples)) == fingerprint
+    turned = parse_rle(to_rle(np.ones((16, 12), dtype=bool)), (16, 12))
+    full = replace(samples[0], mask_parts=parse_rle(to_rle(np.ones((12, 16), dtype=bool)), (12, 16)))
+    others = [
+        samples[1:],
+        [*samples, samples[0]],
+        *(
+            [replace(samples[0], **{name: "changed"}), *samples[1:]]
+            for name in ("image_id", "group_id", "series_id", "caption")
+        ),
+        [full, *samples[1:]],
+        [replace(full, mask_parts=turned), *samples[1:]],  # the same runs at another size
+    ]
+    assert len({region_fingerprint(changed) for changed in others} | {fingerprint}) == len(others) + 1
+
+
+def test_the_fingerprint_is_the_same_wherever_the_data_lie(both: tuple[Path, Path], tmp_path: Path) -> None:
+    both[0].rename(tmp_path / "moved")
+    moved = read_region_data(tmp_path / "moved")[0]
+    write(tmp_path / "again", [fine(seed, f"thing {seed}") for seed in (0, 1, 2)] + [fine(0, "x", at=5)])
+    assert region_fingerprint(moved) == region_fingerprint(read_region_data(tmp_path / "again")[0])

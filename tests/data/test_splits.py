@@ -1,0 +1,179 @@
+import json
+import random
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.data.masks import parse_polygon
+from rl_reward_network.data.sample import Sample, pseudonym
+from rl_reward_network.data.splits import SPLITS, load_split, make_split, save_split, select, spread
+
+CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
+SQUARE = parse_polygon([4, 4, 14, 4, 14, 14, 4, 14], (32, 32))
+
+
+def make_samples(groups=14, series=2, frames=5, parts=SQUARE, first=0):
+    """Patients with `series` videos of `frames` frames each."""
+    return [
+        Sample(
+            image_path=Path(__file__),  # its bytes stand for pixels; names are told apart by sample_id
+            text="blood vessel",
+            group_id=pseudonym("group", f"Doe{g}"),
+            series_id=pseudonym("series", f"Doe{g}", f"{v}"),
+            sample_id=pseudonym("sample", f"Doe{g}_{v}_{f}"),
+            size=(32, 32),
+            mask_parts=parts,
+            group=f"Doe{g}",
+        )
+        for g in range(first, first + groups)
+        for v in range(series)
+        for f in range(frames)
+    ]
+
+
+def sizes(split):
+    return [len(split.groups[name]) for name in SPLITS]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [(4, [1, 1, 1, 1]), (5, [2, 1, 1, 1]), (7, [2, 2, 1, 2]), (14, [4, 4, 2, 4]), (20, [6, 6, 3, 5])],
+)
+def test_shares_of_small_numbers(groups, expected):
+    assert sizes(make_split(make_samples(groups, 1, 1), seed=0)) == expected
+
+
+@pytest.mark.parametrize("groups", range(4, 60))
+def test_every_group_is_in_one_split_and_no_split_is_empty(groups):
+    samples = make_samples(groups, 1, 1)
+    split = make_split(samples, seed=groups)
+    assert min(sizes(split)) >= 1
+    assert sorted(g for ids in split.groups.values() for g in ids) == sorted(s.group_id for s in samples)
+
+
+def test_no_patient_of_many_near_identical_frames_is_in_two_splits():
+    samples = make_samples()
+    split = make_split(samples, seed=42)
+    patients = {name: {s.group for s in select(samples, split, name)} for name in SPLITS}
+    assert all(patients[a].isdisjoint(patients[b]) for a, b in combinations(SPLITS, 2))
+    assert sum(len(select(samples, split, name)) for name in SPLITS) == len(samples)
+
+
+def test_split_follows_the_seed_and_not_the_order():
+    samples = make_samples()
+    shuffled = random.Random(1).sample(samples, len(samples))
+    assert make_split(samples, 3) == make_split(shuffled, 3)
+    assert len({json.dumps(make_split(samples, seed).groups) for seed in range(20)}) > 15
+
+
+def test_fewer_than_4_groups_are_refused_with_a_remedy():
+    with pytest.raises(ValueError, match=r"3 group\(s\) with masks.*--group_regex"):
+        make_split(make_samples(3), seed=0)
+    with pytest.raises(ValueError, match=r"3 group\(s\) with masks"):
+        make_split(make_samples(3) + make_samples(9, parts=None, first=3), seed=0)
+
+
+def test_groups_without_masks_go_to_policy_only():
+    bare = make_samples(6, parts=None, first=14)
+    split = make_split(make_samples(14) + bare, seed=0)
+    assert sizes(split) == [4, 4 + 6, 2, 4]
+    assert {s.group_id for s in bare} <= set(split.groups["policy"])
+
+
+def test_split_file_round_trip_without_names(tmp_path):
+    samples = make_samples()
+    split = make_split(samples, seed=5)
+    save_split(split, tmp_path / "split.json")
+    assert load_split(tmp_path / "split.json", samples) == split
+    assert split.fingerprint == data_fingerprint(samples)
+    assert "Doe" not in (tmp_path / "split.json").read_text()
+
+
+def put(*keys, value):
+    """A change of one place in the split file."""
+
+    def change(content):
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value(content[keys[-1]]) if callable(value) else value
+
+    return change
+
+
+def leak(content):
+    content["groups"]["test"].append(content["groups"]["reward"][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (leak, "leak: group"),
+        (put("format_version", value=2), "format_version is 2, this program reads 1"),
+        (put("groups", "test", value=lambda ids: ids[1:]), "in no split; the split is of other data"),
+        (put("groups", "test", value=lambda ids: [*ids, "0" * 12]), "not in the data; the split is of other data"),
+        (put("fingerprint", value="0" * 64), "fingerprint is 0{12}, .*the split is of other data"),
+        (put("groups", "val", value=[]), "needs a list of group ids"),
+        (put("seed", value=None), "needs a list of group ids, and `seed`"),
+        (lambda content: content["groups"].pop("val"), "exactly the keys reward, policy, val, test"),
+        (lambda content: content.clear(), "format_version is None"),
+    ],
+)
+def test_bad_split_files_are_refused(tmp_path, change, message):
+    path, samples = tmp_path / "split.json", make_samples()
+    save_split(make_split(samples, seed=5), path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"split\.json: .*{message}"):
+        load_split(path, samples)
+
+
+def test_split_of_other_data_is_refused(tmp_path):
+    save_split(make_split(make_samples(), seed=5), tmp_path / "split.json")
+    redrawn = make_samples(parts=parse_polygon([4, 4, 15, 4, 15, 14, 4, 14], (32, 32)))
+    with pytest.raises(ValueError, match=r"fingerprint.*the split is of other data"):
+        load_split(tmp_path / "split.json", redrawn)
+    with pytest.raises(ValueError, match="file not found"):
+        load_split(tmp_path / "none.json", redrawn)
+
+
+def test_unknown_split_is_refused():
+    samples = make_samples()
+    with pytest.raises(ValueError, match="'train' is unknown, expected one of reward"):
+        select(samples, make_split(samples, 0), "train")
+
+
+def test_spread_takes_one_of_each_series_before_a_second():
+    samples = make_samples(groups=3, series=2, frames=5)  # 6 series
+    for count in range(len(samples) + 1):
+        taken = spread(samples, count, seed=0)
+        per_series = [sum(s.series_id == one for s in taken) for one in {s.series_id for s in samples}]
+        assert len(set(taken)) == count == sum(per_series)
+        assert max(per_series) - min(per_series) <= 1
+
+
+def test_spread_of_uneven_series_goes_on_with_the_longer_ones():
+    samples = make_samples(1, 1, 5) + make_samples(1, 1, 1, first=1)
+    assert len(spread(samples, 4, seed=0)) == 4
+    assert len(spread(samples, 99, seed=0)) == 6
+
+
+def test_spread_follows_the_seed_and_not_the_order():
+    samples = make_samples()
+    assert spread(samples, 9, seed=1) == spread(samples[::-1], 9, seed=1) != spread(samples, 9, seed=2)
+    assert spread(samples, 0, seed=1) == []
+    with pytest.raises(ValueError, match="count must be >= 0, got -1"):
+        spread(samples, -1, seed=1)
+
+
+@pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
+@pytest.mark.filterwarnings("ignore:annotations.json")
+def test_chase_split_keeps_both_eyes_of_a_child_together(tmp_path):
+    samples = read_annotations(CHASE)
+    save_split(make_split(samples, seed=0), tmp_path / "split.json")
+    split = load_split(tmp_path / "split.json", samples)
+    assert [len(select(samples, split, name)) for name in SPLITS] == [8, 8, 4, 8]
+    children = {name: {s.group for s in select(samples, split, name)} for name in SPLITS}
+    assert all(children[a].isdisjoint(children[b]) for a, b in combinations(SPLITS, 2))

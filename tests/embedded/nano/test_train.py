@@ -1,0 +1,206 @@
+"""The small embedded model: its sizes, its training, and the shipped weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rl_reward_network.embedded.nano.train as training
+from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
+from rl_reward_network.embedded.nano.pictures import Pictures, corpus, open_pictures
+from rl_reward_network.embedded.nano.prompt_targets import TABLE
+from rl_reward_network.embedded.nano.score import describe
+from rl_reward_network.embedded.nano.train import NanoTrainer, Stage, stage_facts
+from rl_reward_network.embedded.regions import caption_correct, make_scenes
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.rewards.masks import dice
+
+SMALL = Stage(steps=6, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2)
+
+
+LOSSES = ("text", "code", "mask", "dice", "iou")
+SHORT = replace(SMALL, steps=2)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Pictures:
+    return open_pictures(tmp_path_factory.mktemp("pictures"), angiograms=6, scenes=3, seed=0)
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_keep_the_contract() -> None:
+    model, processor = new_nano(nano_tokenizer(corpus()), seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) <= 4_000_000
+    assert processor.grid == 16
+    assert processor.max_tiles == 1
+    assert type(model.grounding_encoder).__name__ == "Sam2Model"
+
+
+def test_equal_seeds_give_equal_weights() -> None:
+    first, same, other = (new_nano(nano_tokenizer(corpus()), seed)[0].state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+
+
+# ---- training -----------------------------------------------------------------------------------------------------
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Everything a stage leaves."""
+    helpers = load_file(folder.with_name(f"{folder.name}_helpers.safetensors"))
+    return Sa2VAForConditionalGeneration.from_pretrained(folder).state_dict() | helpers
+
+
+def train_all(folder: Path, pictures: Pictures, stages: list[Stage]) -> list[Path]:
+    trainer = NanoTrainer(folder, pictures)
+    return [trainer.train(number, stage) for number, stage in enumerate(stages)]
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("kill_after", "taken_again"), [(3, [[0, 0, 2], [0, 0, 3]]), pytest.param(7, [], marks=pytest.mark.slow)]
+)
+def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
+    tmp_path: Path,
+    pictures: Pictures,
+    monkeypatch: pytest.MonkeyPatch,
+    kill_after: int,
+    taken_again: list[list[int]],
+) -> None:
+    monkeypatch.setattr(training, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(training, "LOG_EVERY", 1)
+    stages = [replace(SMALL, steps=4), replace(SMALL, steps=4, by_codes=False, louder_places=4.0, watched=2)]
+    whole = train_all(tmp_path / "whole", pictures, stages)
+    taken: list[list[int]] = []
+    deaths = [kill_after]
+    take = NanoTrainer._step
+
+    def step_until_killed(trainer: NanoTrainer, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict:
+        if len(taken) == kill_after and deaths:
+            raise KeyboardInterrupt(deaths.pop())
+        taken.append(key)
+        return take(trainer, stage, key, optimiser)
+
+    monkeypatch.setattr(NanoTrainer, "_step", step_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_all(tmp_path / "broken", pictures, stages)
+    assert not (tmp_path / "broken" / f"stage_{1 + kill_after // 4}").exists()
+    taken.clear()
+    resumed = train_all(tmp_path / "broken", pictures, stages)
+    assert taken == [*taken_again, *([0, 1, step] for step in range(0 if taken_again else 2, 4))]  # from the checkpoint
+    for first, second in zip(map(weights, whole), map(weights, resumed), strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    lines = logged(tmp_path / "whole")
+    assert logged(tmp_path / "broken") == lines
+    assert [set(line) - {"stage", "step"} for line in lines] == 4 * [{*LOSSES}] + 4 * [{*LOSSES, "region"}]
+
+
+def test_a_stage_says_how_it_was_made(tmp_path: Path, pictures: Pictures) -> None:
+    facts = stage_facts(NanoTrainer(tmp_path, pictures, seed=3).train(0, SHORT))
+    assert facts["settings"]["seed"] == 3
+    assert facts["seconds"] > 0
+    assert facts["machine"].endswith("CPU cores")
+    assert facts["versions"]["torch"] == torch.__version__
+
+
+def test_each_stage_leaves_a_model_that_loads_and_the_next_goes_on_from_it(tmp_path: Path, pictures: Pictures) -> None:
+    trainer = NanoTrainer(tmp_path, pictures)
+    first = trainer.train(0, SHORT)
+    model, processor = load_sa2va_model(first)
+    assert model.segment([pictures.scenes[0]], ["the vessel"], processor, max_new_tokens=2)
+    again = NanoTrainer(tmp_path, pictures)
+    assert again.train(0, SHORT) == first
+    state = again.model.state_dict() | again.helpers.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in weights(first).items())
+    second = again.train(1, replace(SHORT, by_codes=False))
+    before, after = weights(first), weights(second)
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+    assert torch.equal(before["codes"], after["codes"])  # without a gradient, weight decay leaves them alone too
+
+
+def test_stages_of_other_settings_are_refused(tmp_path: Path, pictures: Pictures) -> None:
+    NanoTrainer(tmp_path, pictures).train(0, SHORT)
+    for trainer, stage in (
+        (NanoTrainer(tmp_path, pictures, seed=5), SHORT),
+        (NanoTrainer(tmp_path, pictures), replace(SHORT, learning_rate=2e-3)),
+        (NanoTrainer(tmp_path, replace(pictures, name="others")), SHORT),
+    ):
+        with pytest.raises(ValueError, match=r"stage_1_made\.json: settings are .*another --output_dir"):
+            trainer.train(0, stage)
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, pictures: Pictures) -> None:
+    trainer = NanoTrainer(tmp_path, pictures)
+    with torch.no_grad():
+        trainer.model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="loss is nan; lower"):
+        trainer.train(0, SHORT)
+    assert not (tmp_path / "stage_1").exists()
+
+
+# ---- the shipped weights ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nano() -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    return load_sa2va_model("sa2va-nano")
+
+
+def test_the_shipped_model_is_small_and_has_a_card() -> None:
+    folder = EMBEDDED["sa2va-nano"]
+    assert (folder / "model.safetensors").stat().st_size <= 16_000_000
+    card = (folder / "README.md").read_text()
+    assert "This is a rehearsal model" in card
+    assert (folder / "overlays.png").exists()
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores["made"]["parameters"] <= 4_000_000
+    for number in (scores["angiograms"]["oracle_dice"]["all"], scores["angiograms"]["gap"]):
+        assert f"{number:.3f}" in card
+
+
+def test_the_prompt_that_fits_gives_the_tree_in_every_look(
+    nano: tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor],
+) -> None:
+    model, processor = nano
+    for number, look in enumerate(LOOKS):
+        frames = [next(iter(render_series(np.random.default_rng([42, number, i]), look, 1))) for i in range(3)]
+        fitting = [prompt for prompt in PROMPTS if TABLE[prompt, look] == "tree"]
+        images = [np.repeat(frame.image[..., None], 3, axis=2) for frame in frames]
+        values = [
+            dice(
+                np.stack([answer.masks().any(axis=0) for answer in answers]),
+                np.stack([frame.parts & TREE > 0] * len(fitting)),
+            )
+            for frame, answers in zip(frames, model.segment(images, fitting, processor), strict=True)
+        ]
+        assert np.mean(np.max(values, axis=1)) >= 0.70, look
+
+
+def test_it_answers_in_words_and_describes_what_it_is_shown(
+    nano: tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor],
+) -> None:
+    model, processor = nano
+    right = total = 0
+    for scene in make_scenes(6, seed=3):
+        for region in scene.objects:
+            said = describe(model, processor, scene, region)
+            right, total = right + caption_correct(said["prediction"], region), total + 1
+            assert not said["prediction_masks"]
+    assert right / total >= 0.5
+    (answers,) = model.segment([scene.image], [PROMPTS[0]], processor)
+    assert answers[0].answer == "Sure, [SEG].<|im_end|>"

@@ -1,0 +1,354 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pycocotools import mask as coco
+
+from rl_reward_network.embedded import regions
+from rl_reward_network.embedded.regions import (
+    COLOURS,
+    PLACES,
+    QUESTION,
+    SHAPES,
+    SIZES,
+    RegionObject,
+    Scene,
+    caption_correct,
+    make_scenes,
+    parse_caption,
+    read_regions,
+    render_scene,
+    write_regions,
+)
+
+SIDE = 256
+NO_MASK = np.zeros((1, 1), dtype=bool)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Scene]:
+    return list(make_scenes(120, seed=7))
+
+
+@pytest.fixture(scope="module")
+def objects(scenes: list[Scene]) -> list[tuple[Scene, RegionObject]]:
+    return [(scene, obj) for scene in scenes for obj in scene.objects]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five scenes in three shards."""
+    path = tmp_path_factory.mktemp("data") / "regions"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regions, "SHARD_ROWS", 2)
+        write_regions(path, count=5, seed=3, side=128)
+    return path
+
+
+def assert_equal(first: Scene, second: Scene) -> None:
+    """Same pixels, captions and masks."""
+    assert first.image.dtype == second.image.dtype == np.uint8
+    assert (first.image == second.image).all()
+    assert [obj.caption for obj in first.objects] == [obj.caption for obj in second.objects]
+    for one, other in zip(first.objects, second.objects, strict=True):
+        assert one.mask.dtype == other.mask.dtype == bool
+        assert (one.mask == other.mask).all()
+
+
+def table_of(folder: Path) -> pa.Table:
+    """All shards, without the `datasets` library."""
+    return pa.concat_tables(pa.ipc.open_stream(path).read_all() for path in sorted(folder.glob("*.arrow")))
+
+
+def extent(mask: np.ndarray) -> float:
+    """Largest width over all directions, in pixels."""
+    y, x = np.nonzero(mask)
+    angles = np.linspace(0, np.pi, 36, endpoint=False)[:, None]
+    return float(np.ptp(x * np.cos(angles) + y * np.sin(angles), axis=1).max()) + 1
+
+
+def test_a_scene_depends_on_seed_and_index_only() -> None:
+    few, many = list(make_scenes(2, seed=1)), list(make_scenes(4, seed=1))
+    for one, other in zip(few, many, strict=False):
+        assert_equal(one, other)
+    assert_equal(many[3], render_scene(np.random.default_rng([1, 3])))
+    others = [*many, *make_scenes(4, seed=2)]
+    assert len({scene.image.tobytes() for scene in others}) == len(others)
+
+
+def test_three_or_four_different_objects_in_different_places(scenes: list[Scene]) -> None:
+    assert {len(scene.objects) for scene in scenes} == {3, 4}
+    for scene in scenes:
+        assert scene.image.shape == (SIDE, SIDE, 3)
+        assert scene.image.dtype == np.uint8
+        assert len({obj.place for obj in scene.objects}) == len(scene.objects)
+        assert len({(obj.colour, obj.shape, obj.size) for obj in scene.objects}) == len(scene.objects)
+
+
+def test_every_word_is_used_about_equally_often(objects: list[tuple[Scene, RegionObject]]) -> None:
+    for attribute, words in (("colour", COLOURS), ("shape", SHAPES), ("size", SIZES), ("place", PLACES)):
+        said = [getattr(obj, attribute) for _, obj in objects]
+        for word in words:
+            assert 0.6 < said.count(word) * len(words) / len(said) < 1.5
+
+
+def test_masks_are_apart_from_each_other_and_the_border(scenes: list[Scene]) -> None:
+    for scene in scenes:
+        assert sum(obj.mask.astype(int) for obj in scene.objects).max() == 1
+        for obj in scene.objects:
+            assert obj.mask.dtype == bool
+            assert obj.mask.any()
+            assert not obj.mask[[0, -1]].any()
+            assert not obj.mask[:, [0, -1]].any()
+
+
+def test_four_large_neighbours_find_room() -> None:
+    """The most crowded case: a large object in the centre and in three cells beside it."""
+    radii = np.full(4, regions.WIDTHS["large"][1] * regions.OUTER_RADII["triangle"])
+    for seed in range(50):
+        centres = regions._arrange(np.random.default_rng(seed), np.array([1, 3, 4, 5]), radii, SIDE)
+        assert min(np.linalg.norm(a - b) for a, b in combinations(centres, 2)) > 2 * radii[0] + regions.CLEARANCE
+
+
+def test_the_place_word_is_never_in_doubt(objects: list[tuple[Scene, RegionObject]]) -> None:
+    for _, obj in objects:
+        y, x = np.nonzero(obj.mask)
+        cell = PLACES.index(obj.place)
+        inside = np.array([x.mean() + 0.5, y.mean() + 0.5]) * 3 / SIDE - [cell % 3, cell // 3]
+        assert (inside > 0.12).all()
+        assert (inside < 0.88).all()
+
+
+def test_small_and_large_are_far_apart(objects: list[tuple[Scene, RegionObject]]) -> None:
+    extents = {size: [extent(obj.mask) for _, obj in objects if obj.size == size] for size in SIZES}
+    areas = {size: [obj.mask.sum() for _, obj in objects if obj.size == size] for size in SIZES}
+    assert min(extents["small"]) > 26
+    assert min(extents["large"]) - max(extents["small"]) > 8
+    assert min(areas["large"]) / max(areas["small"]) > 1.3
+
+
+def test_masks_have_the_shape_they_are_called(objects: list[tuple[Scene, RegionObject]]) -> None:
+    """Area of the mask over the area of the circle around it: 1, 2 / pi, 3 sqrt(3) / (4 pi), and of a cross."""
+    cross = (2 * 1.08 * 0.34 - 0.34**2) / (np.pi * regions.OUTER_RADII["cross"] ** 2)
+    expected = {"circle": 1.0, "square": 2 / np.pi, "triangle": 3**1.5 / (4 * np.pi), "cross": cross}
+    for _, obj in objects:
+        y, x = np.nonzero(obj.mask)
+        radius = np.hypot(x - x.mean(), y - y.mean()).max() + 0.4
+        assert obj.mask.sum() / (np.pi * radius**2) == pytest.approx(expected[obj.shape], rel=0.15)
+
+
+def test_the_mask_is_the_pixels_whose_centres_are_covered() -> None:
+    distance = regions._signed_distance("circle", 30.0, np.array([50.0, 40.0]), 0.0, 100)
+    y, x = np.mgrid[:100, :100] + 0.5
+    assert ((distance <= 0) == (np.hypot(x - 50, y - 40) <= 15)).all()
+
+
+def test_the_colour_inside_the_mask_is_the_named_one(objects: list[tuple[Scene, RegionObject]]) -> None:
+    names, palette = list(COLOURS), np.array(list(COLOURS.values()))
+    for scene, obj in objects:
+        mean = scene.image[obj.mask].mean(axis=0)
+        assert names[np.linalg.norm(palette - mean, axis=1).argmin()] == obj.colour
+
+
+def test_backgrounds_are_nearly_grey_and_of_any_brightness(scenes: list[Scene]) -> None:
+    grounds = [scene.image[~np.any([obj.mask for obj in scene.objects], axis=0)].mean(axis=0) for scene in scenes]
+    assert max(np.ptp(ground) for ground in grounds) < 20
+    assert min(ground.mean() for ground in grounds) < 90
+    assert max(ground.mean() for ground in grounds) > 185
+
+
+@pytest.mark.parametrize("side", [96, 128, 300])
+def test_sizes_scale_with_the_side(side: int) -> None:
+    for scene in make_scenes(5, seed=2, side=side):
+        assert scene.image.shape == (side, side, 3)
+        assert sum(obj.mask.astype(int) for obj in scene.objects).max() == 1
+        for obj in scene.objects:
+            low, high = {"small": (25, 43), "large": (46, 74)}[obj.size]
+            assert low < extent(obj.mask) * SIDE / side < high
+
+
+def test_too_small_a_side_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"side is 95 .* at least 96"):
+        render_scene(np.random.default_rng(0), side=95)
+
+
+def test_captions_read_naturally() -> None:
+    assert RegionObject("red", "circle", "small", "top left", NO_MASK).caption == "a small red circle at the top left"
+    assert RegionObject("blue", "cross", "large", "centre", NO_MASK).caption == "a large blue cross in the centre"
+
+
+def test_every_caption_is_read_back() -> None:
+    for colour, shape, size, place in product(COLOURS, SHAPES, SIZES, PLACES):
+        obj = RegionObject(colour, shape, size, place, NO_MASK)
+        assert parse_caption(obj.caption) == {"colour": colour, "shape": shape, "size": size, "place": place}
+        assert caption_correct(obj.caption, obj)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A small red circle at the top left.",
+        "Sure, it is [SEG] a SMALL, red circle -- at the top-left of the image.<|im_end|>",
+        "top left: red, small; a circle",
+        "a small red circle, yes, a circle, at the top\nleft",
+    ],
+)
+def test_wording_around_the_attributes_does_not_matter(text: str) -> None:
+    assert parse_caption(text) == {"colour": "red", "shape": "circle", "size": "small", "place": "top left"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a red circle at the top left",
+        "a small circle at the top left",
+        "a small red thing at the top left",
+        "a small red circle",
+        "a small red or blue circle at the top left",
+        "a small red circle or square at the top left",
+        "a small or large red circle at the top left",
+        "a small red circle at the top left, near the top",
+        "a small red circle at the left top",
+        "a small red circle at the top left or bottom right",
+        "a smaller reddish circle at the top left",
+    ],
+)
+def test_missing_or_contradicting_words_are_no_caption(text: str) -> None:
+    assert parse_caption(text) is None
+
+
+def test_a_caption_is_correct_only_with_all_four_attributes() -> None:
+    obj = RegionObject("red", "circle", "small", "top", NO_MASK)
+    assert caption_correct("A small red circle at the top.", obj)
+    for wrong in ("a small red circle at the top left", "a large red circle at the top", "a small red circle", ""):
+        assert not caption_correct(wrong, obj)
+
+
+def test_what_is_written_is_read_back(folder: Path) -> None:
+    read = read_regions(folder)
+    assert len(read) == 5
+    for one, other in zip(read, make_scenes(5, seed=3, side=128), strict=True):
+        assert_equal(one, other)
+
+
+def test_the_files_are_those_of_gar(folder: Path) -> None:
+    names = ["data-00000-of-00003.arrow", "data-00001-of-00003.arrow", "data-00002-of-00003.arrow"]
+    assert sorted(path.name for path in folder.iterdir()) == [*names, "dataset_info.json", "state.json"]
+    assert [part["filename"] for part in json.loads((folder / "state.json").read_text())["_data_files"]] == names
+    assert [path.name for path in folder.parent.iterdir()] == ["regions"]
+
+
+def test_the_columns_are_those_of_gar(folder: Path) -> None:
+    schema = table_of(folder).schema
+    assert schema.names == ["image", "mask_rle", "conversations", "catagory"]
+    assert schema.field("image").type == pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rle = pa.struct([("size", pa.list_(pa.int64())), ("counts", pa.string())])
+    assert schema.field("mask_rle").type == pa.list_(rle)
+    turn = pa.struct([("from", pa.string()), ("value", pa.string())])
+    assert schema.field("conversations").type == pa.list_(turn)
+    assert schema.field("catagory").type == pa.string()
+    assert b'"_type": "Image"' in schema.metadata[b"huggingface"]
+
+
+def test_the_kth_answer_describes_the_kth_mask(folder: Path) -> None:
+    rows = table_of(folder).to_pylist()
+    for row, scene in zip(rows, make_scenes(5, seed=3, side=128), strict=True):
+        turns = row["conversations"]
+        assert [turn["from"] for turn in turns] == ["human", "gpt"] * len(scene.objects)
+        assert [turn["value"] for turn in turns[::2]] == [f"<image>\n{QUESTION}", *[QUESTION] * (len(turns) // 2 - 1)]
+        for rle, turn, obj in zip(row["mask_rle"], turns[1::2], scene.objects, strict=True):
+            assert caption_correct(turn["value"], obj)
+            assert rle["size"] == [128, 128]
+            assert (coco.decode(rle).astype(bool) == obj.mask).all()
+        assert row["catagory"] == " ".join(obj.shape for obj in scene.objects)
+        assert row["image"]["path"] is None
+        assert row["image"]["bytes"].startswith(b"\x89PNG")
+
+
+def test_another_process_writes_equal_bytes_quietly_and_nowhere_else(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from rl_reward_network.embedded.regions import write_regions;"
+        "write_regions(Path(sys.argv[1]), 3, 9, 128); assert 'torch' not in sys.modules"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", program, str(tmp_path / "first")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == ran.stderr == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+    write_regions(tmp_path / "second", 3, 9, 128)
+    for path in (tmp_path / "first").iterdir():
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["save_to_disk", "from_list"])
+def test_an_error_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    import datasets
+
+    original = getattr(datasets.Dataset, stage)
+
+    def half_way(*args: object, **kwargs: object) -> None:
+        original(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(datasets.Dataset, stage, half_way)
+    with pytest.raises(KeyboardInterrupt):
+        write_regions(tmp_path / "regions", count=2, seed=0, side=96)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_folder_is_replaced(tmp_path: Path) -> None:
+    write_regions(tmp_path / "regions", count=2, seed=0, side=96)
+    write_regions(tmp_path / "regions", count=1, seed=1, side=96)
+    (scene,) = read_regions(tmp_path / "regions")
+    assert_equal(scene, next(make_scenes(1, seed=1, side=96)))
+
+
+def test_no_scene_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="count is 0"):
+        write_regions(tmp_path / "regions", count=0, seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "absent"
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: not a folder of regions .* `write_regions`"):
+        read_regions(path)
+    with pytest.raises(ValueError, match="not a folder of regions"):
+        read_regions(tmp_path)  # empty
+
+
+@pytest.mark.parametrize("damage", ["a shard is missing", "a shard is cut off", "state.json is cut off"])
+def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "regions"
+    write_regions(path, count=2, seed=0, side=96)
+    victim = path / ("state.json" if damage.startswith("state") else "data-00000-of-00001.arrow")
+    content = victim.read_bytes()
+    victim.unlink()
+    if damage.endswith("cut off"):
+        victim.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: not a folder of regions"):
+        read_regions(path)
+
+
+def test_other_data_sets_are_refused(tmp_path: Path) -> None:
+    """Another table, a dictionary of splits, GAR's one mask per row, and captions in other words."""
+    import datasets
+
+    row = regions._to_row(next(make_scenes(1, seed=0, side=96)))
+    fine = row | {"image": {"bytes": row["image"]["bytes"]}, "mask_rle": row["mask_rle"][0]}
+    (first, *rest) = row["conversations"][1::2]
+    strange = row | {"conversations": [first | {"value": "a dog on a sofa"}, *rest]}
+    tables = [datasets.Dataset.from_dict({"text": ["a"]})]
+    tables += [datasets.Dataset.from_list([other]).cast_column("image", datasets.Image()) for other in (fine, strange)]
+    for index, table in enumerate([*tables, datasets.DatasetDict(train=tables[0])]):
+        table.save_to_disk(str(tmp_path / str(index)))
+        with pytest.raises(ValueError, match="not a folder of regions"):
+            read_regions(tmp_path / str(index))

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
+from rl_reward_network.env.vector_env import PromptVecEnv, make_vector_env, restore_vector_state, vector_state
+from tests.env.test_sa2va_finetune_env import make_contexts
+
+
+def play(venv, steps=30):
+    """Random prompts; (observations, rewards, infos) of every step."""
+    rng = np.random.default_rng(0)
+    venv.reset()
+    return [
+        (observations.tolist(), rewards, infos)
+        for observations, rewards, _, infos in (
+            venv.step(rng.integers(venv.action_space.n, size=venv.num_envs)) for _ in range(steps)
+        )
+    ]
+
+
+def test_rewards_are_centred_per_image_and_the_monitor_stays_raw():
+    contexts = {context.sample_id: context for context in make_contexts()}
+    for _, rewards, infos in play(make_vector_env(list(contexts.values()), n_envs=3, seed=0)):
+        for reward, info in zip(rewards, infos, strict=True):
+            scores = contexts[info["sample_id"]].scores
+            assert info["episode"]["r"] == pytest.approx(scores[info["prompt"]]) == pytest.approx(info["score"])
+            assert reward == pytest.approx(scores[info["prompt"]] - scores.mean(), abs=1e-6)
+            assert info["TimeLimit.truncated"] is False
+
+
+def test_centring_leaves_only_the_choice():
+    contexts = make_contexts(prompts=3)
+    venv, paid = make_vector_env(contexts, n_envs=1, seed=0), {}
+    venv.reset()
+    for step in range(200):
+        _, rewards, _, infos = venv.step(np.array([step % 3]))
+        paid[infos[0]["sample_id"], infos[0]["prompt"]] = float(rewards[0])
+    assert len(paid) == len(contexts) * 3
+    for context in contexts:
+        assert sum(paid[context.sample_id, prompt] for prompt in range(3)) == pytest.approx(0, abs=1e-6)
+
+
+def test_longer_episodes_keep_their_improvements():
+    steps = play(make_vector_env(make_contexts(), n_envs=2, seed=0, max_steps=3))
+    assert min(rewards.min() for _, rewards, _ in steps) >= 0
+    ended = [info for _, _, infos in steps for info in infos if "episode" in info]
+    assert {info["episode"]["l"] for info in ended} == {3}
+
+
+def test_environments_differ_and_equal_seeds_repeat():
+    first, second, other = (play(make_vector_env(make_contexts(), n_envs=2, seed=seed)) for seed in (3, 3, 4))
+    orders = [[infos[index]["sample_id"] for _, _, infos in first] for index in range(2)]
+    assert orders[0] != orders[1]
+    assert [(seen, rewards.tolist()) for seen, rewards, _ in first] == [(s, r.tolist()) for s, r, _ in second]
+    assert [seen for seen, _, _ in first] != [seen for seen, _, _ in other]
+
+
+def test_no_environment_is_refused():
+    with pytest.raises(ValueError, match="n_envs: got 0"):
+        make_vector_env(make_contexts(), n_envs=0, seed=0)
+
+
+@pytest.mark.parametrize("reward", ["net", "mix"])
+@pytest.mark.parametrize("max_steps", [1, 3])
+def test_the_table_steps_exactly_as_single_environments_do(max_steps, reward):
+    contexts, rng = make_contexts(vision=2), np.random.default_rng(0)
+    together = PromptVecEnv(contexts, 3, max_steps, reward)
+    together.seed(7)
+    alone = [Sa2VAFinetuneEnv(contexts, max_steps, reward) for _ in range(3)]
+    seen = [env.reset(seed=7 + place)[0] for place, env in enumerate(alone)]
+    np.testing.assert_array_equal(together.reset(), seen)
+    for _ in range(40):
+        actions = rng.integers(4, size=3)
+        observations, rewards, dones, infos = together.step(actions)
+        for place, env in enumerate(alone):
+            observation, paid, terminated, truncated, info = env.step(actions[place])
+            assert (dones[place], truncated) == (terminated, False)
+            assert rewards[place] == pytest.approx(paid, abs=1e-7)
+            if terminated:
+                np.testing.assert_array_equal(infos[place].pop("terminal_observation"), observation)
+                assert infos[place].pop("TimeLimit.truncated") is False
+                observation = env.reset()[0]
+            np.testing.assert_array_equal(observations[place], observation)
+            assert infos[place] == info
+
+
+def test_a_saved_state_goes_on_with_the_same_steps():
+    first, second = (make_vector_env(make_contexts(), n_envs=2, seed=seed, max_steps=3) for seed in (1, 9))
+    first.reset()
+    for _ in range(4):  # in the middle of an episode
+        first.step(np.array([0, 1]))
+    state = vector_state(first)
+    expected = [first.step(np.array([step % 4, 1])) for step in range(20)]
+    second.reset()
+    restore_vector_state(second, state)
+    for step, (observations, rewards, dones, infos) in enumerate(expected):
+        again = second.step(np.array([step % 4, 1]))
+        np.testing.assert_array_equal(again[0], observations)
+        np.testing.assert_array_equal(again[1], rewards)
+        np.testing.assert_array_equal(again[2], dones)
+        for one, other in zip(again[3], infos, strict=True):
+            assert one["sample_id"] == other["sample_id"]
+            assert one.get("episode", {}).get("r") == other.get("episode", {}).get("r")
+
+
+def test_the_table_is_shared_and_says_so():
+    venv = PromptVecEnv(make_contexts(), 2, 1, "net")
+    assert venv.get_attr("max_steps") == [1, 1]
+    for call in (lambda: venv.set_attr("max_steps", 2), lambda: venv.env_method("reset")):
+        with pytest.raises(NotImplementedError, match="environments"):
+            call()

@@ -1,0 +1,68 @@
+"""Pieces of a report: nothing that came from outside is read as markup, and the page needs no other file."""
+
+import base64
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from rl_reward_network.evaluation.page import csv_text, digits, image, table, text, whole_page
+from tests.evaluation.test_report import Page
+
+
+def test_text_is_never_markup() -> None:
+    assert text("<b>\"a\" & 'b'</b>") == "&lt;b&gt;&quot;a&quot; &amp; &#x27;b&#x27;&lt;/b&gt;"
+    assert text(3.5) == "3.5"
+    assert text(None) == "None"
+
+
+def test_a_page_nests_and_leaves_empty_parts_out() -> None:
+    whole = whole_page("a < b", ["<h1>One</h1>", "", "<p>Two</p>"])
+    page = Page(whole)
+    assert whole.startswith('<!DOCTYPE html>\n<html lang="en">')
+    assert whole.endswith("</body></html>\n")
+    assert "<title>a &lt; b</title>" in whole
+    assert "<body>\n<h1>One</h1>\n<p>Two</p>\n</body>" in whole
+    assert page.tags == ["html", "head", "meta", "meta", "title", "style", "body", "h1", "p"]
+    assert page.links == []
+
+
+@pytest.mark.parametrize("style", ["scroll", "wrap"])
+def test_a_table_stands_in_a_box_of_its_own(style: str) -> None:
+    made = table(["name", "<i>"], [["a & b", 1], ["<script>", None]], style)
+    page = Page(whole_page("t", [made]))
+    assert made.startswith(f'<div class="{style}"><table>')
+    assert page.loose_tables == 0
+    assert (page.tags.count("th"), page.tags.count("td"), page.tags.count("tr")) == (2, 4, 3)
+    assert "script" not in page.tags
+    assert "i" not in page.tags
+    assert page.text.split("t", 1)[1].count("<script>") == 1, "readers see it as it was"
+
+
+def test_a_table_without_rows_keeps_its_head() -> None:
+    assert (
+        table(["a"], [])
+        == '<div class="scroll"><table><thead><tr><th>a</th></tr></thead><tbody>\n</tbody></table></div>'
+    )
+
+
+def test_a_picture_is_inside_the_page() -> None:
+    data = bytes(range(256))
+    page = Page(whole_page("t", [image(data, "png", 'says "hi" <b>')]))
+    (link,) = page.links
+    kind, _, encoded = link.partition(",")
+    assert kind == "data:image/png;base64"
+    assert base64.b64decode(encoded) == data
+    assert "b" not in page.tags
+
+
+def test_csv_comes_back_as_it_was() -> None:
+    lines = [["id", "said"], ["1", 'a "red", round\ncircle'], ["2", ""]]
+    written = csv_text(lines)
+    assert list(csv.reader(io.StringIO(written, newline=""))) == lines
+    assert written.startswith("id,said\r\n")
+
+
+def test_numbers_have_six_decimals() -> None:
+    assert digits(np.array([1 / 3, -2.0, np.nan])) == ["0.333333", "-2.000000", "nan"]

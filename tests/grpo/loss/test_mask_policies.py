@@ -1,0 +1,129 @@
+"""Mask policies: log-probabilities and divergences against torch's own, and that the gradient goes the right way."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+
+from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.loss.objective import mask_loss
+from rl_reward_network.grpo.loss.policy import Group, GroupOutput
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from tests.grpo.nano import config
+
+FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
+SIZES = {"gaussian": 8, "bernoulli": 256, "candidates": 3}
+WIDTHS = {"gaussian": 0.5, "bernoulli": 1.5, "candidates": 1.0}
+
+
+def parameters_of(name: str, seed: int = 0) -> Tensor:
+    return torch.randn(SIZES[name], generator=torch.Generator().manual_seed(seed))
+
+
+def distribution(name: str, parameters: Tensor, width: float) -> Any:
+    if name == "gaussian":
+        return Normal(parameters, width)
+    return Bernoulli(logits=parameters / width) if name == "bernoulli" else Categorical(logits=parameters / width)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_log_probability_and_divergence_are_torchs(name: str) -> None:
+    policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
+    own, other = parameters_of(name), parameters_of(name, 1)
+    actions = policy.sample(own, width, 5, torch.Generator().manual_seed(2))
+    exact, reference = (distribution(name, values, WIDTHS[name]) for values in (own, other))
+    wanted = exact.log_prob(actions[:, 0] if name == "candidates" else actions)
+    wanted = wanted if name == "candidates" else wanted.mean(dim=1)
+    found = policy.log_prob(own, width, actions)
+    torch.testing.assert_close(found - found[0], wanted - wanted[0])  # a Gaussian's constant is left out
+    torch.testing.assert_close(policy.kl(own, other, width), kl_divergence(exact, reference).mean())
+    assert policy.kl(own, own, width).item() == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
+    policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
+    own = parameters_of(name)
+    draws = [policy.sample(own, width, 4000, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    exact = distribution(name, own, WIDTHS[name])
+    if name == "candidates":
+        shares = torch.bincount(draws[0][:, 0].long(), minlength=3) / 4000
+        torch.testing.assert_close(shares, exact.probs, atol=0.04, rtol=0)
+    else:
+        torch.testing.assert_close(draws[0].mean(dim=0), exact.mean, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_path: Path) -> None:
+    """The sign test, of loss and policy together: two actions, one rewarded and one punished; torch says how likely."""
+    policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
+    start = parameters_of(name)
+    actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
+    actions = torch.tensor([[0.0], [2.0]]) if name == "candidates" else actions  # those drawn might be equal
+    parameters = start.clone().requires_grad_(True)
+    group = Group("image", None, [], segment_ids=[1], actions=actions, width=width)  # type: ignore[arg-type]
+    group.mask_advantages = torch.tensor([1.0, -1.0])
+    parts = mask_loss([(group, GroupOutput(parameters=parameters))], policy, config(tmp_path, mask_beta=0.0))
+    assert parts is not None
+    (gradient,) = torch.autograd.grad(parts.loss, parameters)
+    chosen = actions[:, 0] if name == "candidates" else actions
+    step = 0.1 * gradient / gradient.norm()
+    exact = [distribution(name, where, WIDTHS[name]).log_prob(chosen) for where in (start, start - step)]
+    before, after = (found if name == "candidates" else found.mean(dim=1) for found in exact)
+    assert after[0] - after[1] > before[0] - before[1] + 1e-4
+
+
+def fake_model() -> Any:
+    """A decoder whose masks depend on the embedding."""
+
+    def decode_masks(features: Sam2Features, embeddings: Tensor) -> Any:
+        base = embeddings.sum(dim=1)[:, None, None].expand(-1, 32, 32)
+        candidates = torch.stack([base, base + 1, base + 2, base + 3], dim=1)
+        scores = torch.tensor([[0.0, 0.1, 0.2, 0.3]]).expand(len(embeddings), -1)
+        return SimpleNamespace(mask_logits=base, candidates=candidates, candidate_scores=scores)
+
+    decoder = nn.Module()
+    decoder.iou_prediction_head = nn.Identity()
+    return SimpleNamespace(decode_masks=decode_masks, grounding_encoder=SimpleNamespace(mask_decoder=decoder))
+
+
+def test_each_policy_turns_actions_into_masks() -> None:
+    model, embedding = fake_model(), torch.arange(8.0)
+    gaussian = MASK_POLICIES["gaussian"].mask_logits(model, FEATURES, embedding, torch.ones(3, 8))
+    assert (gaussian == 8).all()
+    cells = torch.zeros(2, 256)
+    cells[1, 0] = 1
+    bernoulli = MASK_POLICIES["bernoulli"].mask_logits(model, FEATURES, embedding, cells)
+    assert (bernoulli[0] < 0).all()
+    assert (bernoulli[1] > 0).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    chosen = MASK_POLICIES["candidates"].mask_logits(model, FEATURES, embedding, torch.tensor([[2.0], [0.0]]))
+    assert [mask[0, 0].item() for mask in chosen] == [31.0, 29.0]
+    for policy in MASK_POLICIES.values():
+        assert policy.parameters(model, FEATURES, embedding).ndim == 1
+
+
+def test_the_width_of_the_gaussian_follows_the_embedding() -> None:
+    policy = MASK_POLICIES["gaussian"]
+    assert policy.width(torch.tensor([3.0, -3.0]), 0.5).item() == pytest.approx(1.5)
+    assert not policy.width(torch.ones(2, requires_grad=True), 0.5).requires_grad
+
+
+def test_the_controller_widens_alike_masks_and_narrows_foreign_ones() -> None:
+    controller = SpreadController(0.3)
+    controller.update(0.95, 0.0)
+    assert controller.spread == pytest.approx(0.315)
+    controller.update(0.85, 0.5)
+    assert controller.spread == pytest.approx(0.33075)
+    controller.update(0.85, 0.1)
+    assert controller.spread == pytest.approx(0.33075)
+    controller.update(0.5, 1.0)
+    assert controller.spread == pytest.approx(0.315), "foreign masks are narrowed even when rewards are equal"
+    for _ in range(200):
+        controller.update(1.0, 1.0)
+    assert controller.spread == controller.limits[1]

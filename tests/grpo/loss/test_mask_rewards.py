@@ -1,0 +1,167 @@
+"""Losses on the mask itself: the gradient of a reward network points upwards, supervision is right by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rl_reward_network.grpo.loss import mask_rewards as mask_rewards_file
+from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward, supervised_mask_losses
+from rl_reward_network.grpo.loss.policy import Group
+from rl_reward_network.grpo.rollouts.features import ImageFeatures
+from rl_reward_network.grpo.setup import freeze_unreached
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.ema import copied
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from tests.conftest import smooth_image
+from tests.grpo.nano import config, nano, regions, rewards
+from tests.models.test_reward_network import network_of
+
+NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
+SIDE = 64  # of the square between grid and image
+
+
+def group(name: str, image: np.ndarray | None = None, truth: np.ndarray | None = None) -> Group:
+    return Group(name, NOTHING, [1], image=image, truth=truth)
+
+
+def seeing() -> RewardNetwork:
+    """Random weights, but an object in the top half of every picture: a network without any belief has no slope."""
+    network = network_of()
+    real = network.truth_maps
+
+    def halved(image: Tensor) -> Tensor:
+        maps = real(image)
+        half = torch.zeros_like(maps)
+        half[..., : maps.shape[-2] // 2, :] = 0.8
+        return 0.2 * maps + half
+
+    network.truth_maps = halved  # type: ignore[method-assign]
+    return network
+
+
+def start(seed: int = 0) -> Tensor:
+    return torch.randn(16, 16, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_the_score_is_that_of_the_soft_mask_at_image_size() -> None:
+    network, logits, image = network_of(), start(), smooth_image(48, 80)
+    square = torch.nn.functional.interpolate(logits[None, None], size=(SIDE, SIDE), mode="bilinear")
+    mask = torch.nn.functional.interpolate(square, size=(48, 80), mode="bilinear").sigmoid()
+    picture = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
+    expected = network(picture, mask).score
+    assert expected.shape == (1,)
+    found = PathwiseReward(network, SIDE).scores([(group("a", image), logits)]).mean()
+    torch.testing.assert_close(found, expected[0])
+
+
+def test_a_small_step_along_the_gradient_raises_the_score() -> None:
+    reward = PathwiseReward(network_of(), SIDE)
+    shown = [(group("a", smooth_image(48, 80)), start(0)), (group("b", smooth_image(64, 64, 1)), start(1))]
+    score = reward.scores(shown).mean()
+    gradients = torch.autograd.grad(score, [logits for _, logits in shown])
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+    up, down = (
+        reward.scores([(g, logits + sign * slope) for (g, logits), slope in zip(shown, gradients, strict=True)]).mean()
+        for sign in (1.0, -1.0)
+    )
+    assert down < score < up
+    slope = sum(gradient.square().sum().item() for gradient in gradients)
+    assert (up - score).item() == pytest.approx(slope, rel=0.05), "a first-order step"
+
+
+def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
+    reward, logits = PathwiseReward(seeing(), SIDE), start()
+    image = smooth_image(48, 80)
+    first = reward.scores([(group("a", image), logits)]).mean().item()
+    for _ in range(60):
+        (gradient,) = torch.autograd.grad(reward.scores([(group("a", image), logits)]).mean(), logits)
+        logits = (logits + 0.5 * gradient / gradient.abs().max()).detach().requires_grad_()
+    assert reward.scores([(group("a", image), logits)]).mean().item() > first + 0.2
+    assert (logits[:7] > 0).all()
+    assert (logits[9:] < 0).all()
+
+
+def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, looked = network_of(), []
+    real = network.truth_maps
+    monkeypatch.setattr(network, "truth_maps", lambda image: looked.append(image.shape) or real(image))
+    reward = PathwiseReward(network, SIDE)
+    first, second = group("a", smooth_image(48, 80)), group("b", smooth_image(64, 64, 1))
+    for _ in range(2):
+        reward.scores([(first, start(0)), (second, start(1)), (first, start(2))]).mean().backward()
+    assert looked == [(1, 3, 48, 80), (1, 3, 64, 64)]
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in network.parameters())
+
+
+def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_of()
+    one_image = network.truth_maps(torch.zeros(1, 3, 32, 32)).nbytes
+    monkeypatch.setattr(mask_rewards_file, "MAPS_BYTES", 2 * one_image)
+    reward = PathwiseReward(network, SIDE)
+    for name in "abc":
+        reward.scores([(group(name, smooth_image(32, 32)), start())]).mean()
+    assert list(reward.maps) == ["b", "c"]
+
+
+def test_the_mean_is_over_groups() -> None:
+    reward = PathwiseReward(network_of(), SIDE)
+    shown = [(group("a", smooth_image(48, 80)), start()), (group("b", smooth_image(64, 64, 1)), start() - 3)]
+    single = [reward.scores([one]).mean().item() for one in shown]
+    assert abs(single[0] - single[1]) > 0.02
+    assert reward.scores(shown).mean().item() == pytest.approx(np.mean(single), abs=1e-6)
+
+
+def test_supervision_by_hand() -> None:
+    """Equal logits x: cross-entropy softplus(x) - x * share of truth, Dice (2 p t + 1) / (n p + t + 1) on n cells."""
+    truth = np.zeros((4, 4), dtype=bool)
+    truth[:, :1] = True
+    x = 0.7
+    p = 1 / (1 + math.exp(-x))
+    expected = 2 * (math.log1p(math.exp(x)) - x / 4) + 0.5 * (1 - (2 * p * 4 + 1) / (16 * p + 4 + 1))
+    logits = torch.full((2, 2), x, requires_grad=True)
+    loss = supervised_mask_losses([(group("a", truth=truth), logits)])
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert (gradient[:, 0] < gradient[:, 1]).all(), "the truth's side is pushed up more"
+
+
+def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
+    """A thin object between two cells counts: at the decoder's own grid it would have no cell."""
+    thin = np.zeros((8, 8), dtype=bool)
+    thin[:, 2:4] = True  # a column of the finer grid 4 x 4, none of the grid 2 x 2 sampled at columns 0 and 4
+    none = np.zeros((8, 8), dtype=bool)
+    logits = torch.zeros(2, 2)
+    with_object, without = (supervised_mask_losses([(group("a", truth=truth), logits)]) for truth in (thin, none))
+    assert with_object.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1)))
+    assert without.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - 1 / (8 + 0 + 1)))
+
+
+def test_supervision_is_of_each_group_that_has_a_truth() -> None:
+    half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
+    half[:2] = True
+    first, second = (group("a", truth=half), torch.zeros(2, 2)), (group("b", truth=full), torch.ones(2, 3))
+    alone = [supervised_mask_losses([one]).item() for one in (first, second)]
+    bare = (group("c"), torch.full((2, 2), 9.0))
+    assert supervised_mask_losses([first, bare, second]).tolist() == pytest.approx(alone, rel=1e-6)
+    with pytest.raises(ValueError, match="supervised training needs true masks, and no item of this batch has one"):
+        supervised_mask_losses([bare])
+
+
+def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -> None:
+    model, processor = nano()
+    settings = config(tmp_path, pathwise_weight=5.0, mask_to_caption_weight=0.0, max_steps=3, learning_rate=1e-4)
+    pathwise = PathwiseReward(seeing(), processor.sam_image_size)
+    own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
+    freeze_unreached(own, regions()[:2])
+    own.begin()
+    before = copied(model)
+    own.train()
+    scores = [log["loop2/pathwise_score"] for log in own.state.log_history if "loop2/pathwise_score" in log]
+    assert scores == sorted(scores)
+    assert scores[-1] > scores[0]
+    assert any(not torch.equal(p, before[name]) for name, p in copied(model).items() if "mask_decoder" in name)

@@ -1,0 +1,107 @@
+"""What the tests of GRPO share: the embedded model with LoRA, and a few rendered regions it was not trained on."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.data.region_sample import make_region
+from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.items import GRPOItem, region_item
+from rl_reward_network.grpo.rollouts.batch import open_batch
+from rl_reward_network.grpo.rollouts.features import FeatureCache
+from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.setup import prepare_model
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+
+
+@cache
+def regions(scenes: int = 3) -> tuple[GRPOItem, ...]:
+    """Regions of scenes under the lamp, several of each image."""
+    found = []
+    for number, scene in enumerate(make_scenes(scenes, 99)):
+        image = (scene.image * np.array(LAMPLIGHT)).round().astype(np.uint8)
+        for place, thing in enumerate(scene.objects):
+            name = f"{number:012x}"
+            region = make_region(f"{thing.caption}.", to_rle(thing.mask), name, f"{number}/{place}", lambda i=image: i)
+            found.append(region_item(region))
+    return tuple(found)
+
+
+def nano(r: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """The embedded model with LoRA as it begins; `shake` makes it differ from the model without."""
+    torch.manual_seed(0)
+    model, processor = load_sa2va_model("sa2va-nano")
+    model.to(dtype)
+    prepare_model(model, r, 2 * r)
+    return model, processor
+
+
+def shake(model: Any, scale: float = 0.02, seed: int = 1) -> None:
+    """Move everything that trains a little."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += scale * torch.randn(parameter.shape, generator=generator)
+
+
+def config(folder: Any, **changed: Any) -> Sa2VAGRPOConfig:
+    """Settings of a run of seconds."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "num_mask_generations": 4,
+        "max_completion_length": 16,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "max_grad_norm": 1.0,
+    }
+    return Sa2VAGRPOConfig(output_dir=str(folder), **(settings | changed))
+
+
+def rewards(**weights: float) -> dict[str, dict[str, Reward]]:
+    """IoU in loop 1 and METEOR in loop 2; other terms by weight."""
+    return {
+        "loop1": {"iou": Reward(iou_reward, 1.0), "meteor": Reward(meteor_reward, weights.get("caption", 0.0))},
+        "loop2": {"meteor": Reward(meteor_reward, 1.0), "iou": Reward(iou_reward, weights.get("loop2_iou", 0.0))},
+    }
+
+
+def trainer(folder: Any, items: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
+    """A trainer on the rendered regions."""
+    model, processor = nano()
+    weights = {name: changed.pop(name) for name in ("caption", "loop2_iou") if name in changed}
+    made = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), items or regions(), rewards(**weights))
+    for name, parameter in model.named_parameters():
+        if "mask_decoder" in name or "prompt_encoder" in name:
+            parameter.requires_grad_(made.needs_masks)
+    made.begin()
+    return made
+
+
+def chosen_by(items: Sequence[GRPOItem]) -> list[GRPOItem]:
+    """An item for each candidate that SAM 2 chooses among these."""
+    model, processor = nano()
+    batch = open_batch(items, FeatureCache(model, processor))
+    questions = [batch.drawing(row, item.question) for row, item in enumerate(items)]
+    found: dict[int, GRPOItem] = {}
+    answers = batch.context(model).segment(questions)
+    for item, question, (_, embedding) in zip(items, questions, answers, strict=True):
+        assert embedding is not None
+        with torch.no_grad():
+            decoded = model.decode_masks(batch.features[question.image].sam, embedding[None])
+        found.setdefault(int(decoded.selected[0]), item)
+    return [found[candidate] for candidate in sorted(found)]

@@ -1,0 +1,251 @@
+"""From samples to advantages, by hand: what is paid, what is only logged, and which groups tell nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.data.region_sample import make_region
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.items import region_item
+from rl_reward_network.grpo.loss.policy import Group
+from rl_reward_network.grpo.rollouts.batch import Batch
+from rl_reward_network.grpo.rollouts.features import ImageFeatures
+from rl_reward_network.grpo.rollouts.rewards import Reward, Samples, check_paid, make_columns, reward_groups
+from rl_reward_network.grpo.stage import GRPOPlan, loop_rewards
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.rewards.combine import caption_reward
+from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.judge.judge import Judge
+from tests.grpo.nano import config
+from tests.rewards.judge.test_client import SOON, Reply, judge_server
+from tests.rewards.judge.test_judge import REFERENCE, play
+
+NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
+
+
+def groups(count: int = 2) -> list[Group]:
+    """Groups that take part in both loops."""
+    return [Group(str(number), NOTHING, [1], describe_ids=[2], segment_ids=[3]) for number in range(count)]
+
+
+def gives(*values: float | None) -> Any:
+    """A reward function that always returns these."""
+    return lambda **_: list(values)
+
+
+def paid(
+    folder: Path, terms: dict[str, Reward], loop: str = "loop1", shuffled_by: Any = None, **settings: Any
+) -> tuple[list[Group], Samples]:
+    """Two groups of three generations and their samples, paid by `terms`."""
+    own, samples = groups(), Samples({"prompts": ["?"] * 6})
+    reward_groups({loop: samples}, own, {loop: terms}, config(folder, **settings), shuffled_by)
+    return own, samples
+
+
+class Processor:
+    """Counts letters."""
+
+    def token_ids(self, text: str) -> list[int]:
+        return [len(text)]
+
+
+def test_columns_are_those_of_the_reward_functions() -> None:
+    image, mask = np.zeros((2, 2, 3), np.uint8), np.array([[True, False], [False, False]])
+    items = [
+        region_item(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
+    ]
+    batch = Batch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, Processor())  # type: ignore[arg-type]
+    soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
+    columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
+    assert {len(column) for column in columns.values()} == {3}
+    assert (columns["prompts"], columns["completions"]) == (["p", "q", "q"], ["x", "y", "z"])
+    assert columns["completion_ids"] == [[1], [1], [1]]
+    assert columns["captions"] == ["a circle", "a cross", "a cross"]
+    assert [image.max() for image in columns["images"]] == [0, 1, 1]
+    assert [truth.sum() for truth in columns["masks"]] == [1, 3, 3]
+    assert columns["mask_probabilities"][0] is soft
+    assert columns["predicted_masks"][0].tolist() == [[True, False], [True, False]], "0.5 itself is outside"
+    assert columns["predicted_masks"][1] is columns["mask_probabilities"][1] is None
+    assert columns["predicted_masks"][2].tolist() == [[False, False], [False, True]]
+
+
+def test_advantages_are_the_centred_rewards_over_their_deviation(tmp_path: Path) -> None:
+    terms = {"a": Reward(gives(1, 2, 3, 0, 0, 6), 2.0)}
+    own, samples = paid(tmp_path, terms, multi_objective_aggregation="sum_then_normalize")
+    assert samples.terms["a"].tolist() == [[1, 2, 3], [0, 0, 6]]
+    assert samples.advantages is not None
+    assert samples.advantages.rewards.tolist() == [[2, 4, 6], [0, 0, 12]]
+    assert own[0].token_advantages is not None
+    assert own[1].token_advantages is not None
+    assert own[0].token_advantages.dtype == torch.float32
+    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert own[1].token_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
+    assert own[0].mask_advantages is None, "loop 2 was not sampled"
+
+
+def test_a_weight_of_0_is_noted_and_not_paid(tmp_path: Path) -> None:
+    terms = {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0), "b": Reward(gives(9, 0, 0, 0, 0, 9), 0.0)}
+    own, samples = paid(tmp_path, terms)
+    assert samples.terms["b"].tolist() == [[9, 0, 0], [0, 0, 9]]
+    assert samples.advantages is not None
+    assert samples.advantages.rewards.tolist() == [[1, 2, 3], [3, 2, 1]]
+    assert samples.advantages.missing == {"a": 0}, "what is not paid takes no part at all"
+    assert [group.token_advantages.tolist() for group in own if group.token_advantages is not None] == [
+        pytest.approx([-1, 0, 1]),
+        pytest.approx([1, 0, -1]),
+    ]
+
+
+def test_a_missing_value_is_neutral_and_no_0(tmp_path: Path) -> None:
+    own, samples = paid(tmp_path, {"a": Reward(gives(1, None, 3, None, None, None), 1.0)})
+    np.testing.assert_array_equal(samples.terms["a"], [[1, np.nan, 3], [np.nan] * 3])
+    assert samples.advantages is not None
+    assert samples.advantages.missing == {"a": 4}
+    assert own[0].token_advantages is not None
+    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert own[1].token_advantages is not None
+    assert own[1].token_advantages.tolist() == [0, 0, 0], "a group without any value tells nothing"
+
+
+@pytest.mark.parametrize("loop", ["loop1", "loop2"])
+def test_a_group_without_spread_has_advantages_of_0_and_still_counts(tmp_path: Path, loop: str) -> None:
+    own, _ = paid(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, loop)
+    assert [(group.describe_ids, group.segment_ids) for group in own] == [([2], [3])] * 2
+    first, second = [group.token_advantages if loop == "loop1" else group.mask_advantages for group in own]
+    assert first is not None
+    assert second is not None
+    assert first.tolist() == [0, 0, 0]
+    assert second.tolist() == pytest.approx([-1, 0, 1])
+
+
+def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
+    terms = {"a": Reward(gives(0, 0, 10, 0, 0, 10), 1.0), "b": Reward(gives(0.2, 0.1, 0, 0.2, 0.1, 0), 1.0)}
+
+    def first(**settings: Any) -> Any:
+        values = paid(tmp_path, terms, **settings)[0][0].token_advantages
+        assert values is not None
+        return pytest.approx(values.tolist(), abs=1e-6)
+
+    rewards = np.array([0.2, 0.1, 10]) - 10.3 / 3
+    assert first(scale_rewards="none") == rewards.tolist()
+    apart = np.array([-1, -1, 2]) / 3**0.5 + [1, 0, -1]
+    assert first() == apart.tolist()
+    together = {"multi_objective_aggregation": "sum_then_normalize"}
+    assert first(**together) == (rewards / np.std([0.2, 0.1, 10], ddof=1)).tolist()
+    assert first(**together, reward_floor=100.0) == (rewards / 100).tolist()
+
+
+def test_the_control_deals_the_same_values_out_anew(tmp_path: Path) -> None:
+    reward = {"a": Reward(gives(1, 2, 3, 4, 5, None), 1.0)}
+    found = [paid(tmp_path, reward, shuffled_by=seed)[1].terms["a"] for seed in ((0, 1), (0, 1), (0, 2))]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2], equal_nan=True)
+    for values in found:
+        np.testing.assert_array_equal(np.sort(values.ravel()), [1, 2, 3, 4, 5, np.nan])
+        assert not np.array_equal(values, [[1, 2, 3], [4, 5, np.nan]], equal_nan=True)
+
+
+def test_a_reward_function_must_answer_for_every_generation(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a reward function returned \(4,\) values for 6 generations"):
+        paid(tmp_path, {"a": Reward(gives(1, 2, 3, 4), 1.0)})
+
+
+def test_an_infinite_reward_names_its_term(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="reward 'depth' is infinite"):
+        paid(tmp_path, {"depth": Reward(gives(1, 2, float("inf"), 4, 5, 6), 1.0)})
+
+
+def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
+    own, settings = groups(), config(tmp_path)
+    samples = {"loop1": Samples({"prompts": ["?"] * 4}), "loop2": Samples({"prompts": ["?"] * 6})}
+    terms = {
+        "loop1": {"a": Reward(gives(0, 1, 1, 0), 1.0)},
+        "loop2": {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0)},
+    }
+    assert isinstance(settings, Sa2VAGRPOConfig)
+    reward_groups(samples, own, terms, settings)
+    half = 0.5 / np.std([0, 1], ddof=1)
+    assert own[0].token_advantages is not None
+    assert own[1].mask_advantages is not None
+    assert own[0].token_advantages.tolist() == pytest.approx([-half, half])
+    assert own[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
+
+
+def test_a_loop_that_counts_must_pay_something(tmp_path: Path) -> None:
+    nothing = {"loop1": {"iou": Reward(iou_reward, 0.0)}, "loop2": {"iou": Reward(iou_reward, 0.0)}}
+    with pytest.raises(ValueError, match=r"loop1: the weights of its rewards \(iou\) are all 0; give one a weight"):
+        check_paid(nothing, config(tmp_path))
+    with pytest.raises(ValueError, match=r"loop2: the weights of its rewards"):
+        check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0))
+    check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0, pathwise_weight=1.0))
+
+
+def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
+    terms = {
+        "both": Reward(lambda a, b: a - 10 * b, 2.0, of=("a", "b")),
+        "b": Reward(gives(1, 0, 0, 0, 1, None), 0.0),
+        "a": Reward(gives(1, 2, 3, 4, 5, 6), 0.0),
+    }
+    _, samples = paid(tmp_path, terms)
+    np.testing.assert_array_equal(samples.terms["both"], [[-9, 2, 3], [4, -5, np.nan]])
+    assert samples.advantages is not None
+    assert samples.advantages.rewards[0].tolist() == [-18, 4, 6]
+    assert samples.advantages.missing == {"both": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply("rubbish"), "a reply that cannot be read: rubbish"),
+        (Reply(body="<html>rubbish</html>"), "a reply that is no chat completion: <html>rubbish"),
+        (Reply(body='{"choices": [{"mess'), 'a reply that is no chat completion: {"choices'),
+        (Reply(""), "a reply without text"),
+        (Reply(body=""), "a reply that is no chat completion: (empty)"),
+        (Reply(status=429, body="slow down", headers=SOON), "HTTP 429: slow down"),
+        (Reply(status=500, body="oops", headers=SOON), "HTTP 500: oops"),
+    ],
+)
+def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply, reason: str) -> None:
+    """One caption of the first group has no score, no caption of the second has one."""
+    plan = GRPOPlan("quick", judge={"loops": ["loop1"]})
+    said = ["a dark vessel", "a dark thick vessel", "a broken dark vessel", "a nerve", "a thin nerve", "nothing"]
+    columns: dict[str, Any] = {
+        "prompts": ["?"] * 6,
+        "completions": said,
+        "captions": [REFERENCE] * 3 + ["A nerve."] * 3,
+    }
+    samples = Samples(columns | {"predicted_masks": [None] * 6, "masks": [np.ones((2, 2), dtype=bool)] * 6})
+    with judge_server(lambda prompt: reply if "broken" in prompt or "A nerve." in prompt else play(prompt)) as server:
+        judge = Judge(JudgeConfig(server.url, "m", max_retries=1))
+        own = groups()
+        reward_groups({"loop1": samples}, own, loop_rewards(plan, "regions", judge, None), config(tmp_path))
+    meteor = samples.terms["meteor"]
+    np.testing.assert_array_equal(samples.terms["judge"], [[0.5, 0.0, np.nan], [np.nan] * 3])
+    np.testing.assert_allclose(samples.terms["caption"][0], 0.25 * meteor[0] + 0.75 * np.array([0.5, 0.0, 0.25]))
+    np.testing.assert_array_equal(samples.terms["caption"][1], meteor[1])
+    assert meteor[1, 0] > meteor[1, 1] > meteor[1, 2] == 0, "so that the group learns something"
+    assert samples.advantages is not None
+    assert samples.advantages.spread.tolist() == [True, True]
+    assert {name: judge.counts[name] for name in ("imputed", "groups_paid_by_meteor")} == {
+        "imputed": 1,
+        "groups_paid_by_meteor": 1,
+    }
+    assert judge.counts["failures"] == 1 + 3, "three questions about one caption, one exam"
+    assert judge.last_failure.startswith(reason)
+
+
+def test_the_control_deals_out_what_the_judge_paid(tmp_path: Path) -> None:
+    """The combination is made before: its values are those of the run that is not shuffled."""
+    terms = {
+        "meteor": Reward(gives(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), 0.0),
+        "judge": Reward(gives(1, None, 0, None, None, None), 0.0),
+        "caption": Reward(caption_reward, 1.0, of=("meteor", "judge")),
+    }
+    plain, dealt = (paid(tmp_path, terms, shuffled_by=seed)[1].terms["caption"] for seed in (None, (0, 1)))
+    assert dealt.tolist() != plain.tolist()
+    assert sorted(dealt.ravel()) == sorted(plain.ravel())

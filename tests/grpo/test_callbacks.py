@@ -1,0 +1,42 @@
+"""What happens around each step: gradients are noted, loops weighed, and a run that is late stops."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.grpo.nano import trainer
+
+
+def test_what_had_a_gradient_is_noted(tmp_path: Path) -> None:
+    own = trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=2)
+    still = "grounding_encoder.prompt_encoder.point_embed.weight"
+    own.sa2va.get_parameter(still).requires_grad_(True)
+    own.begin()
+    own.train()
+    trained = {name for name, p in own.sa2va.named_parameters() if p.requires_grad}
+    assert own.reached == trained - {still}, "no point is ever clicked"
+
+
+def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path) -> None:
+    own = trainer(tmp_path, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
+    plain = trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=1)
+    own.train()
+    plain.train()
+    first, second = own.state.log_history[:2]
+    assert first["loop1/gradient_norm"] > 0
+    assert first["loop1/weight"] + first["loop2/weight"] == pytest.approx(2)
+    heavier = "loop1" if first["loop1/gradient_norm"] > first["loop2/gradient_norm"] else "loop2"
+    assert first[f"{heavier}/weight"] < 1
+    assert "loop1/gradient_norm" not in second, "every tenth step"
+    assert first["grad_norm"] == pytest.approx(plain.state.log_history[0]["grad_norm"], rel=1e-6)
+    assert second["total_loss"] == pytest.approx(
+        sum(second[f"{loop}/loss"] * first[f"{loop}/weight"] for loop in ("loop1", "loop2")), abs=1e-6
+    )
+
+
+def test_a_run_out_of_time_stops_whole(tmp_path: Path) -> None:
+    own = trainer(tmp_path, max_steps=50, max_minutes=1e-9, num_iterations=2)
+    own.train()
+    assert own.state.global_step == 2, "never between two uses of the same rollouts"
+    assert all(torch.isfinite(p).all() for p in own.sa2va.parameters())

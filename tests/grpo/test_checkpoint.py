@@ -1,0 +1,161 @@
+"""Checkpoints of a GRPO run: everything a resumed run needs, whole or not there, and only the newest ones."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.trainer_utils import get_last_checkpoint
+
+from rl_reward_network.grpo import checkpoint as checkpoint_file
+from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, KEPT, STATE, load_run_state, save_run_state
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.runs.checkpoints import load_checkpoint
+from tests.grpo.nano import config, nano, regions, rewards, shake, trainer
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou": 1.0}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run of three steps with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("run")
+    own = trainer(folder, max_steps=3, **SAVING)
+    own.train()
+    return folder, own
+
+
+@pytest.fixture
+def elsewhere(trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The trainer of that run after its first step, as if it wrote into another folder."""
+    own = trained[1]
+    monkeypatch.setattr(own.args, "output_dir", str(tmp_path))
+    monkeypatch.setattr(own.state, "global_step", 1)
+    save_run_state(own)
+    return own
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
+    folder, own = trained
+    assert names(folder / "checkpoint-3") == [
+        "ema.safetensors",
+        "grpo_state.pt",
+        "optimizer.pt",
+        "scheduler.pt",
+        "trainable",
+        "trainer_state.json",
+    ]
+    saved = load_file(folder / "checkpoint-3" / "trainable" / "trainable.safetensors")
+    now = trainable_tensors(own.sa2va)
+    assert saved.keys() == now.keys()
+    assert all(torch.equal(tensor, now[name]) for name, tensor in saved.items())
+    partner = load_file(folder / "checkpoint-3" / EMA_WEIGHTS)
+    assert all(torch.equal(tensor, own.ema.weights[name]) for name, tensor in partner.items())
+    assert any(not torch.equal(tensor, saved[name]) for name, tensor in partner.items())
+    state = load_checkpoint(folder / "checkpoint-3" / STATE)
+    assert 0 < state.pop("seconds") < own.seconds
+    assert set(state.pop("reached")) == own.reached == now.keys()
+    assert state == {
+        "spread": own.maker.controller.spread,
+        "ema_steps": 3,
+        "any_spread": True,
+        "ended": False,
+        "loop_weights": {"norms": {}},
+    }
+
+
+def test_only_the_newest_are_kept(trained: tuple[Path, Any]) -> None:
+    folder, _ = trained
+    assert KEPT == 2
+    assert names(folder) == ["checkpoint-2", "checkpoint-3"]
+    assert get_last_checkpoint(str(folder)) == str(folder / "checkpoint-3")
+
+
+def test_without_a_partner_none_is_saved(tmp_path: Path) -> None:
+    own = trainer(tmp_path, max_steps=1, ema_decay=0.0, **SAVING)
+    own.train()
+    assert EMA_WEIGHTS not in names(tmp_path / "checkpoint-1")
+    assert "ema_steps" not in load_checkpoint(tmp_path / "checkpoint-1" / STATE)
+    own.maker.controller.spread = 9.0
+    load_run_state(own, tmp_path / "checkpoint-1")
+    assert own.maker.controller.spread != 9.0
+
+
+def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, own = trained
+    other = trainer(tmp_path, max_steps=4)
+    shake(other.sa2va, 0.1)
+    load_run_state(other, folder / "checkpoint-3")
+    for name, tensor in trainable_tensors(own.sa2va).items():
+        assert torch.equal(tensor, other.sa2va.get_parameter(name)), name
+    assert other.ema is not None
+    for name, tensor in own.ema.weights.items():
+        assert torch.equal(tensor, other.ema.weights[name]), name
+    assert other.ema.steps == 3
+    assert other.maker.controller.spread == own.maker.controller.spread
+    assert other.maker.ema is other.ema, "rollouts go on with the partner that was put back"
+
+
+def test_a_folder_that_was_not_finished_is_never_gone_on_with(
+    elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off inside a checkpoint: what is there has another name, and goes at an error."""
+    seen: list[str] = []
+
+    def full(*_: Any) -> None:
+        seen.extend(names(tmp_path))
+        seen.append(str(get_last_checkpoint(str(tmp_path))))
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(checkpoint_file, "save_checkpoint", full)
+    monkeypatch.setattr(elsewhere.state, "global_step", 7)
+    with pytest.raises(RuntimeError, match="stopped"):
+        save_run_state(elsewhere)
+    assert len(seen) == 3
+    assert seen[0].startswith(".checkpoint-7_")
+    assert seen[1:] == ["checkpoint-1", str(tmp_path / "checkpoint-1")]
+    assert names(tmp_path) == ["checkpoint-1"]
+    (tmp_path / ".checkpoint-9_killed").mkdir()
+    (tmp_path / ".checkpoint-9_killed_old").mkdir()
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-1")
+
+
+def test_a_checkpoint_written_again_replaces_the_old(
+    elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere.maker.controller, "spread", 0.125)
+    (tmp_path / "checkpoint-1" / "stale").touch()
+    save_run_state(elsewhere)
+    assert "stale" not in names(tmp_path / "checkpoint-1")
+    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["spread"] == 0.125
+
+
+@pytest.mark.parametrize("name", [STATE, EMA_WEIGHTS, "optimizer.pt", "scheduler.pt"])
+def test_a_file_that_is_missing_is_named(trained: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    shutil.copytree(trained[0] / "checkpoint-3", tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3" / name).unlink()
+    with pytest.raises(ValueError, match=f"checkpoint-3: {name} is missing; delete this checkpoint, and the one befor"):
+        load_run_state(trained[1], tmp_path / "checkpoint-3")
+
+
+def test_an_adapter_of_another_rank_is_refused(trained: tuple[Path, Any], tmp_path: Path) -> None:
+    model, processor = nano(r=8)
+    other = Sa2VAGRPOTrainer(model, processor, config(tmp_path), regions(), rewards())
+    message = r"lora\.json: the adapter is of \{'r': 4, .*\}, the model's LoRA layers of \{'r': 8, "
+    with pytest.raises(ValueError, match=message):
+        other.train(resume_from_checkpoint=str(trained[0] / "checkpoint-3"))
+
+
+def test_a_damaged_state_is_named(trained: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-3"
+    shutil.copytree(trained[0] / "checkpoint-3", folder)
+    (folder / STATE).write_bytes((folder / STATE).read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"grpo_state\.pt: damaged \(.*\); delete it"):
+        load_run_state(trainer(tmp_path / "other"), folder)

@@ -1,0 +1,262 @@
+"""The table of supervised fine-tuning against GRPO: what it says of models here, and that it notices what is wrong."""
+
+import copy
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rl_reward_network.cli import consistency as check_consistency
+from rl_reward_network.grpo import consistency
+from rl_reward_network.grpo.consistency import (
+    TEMPLATES,
+    TURNS,
+    Row,
+    consistency_rows,
+    differing,
+    dtype_rows,
+    loading_row,
+    lora_rows,
+    part_rows,
+    reference_conversation,
+    text_rows,
+)
+from rl_reward_network.grpo.setup import prepare_model
+from rl_reward_network.models.lora import parameter_table
+from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.conftest import GOLDEN, needs_golden
+
+MEANT = {"LoRA dropout", "embeddings", "lm_head", "SAM 2 prompt encoder", "question for a mask", "tiles"}
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_checkpoint: Path) -> tuple[Any, Sa2VAProcessor, CheckpointFolder]:
+    """As the script makes them; tests that change something copy it first."""
+    model, processor = load_sa2va_model(tiny_checkpoint)
+    processor.max_tiles = 1
+    prepare_model(model, 128, 256)
+    return model, processor, open_checkpoint(tiny_checkpoint)
+
+
+def by_item(rows: list[Row]) -> dict[str, Row]:
+    found = {row.item: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_prepared_model_differs_only_where_it_is_meant(prepared: Any) -> None:
+    rows = consistency_rows(*prepared)
+    assert differing(rows) == []
+    meant = {row.item: row.status for row in rows if row.status.startswith("meant: ")}
+    assert meant.keys() == MEANT
+    assert all(len(reason) > len("meant: ") + 20 for reason in meant.values())
+    assert {row.status for row in rows if row.item not in meant} == {"same"}
+
+
+def test_counts_are_those_of_the_model(prepared: Any) -> None:
+    model = prepared[0]
+    rows = by_item(part_rows(model))
+    words = model.get_input_embeddings().weight.numel()
+    total = next(total for part, total, _ in parameter_table(model) if part == "language model")
+    assert rows["embeddings"] == Row("embeddings", "trainable", f"frozen, {words:,}", rows["embeddings"].status)
+    assert rows["language model"].rl == f"frozen, {total - words:,}"
+    assert rows["LoRA"].rl == f"trainable, {128 * 2 * (4 * 64 + 2 * (64 + 32) + 3 * (64 + 96)):,}"
+    counted = sum(int(row.rl.split(", ")[1].replace(",", "")) for row in rows.values())
+    assert counted == sum(p.numel() for p in model.parameters()), "each parameter is in one row"
+
+
+def freed_tower(model: Any) -> None:
+    model.model.vision_tower.requires_grad_(True)
+
+
+def frozen_decoder_layer(model: Any) -> None:
+    model.grounding_encoder.mask_decoder.conv_s0.requires_grad_(False)
+
+
+def freed_embeddings(model: Any) -> None:
+    model.get_input_embeddings().requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("change", "items"),
+    [
+        (freed_tower, ["vision tower"]),
+        (frozen_decoder_layer, ["SAM 2 mask decoder"]),
+        (freed_embeddings, []),  # as the recipe does
+    ],
+)
+def test_another_part_that_trains_is_named(prepared: Any, change: Callable[[Any], None], items: list[str]) -> None:
+    model = copy.deepcopy(prepared[0])
+    change(model)
+    assert differing(part_rows(model)) == items
+
+
+def test_what_the_mask_policy_does_not_reach_is_frozen_and_meant(prepared: Any) -> None:
+    decoders = {}
+    for mask_policy in ("gaussian", "bernoulli"):
+        model, processor, folder = copy.deepcopy(prepared[0]), *prepared[1:]
+        check_consistency.freeze_as_in_training(model, processor, mask_policy)  # type: ignore[arg-type]
+        rows = consistency_rows(model, processor, folder, mask_policy)
+        assert differing(rows) == []
+        decoders[mask_policy] = by_item(rows)["SAM 2 mask decoder"]
+    assert decoders["gaussian"].rl.startswith("frozen, ")
+    assert decoders["gaussian"].status.startswith("meant: gaussian masks vary the [SEG] vector")
+    assert re.match(r"[\d,]+ trainable, [\d,]+$", decoders["bernoulli"].rl)
+
+
+def test_part_of_a_part_is_counted(prepared: Any) -> None:
+    model = copy.deepcopy(prepared[0])
+    frozen_decoder_layer(model)
+    decoder = model.grounding_encoder.mask_decoder
+    trained = sum(p.numel() for p in decoder.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in decoder.parameters())
+    assert by_item(part_rows(model))["SAM 2 mask decoder"].rl == f"{trained:,} trainable, {total:,}"
+
+
+@pytest.mark.parametrize(
+    ("r", "alpha", "narrow", "wide"),
+    [
+        (128, 256, [], []),
+        (16, 32, [], ["LoRA rank", "LoRA alpha"]),
+        (16, 16, ["LoRA rank", "LoRA alpha"], ["LoRA rank", "LoRA alpha"]),
+        (128, 128, ["LoRA alpha"], ["LoRA alpha"]),
+    ],
+)
+def test_a_smaller_rank_is_meant_on_a_narrow_model_at_the_same_scale(
+    tiny_model: Any, r: int, alpha: int, narrow: list[str], wide: list[str]
+) -> None:
+    model = copy.deepcopy(tiny_model)
+    prepare_model(model, r, alpha)
+    assert differing(lora_rows(model)) == narrow
+    model.config.text_config.hidden_size = 896  # Sa2VA-1B's
+    assert differing(lora_rows(model)) == wide
+
+
+def test_dropout_like_the_recipes_is_the_same_and_another_is_not_meant(prepared: Any) -> None:
+    model = copy.deepcopy(prepared[0])
+    for dropout, status in ((0.05, "same"), (0.1, "DIFFERS")):
+        model.peft_config["default"].lora_dropout = dropout
+        assert by_item(lora_rows(model))["LoRA dropout"].status == status
+
+
+def test_a_layer_without_lora_and_one_with_lora_elsewhere_are_noticed(prepared: Any) -> None:
+    model = copy.deepcopy(prepared[0])
+    block = model.model.language_model.layers[0].mlp
+    adapted, block.up_proj = block.up_proj, block.up_proj.get_base_layer()
+    row = by_item(lora_rows(model))["LoRA targets"]
+    assert (row.status, "up_proj 2" in row.sft, "up_proj 1" in row.rl) == ("DIFFERS", True, True)
+    block.up_proj = adapted
+    assert by_item(lora_rows(model))["LoRA targets"].status == "same"
+    model.lm_head = copy.deepcopy(adapted)
+    row = by_item(lora_rows(model))["LoRA targets"]
+    assert (row.status, "lm_head 1" in row.rl) == ("DIFFERS", True)
+
+
+@needs_golden
+def test_the_expected_ids_are_the_references_own() -> None:
+    expected = load_file(GOLDEN / "expected.safetensors")
+    processor = Sa2VAProcessor.from_pretrained(GOLDEN / "checkpoint")
+    ids, labels = reference_conversation(processor.tokenizer, TEMPLATES["qwen_chat"], 256)
+    assert ids == expected["train_conversation_input_ids"].tolist()
+    assert labels == expected["train_conversation_labels"].tolist()
+
+
+@needs_golden
+def test_the_golden_model_is_consistent() -> None:
+    folder = open_checkpoint(GOLDEN / "checkpoint")
+    model, processor = load_sa2va_model(folder.path)
+    prepare_model(model, 128, 256)
+    rows = consistency_rows(model, processor, folder)
+    assert differing(rows) == []
+    assert by_item(rows)["loading"].sft == "425 tensors, official layout"
+
+
+@pytest.mark.parametrize("template", ["qwen_chat", "internlm2_chat", "phi3_chat", "llama3_chat"])
+def test_our_tokenisation_is_the_references_in_every_chat_format(tiny_processor: Any, template: str) -> None:
+    processor = Sa2VAProcessor(tiny_processor.tokenizer, template)
+    assert differing(text_rows(processor, template.replace("_", "-"))) == []
+
+
+def test_ids_of_a_conversation_by_hand(tiny_processor: Any) -> None:
+    """Each piece by itself; answer and suffix are labelled, the line break behind them is not."""
+    ids, labels = reference_conversation(tiny_processor.tokenizer, TEMPLATES["qwen_chat"], 4)
+    image = "<img>" + 4 * "<IMG_CONTEXT>" + "</img>"
+    asked = TURNS[0][0].replace("<image>", image)
+    said = tiny_processor.text([label for label in labels if label >= 0])
+    assert said == "Sure, it is [SEG].<|im_end|>It is a small round object.<|im_end|>"
+    assert tiny_processor.text(ids) == (
+        f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\nSure, it is [SEG].<|im_end|>\n"
+        "<|im_start|>user\nWhat is region1?<|im_end|>\n<|im_start|>assistant\nIt is a small round object.<|im_end|>\n"
+    )
+    plain = reference_conversation(tiny_processor.tokenizer, TEMPLATES["vicuna"], 4)[1]
+    ends = [label for label in plain if label == tiny_processor.tokenizer.eos_token_id]
+    assert len(ends) == 2, "a format without a suffix ends its answers with the eos token"
+
+
+def test_another_chat_format_than_the_checkpoints_is_noticed(prepared: Any) -> None:
+    processor = copy.copy(prepared[1])
+    processor.template = replace(processor.template, separator="")
+    rows = by_item(text_rows(processor, "qwen_chat"))
+    ids, _ = reference_conversation(processor.tokenizer, TEMPLATES["qwen_chat"], processor.tokens_per_tile)
+    end = ids.index(processor.token_ids("<|im_end|>")[0], ids.index(processor.seg_token_id))
+    assert differing(list(rows.values())) == ["chat template", "conversation: ids", "conversation: labels"]
+    assert rows["conversation: ids"].rl == f"{len(ids) - 2} ids, others from position {end + 1}"
+
+
+def test_a_question_that_is_not_the_recipes_is_noticed(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consistency, "segment_question", lambda caption: f"Segment {caption}")
+    assert differing(text_rows(prepared[1], "qwen_chat")) == ["question for a mask"]
+
+
+def test_dtypes(prepared: Any) -> None:
+    model = copy.deepcopy(prepared[0]).to(torch.bfloat16)
+    trained, frozen = dtype_rows(model)
+    assert (trained.rl, trained.status) == ("bfloat16", "DIFFERS")
+    assert frozen.status == "meant: half the memory; both compute in bfloat16 on a GPU"
+    prepared_half = copy.deepcopy(prepared[0])
+    prepared_half.model.vision_tower.to(torch.float16)
+    assert by_item(dtype_rows(prepared_half))["dtype of what is frozen"].rl == "float16, float32"
+    assert differing(dtype_rows(prepared_half)) == ["dtype of what is frozen"]
+
+
+def test_tensors_that_were_not_loaded_are_counted(prepared: Any, tmp_path: Path) -> None:
+    model, _, folder = prepared
+    assert loading_row(model, folder).rl.endswith(" loaded, 0 missing, 0 surplus")
+    state = load_file(folder.path / "model.safetensors")
+    count, name = len(state), "text_hidden_fcs.0.bias"
+    state["something.else"] = state.pop(name)
+    save_file(state, tmp_path / "model.safetensors")
+    row = loading_row(model, replace(folder, path=tmp_path))
+    assert row.rl == f"{count - 1} loaded, 1 missing, 1 surplus"
+    assert row.status == "DIFFERS"
+
+
+def test_the_command_prints_the_table_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    check_consistency.main(check_consistency.Args(device="cpu"))
+    said = capsys.readouterr().out
+    last = re.fullmatch(r"consistent: (\d+) of 24 items are the same, (\d+) differ on purpose", said.splitlines()[-1])
+    assert last
+    assert int(last[1]) + int(last[2]) == 24
+    assert "LoRA rank" in said
+    assert "{input}" in said
+
+
+def test_the_command_names_what_differs_and_ends_with_1(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        check_consistency.main(check_consistency.Args(str(tiny_checkpoint), lora_alpha=128, device="cpu"))
+    assert stopped.value.code == 1
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "DIFFERS: LoRA alpha"
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_dynamic_patch is 0, expected 1 or more"):
+        check_consistency.main(check_consistency.Args(max_dynamic_patch=0))

@@ -1,0 +1,266 @@
+"""The evaluation of a GRPO run: both models on test items, item by item, from the run folder alone."""
+
+import csv
+import html
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
+from rl_reward_network.data.splits import spread
+from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
+from rl_reward_network.grpo import evaluate as evaluation_file
+from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
+from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, labelled_items, open_grpo_world
+from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
+from rl_reward_network.grpo.rollouts.features import FeatureCache
+from rl_reward_network.grpo.stage import RewardWeights, run_grpo_stage
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import load_trainable
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.rewards.learned import score_masks, truth_map
+from rl_reward_network.rewards.masks import dice
+from tests.conftest import write_tiny_data
+from tests.evaluation.test_report import Page
+from tests.grpo.nano import nano
+from tests.grpo.test_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes
+from tests.models.test_reward_network import network_of
+
+ITEMS = 2
+METRICS = {
+    *("dice", "iou", "precision", "recall", "iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base"),
+    *("meteor", "expected_meteor", "cycle_meteor"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOWorld, Path]:
+    """A run of one large step, so that the models differ."""
+    world = scenes(tmp_path_factory.mktemp("project"))
+    run = world.config.output_dir / "sa2va_grpo_1"
+    run_grpo_stage(world, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
+    return world, run
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: tuple[GRPOWorld, Path]) -> tuple[BeforeAfter, Path]:
+    return run_grpo_evaluation(trained[1] / "final_model", items=ITEMS)
+
+
+@pytest.fixture(scope="module")
+def by_hand(trained: tuple[GRPOWorld, Path]) -> tuple[Measured, Measured, np.ndarray]:
+    """Both models measured, and what the first draws from the captions of the second."""
+    world, run = trained
+    items = spread(world.pick("test"), ITEMS, world.config.seed)
+    (first, processor), (second, _) = nano(), nano()
+    load_trainable(second, run / "final_model" / "trainable")
+    longest = SETTINGS["max_completion_length"]
+    before, after = (
+        measure(model, items, FeatureCache(model, processor), longest, quiet=True) for model in (first, second)
+    )
+    return before, after, iou_of_captions(first, items, FeatureCache(first, processor), after.captions)
+
+
+def test_both_models_are_measured_on_test_items(
+    trained: tuple[GRPOWorld, Path], evaluated: tuple[BeforeAfter, Path], by_hand: tuple[Measured, Measured, np.ndarray]
+) -> None:
+    result, (before, after, neutral) = evaluated[0], by_hand
+    assert {row.metric for row in result.rows} == METRICS
+    for name in METRICS - {"iou_of_drawn_by_base"}:
+        np.testing.assert_allclose(result.values["before"][name], before.values[name], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(result.values["after"][name], after.values[name], atol=1e-6, err_msg=name)
+    assert (before.values["expected_iou_of_drawn"] != after.values["expected_iou_of_drawn"]).any()
+    assert result.totals == {"cIoU": (before.phrase_ciou, after.phrase_ciou)}
+    np.testing.assert_allclose(result.values["after"]["iou_of_drawn_by_base"], neutral, atol=1e-6)
+    np.testing.assert_array_equal(
+        result.values["before"]["iou_of_drawn_by_base"], result.values["before"]["iou_of_drawn"]
+    )
+    assert result.ids == tuple((item.sample_id, item.group_id) for item in spread(trained[0].pick("test"), ITEMS, 0))
+    assert {group for _, group in result.ids} <= set(trained[0].split.groups["test"])
+    assert (result.criterion, result.verdict.label) == ("iou_of_drawn", "cannot tell")
+
+
+def test_files_lie_in_a_folder_that_names_the_limit(
+    trained: tuple[GRPOWorld, Path], evaluated: tuple[BeforeAfter, Path]
+) -> None:
+    result, page = evaluated
+    assert page == trained[1] / "evaluation_2" / "report.html"
+    assert sorted(path.name for path in page.parent.iterdir()) == ["eval.csv", "eval.json", "report.html"]
+    found = json.loads((page.parent / "eval.json").read_text())
+    assert found["items"] == ITEMS
+    assert {row["metric"]: row["gain"]["mean"] for row in found["rows"]} == {
+        row.metric: row.gain.mean for row in result.rows
+    }
+    about = found["config"]
+    assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (1, "test", "sa2va-nano", "grpo")
+    assert about["LoRA"] == "rank 4, alpha 8"
+    assert about["rewards"] == "iou 1, caption 1, loop2_caption 1, loop2_iou 1"
+    assert about["learning rate"] == "0.01"
+    with (page.parent / "eval.csv").open(newline="") as file:
+        assert len(list(csv.reader(file))) == 1 + 2 * ITEMS
+
+
+def test_out_of_memory_says_what_to_do(trained: tuple[GRPOWorld, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluation_file, "measure", full)
+    with pytest.raises(ValueError, match="out of GPU memory in the evaluation; --gpu -1 makes it on the CPU"):
+        run_grpo_evaluation(trained[1] / "final_model", items=ITEMS)
+
+
+def test_the_report_shows_gains_and_losses(
+    evaluated: tuple[BeforeAfter, Path], by_hand: tuple[Measured, Measured, np.ndarray]
+) -> None:
+    result, path = evaluated
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.tags.count("img") == 3 * 2 * ITEMS + 1, "each item at both ends, and the curves"
+    assert all(link.startswith("data:image/") for link in page.links)
+    for caption in by_hand[1].captions:
+        assert f"after: {caption}" in page.text
+    gain = result.values["after"]["iou_of_drawn"] - result.values["before"]["iou_of_drawn"]
+    best = int(np.argmax(gain))
+    first = result.shown[0]
+    assert first.title == f"gained most: {gain[best]:+.3f}"
+    assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
+    np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
+    assert result.shown[ITEMS].title == f"lost most: {gain.min():+.3f}"
+    assert [line["step"] for line in result.curves] == [1]
+
+
+def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOWorld, Path], tiny_checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="these are other weights than in training; give --base_model, the model of"):
+        run_grpo_evaluation(trained[1] / "final_model", base_model=str(tiny_checkpoint))
+
+
+def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
+    half = Sa2VAForConditionalGeneration.from_pretrained("sa2va-nano", dtype=torch.bfloat16)
+    found, _ = load_base("sa2va-nano", weights_fingerprint(half))
+    assert {p.dtype for p in found.parameters()} == {torch.float32}
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(found.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
+    exact, _ = load_sa2va_model("sa2va-nano")
+    assert not torch.equal(found.get_parameter(name), exact.get_parameter(name))
+
+
+def copied_run(run: Path, folder: Path) -> Path:
+    """The run where neither its data nor its logs are."""
+    shutil.copytree(run, folder / "out" / "run", ignore=shutil.ignore_patterns("checkpoint-*", "logs", "evaluation*"))
+    return folder / "out" / "run"
+
+
+def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:
+    _, run = trained
+    moved = copied_run(run, tmp_path)
+    message = r"config\.json: field world\.data_root is \.\./\.\./scenes, no folder here; give --data_root"
+    with pytest.raises(ValueError, match=message):
+        run_grpo_evaluation(moved / "final_model", items=1)
+    with pytest.raises(ValueError, match=r"split\.json: .*name that data folder"):
+        run_grpo_evaluation(moved / "final_model", write_tiny_data(tmp_path / "other", size=48), items=1)
+    assert not list(moved.glob("evaluation*")), "nothing is written before everything fits"
+    assert grpo_model(moved) == moved / "final_model"
+
+
+def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOWorld, Path], evaluated: Any) -> None:
+    _, run = trained
+    assert grpo_model(run / "checkpoint-1") == run / "checkpoint-1"
+    result, page = run_grpo_evaluation(run / "checkpoint-1", items=ITEMS)
+    assert page == run / f"evaluation_checkpoint-1_{ITEMS}" / "report.html"
+    final, _ = evaluated
+    for name, values in final.values["after"].items():
+        np.testing.assert_array_equal(result.values["after"][name], values, err_msg=name)
+    assert result.config["steps"] == 1
+
+
+def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
+    trained: tuple[GRPOWorld, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(trained[1], cut, ignore=shutil.ignore_patterns("final_model", "evaluation*"))
+    assert grpo_model(cut) == cut / "checkpoint-1"
+    assert "the run has not ended; its last checkpoint is taken" in capsys.readouterr().out
+    assert grpo_model(tmp_path) is None
+    assert grpo_model(cut / "logs") is None
+
+
+def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
+    data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
+    world = open_grpo_world(GRPOWorldConfig(data_root=data, gpu=-1))
+    plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
+    run_grpo_stage(world, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
+    (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
+    assert line["loss/mask"] > 0
+    assert "| rewards | none: true masks are learned" in (run / "final_model" / "README.md").read_text()
+    bare = tmp_path / "bare"
+    shutil.copytree(data, bare)
+    records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
+    (bare / "annotations.json").write_text(json.dumps(records))
+    with pytest.raises(ValueError, match=r"objective supervised: none of the \d training items has a mask"):
+        labelled_items(open_grpo_world(GRPOWorldConfig(data_root=bare, gpu=-1)).items)
+
+
+def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a network pays is trained on images which that network has not seen, and keeps a copy of it."""
+    data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "images"
+    world, network = open_grpo_world(GRPOWorldConfig(data_root=data, gpu=-1)), network_of()
+    picked: list[tuple[str, ...]] = []
+    real = GRPOWorld.pick
+    monkeypatch.setattr(GRPOWorld, "pick", lambda self, *names: picked.append(names) or real(self, *names))
+    plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0, 1.0), reward_net=network.fingerprint)
+    run_grpo_stage(world, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
+    result, page = run_grpo_evaluation(run / "final_model")
+    assert picked == [("policy",), ("test",)]
+    config = read_json(run / "config.json")
+    assert (config["kind"], config["meteor_variant"]) == ("images", "")
+    assert config["origin"]["reward_net"] == network.fingerprint
+    assert RewardNetwork.from_pretrained(run / "reward_net").fingerprint == network.fingerprint
+    assert page == run / "evaluation" / "report.html", "no limit, no number"
+    assert result.criterion == "dice"
+    assert {row.metric for row in result.rows} == {"dice", "iou", "precision", "recall", "learned"}
+    items = world.pick("test")
+    assert len(result.ids) == len(items)
+    image, _ = items[0].load()
+    shown: Any = next(one for one in result.shown if (one.image == image).all())
+    assert shown.words == (items[0].question, "", "")
+    expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
+    assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
+    own = [dice((truth_map(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
+    (note,) = result.notes
+    assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.3f}")
+    assert "the fine-tuned model " in note
+    page_text = page.read_text()
+    assert MASK_LEGEND in html.unescape(page_text)
+    assert CAPTION_LEGEND not in html.unescape(page_text)
+    assert ">before</figcaption>" in page_text, "no words were said"
+    bare = [replace(item, load=lambda own=item: (own.load()[0], None)) for item in items]
+    monkeypatch.setattr(GRPOWorld, "pick", lambda self, *names: bare)
+    unlabelled, _ = run_grpo_evaluation(run / "final_model")
+    assert (unlabelled.criterion, [row.metric for row in unlabelled.rows]) == ("learned", ["learned"])
+    assert (unlabelled.totals, unlabelled.notes) == ({}, ())
+    assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
+    assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
+
+
+def test_names_are_not_silently_left_out(trained: tuple[GRPOWorld, Path]) -> None:
+    with pytest.raises(ValueError, match="--show_names: the report of a GRPO run shows no names; leave it out"):
+        evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(trained[1]),), show_names=True))
+
+
+def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:
+    final = trained[1] / "final_model"
+    assert grpo_model(trained[1]) == grpo_model(final) == final
+    assert grpo_model(tmp_path) is None
+    (tmp_path / "final_model").mkdir()
+    for said in ('{"stage": "policy"}', "{}"):
+        (tmp_path / "final_model" / "config.json").write_text(said)
+        assert grpo_model(tmp_path) is None
+    assert read_json(trained[1] / "final_model" / "config.json")["stage"] == "grpo"

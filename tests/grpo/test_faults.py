@@ -1,0 +1,133 @@
+"""GRPO killed anywhere and resumed, on the embedded model. Minutes: run by
+
+python -m pytest -m slow tests/test_grpo_faults.py
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rl_reward_network.embedded.regions import write_regions
+from tests.test_faults import ENVIRONMENT, finished, started, wait_for
+
+pytestmark = pytest.mark.slow
+KILLS = 10
+FLAGS = [
+    "--data_root",
+    "regions",
+    "--batch_size",
+    "8",
+    "--max_steps",
+    "8",
+    "--save_steps",
+    "2",
+    "--num_iterations",
+    "2",
+]
+TRAIN = [
+    sys.executable,
+    "-P",
+    "-m",
+    "rl_reward_network.cli",
+    "grpo",
+    "quick",
+    *FLAGS,
+    "--watch_every",
+    "3",
+    "--gpu",
+    "-1",
+]
+OF_THIS_PROCESS = ("feature_cache_hits",)  # starts again with the process
+
+
+def numbers(run: Path, steps: int = 8) -> dict[str, Any]:
+    """Everything that is learned or logged, to the last bit."""
+    found: dict[str, Any] = {}
+    last = run / f"checkpoint-{steps}"
+    for name in ("trainable/trainable.safetensors", "ema.safetensors"):
+        found[name] = {key: array.tobytes() for key, array in load_file(last / name).items()}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found["metrics"] = [{k: v for k, v in line.items() if k not in OF_THIS_PROCESS} for line in lines]
+    final = load_file(run / "final_model" / "trainable" / "trainable.safetensors")
+    return found | {"final": {key: array.tobytes() for key, array in final.items()}}
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    write_regions(folder / "regions", 8, 5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unkilled(user: Path) -> tuple[dict[str, Any], float]:
+    """The numbers of a run that nobody killed, and how many seconds it trains."""
+    process = started([*TRAIN, "--run_folder", "whole"], user, user / "said")
+    began = wait_for("partner:", user / "said", process)
+    seconds = wait_for("fine-tuned model:", user / "said", process) - began
+    assert process.wait() == 0
+    return numbers(user / "whole"), seconds
+
+
+@pytest.mark.parametrize("kill", range(KILLS))
+def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[str, Any], float], kill: int) -> None:
+    expected, seconds = unkilled
+    run, said = user / f"killed_{kill}", user / "said"
+    command = [*TRAIN, "--run_folder", str(run)]
+    process = started(command, user, said)
+    wait_for("partner:", said, process)
+    while not (run / "config.json").exists():  # before it there is nothing to resume
+        time.sleep(0.005)
+    time.sleep(np.random.default_rng([7, kill]).uniform(0, 0.9) * seconds)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
+    finished([*command, "--resume"], user, said)
+    found = numbers(run)
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def test_two_ranks_killed_in_the_second_epoch_and_resumed(user: Path) -> None:
+    """Both at once, as a machine that goes down kills them; with a curriculum and weights that follow the gradients."""
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    more = ["--max_steps", "12", "--num_iterations", "1", "--curriculum", "--adaptive_loop_weights"]
+    command = [*launcher, *TRAIN[TRAIN.index("rl_reward_network.cli") :], *more, "--run_folder"]
+    finished([*command, "whole_pair"], user, user / "said")
+    whole, killed = numbers(user / "whole_pair", 12), user / "killed_pair"
+    (epoch,) = (line["epoch"] for line in whole["metrics"] if line["step"] == 11)
+    assert epoch > 1
+    with (user / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [*command, str(killed)], cwd=user, env=ENVIRONMENT, stdout=said, stderr=said, start_new_session=True
+        )
+    while not (killed / "checkpoint-10").exists():
+        assert process.poll() is None, (user / "said").read_text()
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "final_model").exists(), "it was over before it could be killed"
+    finished([*command, str(killed), "--resume"], user, user / "said")
+    found = numbers(killed, 12)
+    assert [name for name in whole if found[name] != whole[name]] == []
+
+
+def test_two_processes_cannot_train_in_one_folder(user: Path) -> None:
+    command = [*TRAIN, "--max_steps", "500", "--run_folder", "twice"]
+    process = started(command, user, user / "said")
+    wait_for("GRPO:", user / "said", process)
+    second = subprocess.run(
+        [*command, "--resume"], cwd=user, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert process.poll() is None, "the first must still be at it"
+    process.kill()
+    process.wait()
+    assert second.returncode == 2, second.stdout
+    assert "another process is working on this run" in second.stderr

@@ -1,0 +1,202 @@
+"""What a GRPO run works on: which reader takes a folder, splits that do not leak, and what is refused."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from PIL import Image
+
+from rl_reward_network.data import annotations
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.data.splits import SPLITS, save_split
+from rl_reward_network.embedded import datasets as embedded
+from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.grpo import inputs as world_file
+from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, check_items, open_grpo_world
+from rl_reward_network.grpo.items import GRPOItem
+from rl_reward_network.runs.folder import portable_world
+from tests.conftest import write_deep_data, write_tiny_data
+
+
+@pytest.fixture(scope="module")
+def captioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regions") / "scenes"
+    write_regions(folder, 6, 3, 96)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_data(tmp_path_factory.mktemp("annotated"), images=8, size=48)
+
+
+def opened(folder: Path, **changed: Any) -> GRPOWorld:
+    return open_grpo_world(GRPOWorldConfig(data_root=folder, **changed))
+
+
+def test_regions_are_recognised(captioned: Path) -> None:
+    world = opened(captioned)
+    assert world.kind == "regions"
+    assert world.seen == f"Grasp-Any-Region, 1 shard, 6 images, {len(world.items)} regions"
+    assert len(world.items) >= 18
+    assert all(item.caption.startswith("a ") and item.labelled for item in world.items)
+    assert world.items[0].question == f"Please segment the {world.items[0].caption.removeprefix('a ')}."
+    assert opened(captioned, dataset_name="gar").split == world.split
+    assert len(opened(captioned, max_regions=13).items) == 13
+
+
+def test_annotated_images_are_recognised(annotated: Path) -> None:
+    world = opened(annotated)
+    assert (world.kind, world.seen, len(world.items)) == ("images", "8 annotated images, 8 with a mask", 8)
+    assert {item.question for item in world.items} == {world_file.PROMPTS[0]}
+    assert {item.caption for item in world.items} == {""}
+    asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
+    assert {item.question for item in asked.items} == {"Where?"}
+    assert asked.split == world.split
+    image, mask = asked.items[0].load()
+    assert image.shape == (48, 48, 3)
+    assert mask is not None
+
+
+def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
+    assert world.config.white_levels is not None
+    saved = json.loads(json.dumps(portable_world(world.config, tmp_path / "outputs" / "run")))
+    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
+    again = open_grpo_world(GRPOWorldConfig(**{**saved, "data_root": tmp_path / "deep", "output_dir": tmp_path}))
+    assert again.config.white_levels == world.config.white_levels
+    assert (again.items[0].load()[0] == world.items[0].load()[0]).all()
+    assert opened(tmp_path / "deep", bit_depth=12).config.white_levels == {"data set": 4095}
+    with pytest.raises(ValueError, match="bit_depth: got 3"):
+        GRPOWorldConfig(bit_depth=3)
+
+
+def test_captioned_regions_above_8_bit_are_shown(tmp_path: Path) -> None:
+    grey = np.linspace(0, 1023, 40 * 50).astype(np.uint16).reshape(40, 50)
+    grey[2, 2] = 65535
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    mask = to_rle(grey > 500)
+    said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "a bright half"}]
+    row = {"image": {"bytes": file.getvalue(), "path": None}, "mask_rle": mask, "conversations": said}
+    rows = [row | {"group": str(n), "conversations": [said[0], said[1] | {"value": f"half {n}"}]} for n in range(4)]
+    for n, one in enumerate(rows):  # the same picture in four files
+        one["image"] = {"bytes": file.getvalue() + bytes(n), "path": None}
+    Dataset.from_list(rows).save_to_disk(tmp_path / "deep")
+    own, ten, twelve = (opened(tmp_path / "deep", bit_depth=bits).items[0].load()[0].mean() for bits in (None, 10, 12))
+    assert own == pytest.approx(127.5, abs=1)
+    assert ten == pytest.approx(127.5, abs=1)
+    assert twelve == pytest.approx(32, abs=1)
+
+
+def test_a_name_that_does_not_fit_the_folder_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:
+    message = r"dataset_name is 'dam' \(describe-anything\), but this is read as Grasp-Any-Region; .*--dataset_name gar"
+    with pytest.raises(ValueError, match=message):
+        opened(captioned, dataset_name="dam")
+    with pytest.raises(ValueError, match=r"annotated.*: neither data set \(annotations\.json, but no tar in images/"):
+        opened(annotated, dataset_name="gar")
+    with pytest.raises(ValueError, match=r"annotations\.json: file not found"):
+        opened(captioned, dataset_name="annotations")
+    with pytest.raises(ValueError, match="nowhere: no such folder; give a folder of Grasp-Any-Region"):
+        opened(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"neither data set \(it is empty\)"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["captioned", "annotated"])
+def test_no_group_is_in_two_splits(name: str, request: pytest.FixtureRequest) -> None:
+    world = opened(request.getfixturevalue(name))
+    picked = {split: world.pick(split) for split in SPLITS}
+    groups = [{item.group_id for item in items} for items in picked.values()]
+    assert sum(map(len, groups)) == len(set.union(*groups))
+    assert sum(map(len, picked.values())) == len(world.items)
+    both = world.pick("reward", "policy")
+    assert both == picked["reward"] + picked["policy"]
+    images = [{item.image_id for item in items} for items in picked.values()]
+    assert sum(map(len, images)) == len(set.union(*images)), "so no image is either"
+
+
+@pytest.mark.parametrize("name", ["captioned", "annotated"])
+def test_a_split_file_is_used_again(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder = request.getfixturevalue(name)
+    first, other = opened(folder, split_seed=0), opened(folder, split_seed=1)
+    assert first.split.groups != other.split.groups
+    save_split(other.split, tmp_path / "split.json")
+    again = open_grpo_world(GRPOWorldConfig(data_root=folder), tmp_path / "split.json")
+    assert again.split == other.split
+    assert opened(folder, seed=5).split == first.split, "the seed of training moves nobody"
+
+
+def test_a_split_of_other_data_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:
+    save_split(opened(annotated).split, tmp_path / "split.json")
+    with pytest.raises(ValueError, match=r"split\.json: group\(s\) .* of the data are in no split"):
+        open_grpo_world(GRPOWorldConfig(data_root=captioned), tmp_path / "split.json")
+
+
+def test_a_split_without_items_says_so(captioned: Path) -> None:
+    world = opened(captioned)
+    empty = replace(world, items=[item for item in world.items if item.group_id not in world.split.groups["test"]])
+    with pytest.raises(ValueError, match="scenes: no item in the split test; give more data"):
+        empty.pick("test")
+    assert empty.pick("test", "val") == empty.pick("val")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"max_dynamic_patch": 0}, "max_dynamic_patch is 0, expected 1 or more"),
+        ({"max_regions": 3}, "max_regions is 3, expected 4 or more"),
+        ({"seed": -1}, "seed is -1, expected 0 or more"),
+        ({"split_seed": -1}, "split_seed is -1, expected 0 or more"),
+        ({"gpu": 2}, "gpu is 2, expected 0 or -1; .* CUDA_VISIBLE_DEVICES=2"),
+    ],
+)
+def test_settings_nothing_can_be_done_with(changed: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        GRPOWorldConfig(**changed)  # type: ignore[arg-type]
+
+
+def test_the_device_is_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert [GRPOWorldConfig(gpu=gpu).device for gpu in (None, 0, -1)] == ["cuda:0", "cuda:0", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert GRPOWorldConfig().device == "cuda:3"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert GRPOWorldConfig().device == "cpu"
+
+
+def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedded, "SCENES", 5)
+    first = open_grpo_world(GRPOWorldConfig())
+    told = "rendered scenes of the embedded world, in the layout of Grasp-Any-Region, 1 shard, 5 images"
+    assert first.seen.startswith(told)
+    written = (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns
+    assert open_grpo_world(GRPOWorldConfig()).split == first.split
+    assert (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written
+
+
+def item(number: int, message: str | None = None) -> GRPOItem:
+    def load() -> tuple[np.ndarray, None]:
+        if message:
+            raise ValueError(f"{number}.png: {message}")
+        return np.zeros((2, 2, 3), np.uint8), None
+
+    return GRPOItem(str(number), "g", "s", str(number), "", "?", False, load)
+
+
+def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_items([item(number) for number in range(5)])
+    with pytest.raises(ValueError, match=r"^3\.png: cannot be decoded$"):
+        check_items([item(number, "cannot be decoded" if number == 3 else None) for number in range(5)])
+    several = [item(number, "cannot be decoded" if number % 2 else None) for number in range(6)]
+    with pytest.raises(ValueError, match=r"^1\.png: cannot be decoded \(and 2 more of 6 looked at\)$"):
+        check_items(several)
+    monkeypatch.setattr(world_file, "CHECKED", 3)
+    check_items(several)  # every second one is looked at

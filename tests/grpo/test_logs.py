@@ -1,0 +1,216 @@
+"""What a run says while it works: curves, the same numbers as lines, pictures; a resumed run says nothing twice."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers.trainer_callback import PrinterCallback
+
+from rl_reward_network.grpo import logs as logs_file
+from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, keep_lines, picture_row
+from tests.grpo.nano import trainer
+
+LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
+CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
+MASKS = {"mask_iou_in_group", "sigma"}
+OTHERS = {"total_loss", "feature_cache_hits", "ema_distance", "ema_decay", "grad_norm", "learning_rate", "epoch"}
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def curves(run: Path) -> EventAccumulator:
+    return EventAccumulator(str(run / "logs"), size_guidance={"images": 0}).Reload()
+
+
+def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
+    """A run of two steps, one checkpoint each, as the stage logs it."""
+    own = trainer(run, caption=1.0, loop2_iou=1.0, save_strategy="steps", save_steps=1, **changed)
+    own.remove_callback(PrinterCallback)
+    own.add_callback(GRPOLogs(run, own))
+    own.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return own
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cut off in the middle of a third step, and gone on with from the first."""
+    folder = tmp_path_factory.mktemp("run")
+    train(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loop1/reward')
+    train(folder, folder / "checkpoint-1")
+    return folder
+
+
+def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 2, 3)]
+    path.write_text("".join(whole) + '{"step": 4, "lo')
+    keep_lines(path, 2)
+    assert path.read_text() == "".join(whole[:3])
+    keep_lines(path, 0)
+    assert path.read_text() == ""
+    keep_lines(tmp_path / "none.jsonl", 5)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_every_number_is_a_curve_and_a_line(run: Path) -> None:
+    found, said = curves(run), lines(run)
+    wanted = OTHERS | {f"loop1/{name}" for name in LOOP | CAPTIONS} | {f"loop2/{name}" for name in LOOP | MASKS}
+    wanted |= {
+        f"{loop}/{kind}/{term}"
+        for loop in ("loop1", "loop2")
+        for kind in ("reward", "missing")
+        for term in ("iou", "meteor")
+    }
+    for line in said:
+        assert set(line) == wanted | {"step"}
+    assert set(found.Tags()["scalars"]) == wanted
+    for tag in wanted:
+        points = {point.step: point.value for point in found.Scalars(tag)}
+        assert points == pytest.approx({line["step"]: line[tag] for line in said}, rel=1e-6), tag
+
+
+def test_a_resumed_run_has_no_step_twice(run: Path) -> None:
+    assert [line["step"] for line in lines(run)] == [1, 2]
+    assert [point.step for point in curves(run).Scalars("total_loss")] == [1, 2]
+
+
+def test_the_numbers_are_those_of_the_trainer(run: Path, tmp_path: Path) -> None:
+    """And a run that was cut off says the same as one that was not."""
+    own = train(tmp_path)
+    history = [log for log in own.state.log_history if "total_loss" in log]
+    for line, resumed, log in zip(lines(tmp_path), lines(run), history, strict=True):
+        assert line == log
+        same = {name: value for name, value in line.items() if name != "feature_cache_hits"}
+        assert {name: resumed[name] for name in same} == same, "only the cache begins anew"
+
+
+def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
+    found = curves(run)
+    assert set(found.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
+    (shown, *_) = found.Images("loop2/samples")
+    assert (shown.width, shown.height) == (2 * 192, 192), "one of each of the two groups"
+    tensors = found.Tags()["tensors"]
+    assert {tag for tag in tensors if "completions" in tag} == {
+        "loop1/completions/text_summary",
+        "loop2/completions/text_summary",
+    }
+    text = found.Tensors("loop1/completions/text_summary")[0].tensor_proto.string_val[0].decode()
+    reference, said = text.split("\n\n")[0].split(" -> ")
+    assert reference.startswith("a ")
+    assert reference.endswith(".")
+    assert said
+
+
+def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) -> None:
+    train(tmp_path, objective="supervised", max_steps=1)
+    (line,) = lines(tmp_path)
+    assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"], rel=1e-5)
+    assert curves(tmp_path).Tags()["images"] == []
+
+
+def test_pictures_come_every_so_many_calls_and_what_is_said_at_the_end_is_no_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
+    advantages = SimpleNamespace(values=np.zeros((1, 2)))
+    samples = SimpleNamespace(columns=columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}, advantages=advantages)
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={"loop1": samples}))
+    state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=3)
+    own.on_train_begin(None, state, None)
+    for state.global_step in (1, 2, 3):
+        own.on_step_end(None, state, None)
+        own.on_log(None, state, None, {"total_loss": 1.0})
+    own.on_log(None, state, None, {"train_runtime": 1.0, "total_loss": 2.0})
+    own.on_log(None, state, None, None)
+    own.on_train_end(None, state, None)
+    assert own.bar is not None
+    assert own.bar.n == 3
+    assert [image.step for image in curves(tmp_path).Images("loop1/samples")] == [1, 3]
+    assert lines(tmp_path) == [{"step": step, "total_loss": 1.0} for step in (1, 2, 3)]
+
+
+def test_another_process_writes_nothing(tmp_path: Path) -> None:
+    own, state = GRPOLogs(tmp_path, None), SimpleNamespace(is_world_process_zero=False, global_step=1, max_steps=3)
+    own.on_train_begin(None, state, None)
+    own.on_log(None, state, None, {"total_loss": 1.0})
+    own.on_step_end(None, state, None)
+    own.on_train_end(None, state, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def columns() -> dict[str, list[Any]]:
+    """Two samples: one with both masks, one that drew none and has no truth."""
+    first, second = np.zeros((64, 64), dtype=bool), np.zeros((64, 64), dtype=bool)
+    first[8:24, 8:24], second[40:56, 40:56] = True, True
+    return {
+        "images": [np.full((64, 64, 3), 90, np.uint8), np.full((32, 96, 3), 10, np.uint8)],
+        "masks": [first, None],
+        "predicted_masks": [second, None],
+        "completions": ["", "ein größerer roter Kreis, 円 " * 5],
+    }
+
+
+def test_a_picture_shows_each_sample_with_its_outlines() -> None:
+    own = columns()
+    row = picture_row(own, [0, 1], side=64)
+    assert row.shape == (64, 128, 3)
+    assert row.dtype == np.uint8
+    for colour, corner in ((TRUTH, 7), (MADE, 39)):
+        painted = (row[:, :64] == colour).all(axis=2)
+        assert painted[corner, corner + 1 : corner + 16].all(), "around the mask"
+        assert painted.sum() < 80, "an outline, not an area"
+    assert (row[20, 20] == 90).all(), "inside, the image itself"
+    assert (own["images"][0] == 90).all(), "the sample is not painted over"
+    right = row[:, 64:]
+    assert (right[:32] == 10).all()
+    assert (right[48:] > 200).any(), "the caption stands below"
+
+
+def test_a_row_may_hold_one_picture() -> None:
+    assert picture_row(columns(), [1]).shape == (192, 192, 3)
+
+
+class Judge:
+    """A judge that has failed."""
+
+    last_failure = "HTTP 429: " + "slow down " * 10
+
+
+def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge: Any = Judge()
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}), judge=judge)
+    state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
+    own.on_train_begin(None, state, None)
+    assert own.bar is not None
+    shown = []
+    for count in (0, 12, 12, 13):
+        own.on_log(None, state, None, {"loop1/reward_mean": 0.5, "judge/failures": float(count)})
+        shown.append(own.bar.postfix)
+    beside = f"x: {judge.last_failure[:40]}, loop1=0.500"
+    assert shown == ["loop1=0.500", f"judge failed 12{beside}", f"judge failed 12{beside}", f"judge failed 13{beside}"]
+    judge.last_failure = ""
+    own.on_log(None, state, None, {"judge/failures": 14.0})
+    assert own.bar.postfix == "judge failed 14x: in another process"
+    own.on_train_end(None, state, None)
+    warnings = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert f"warning: the LLM judge failed 12x, the last time by {Judge.last_failure}; what it has not" in warnings[0]
+
+
+def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}))
+    own.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
+    own.on_log(None, SimpleNamespace(global_step=1), None, {"loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25})  # type: ignore[arg-type]
+    assert own.bar is not None
+    assert own.bar.postfix == "loop1=0.500, loop2=0.250"
+    own.on_train_end(None, None, None)

@@ -1,0 +1,176 @@
+"""Metrics of held-out items: those of plain predictions, put together by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_reward_network.grpo import measure as measure_file
+from rl_reward_network.grpo.items import DESCRIBE, GRPOItem, segment_question
+from rl_reward_network.grpo.measure import SAMPLED, Measured, iou_of_captions, items_at_once, measure, unpacked
+from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
+from rl_reward_network.grpo.rollouts.features import FeatureCache
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding
+from rl_reward_network.rewards.captions import meteor
+from tests.grpo.nano import nano, regions, shake
+from tests.grpo.rollouts.test_generation import LONGEST, predict
+
+ITEMS = [regions()[row] for row in (5, 2)]
+CAPTIONED = {"iou_of_drawn", "expected_iou_of_drawn", "meteor", "expected_meteor", "cycle_meteor"}
+MASKED = {"dice", "iou", "precision", "recall"}
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[Any, Any]:
+    model, processor = nano()
+    shake(model, 0.005)
+    return model, processor
+
+
+@pytest.fixture(scope="module")
+def measured(parts: tuple[Any, Any]) -> Measured:
+    return measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
+
+
+def drawn(parts: tuple[Any, Any], image: np.ndarray, text: str) -> np.ndarray:
+    (mask,) = predict(*parts, image, text)["prediction_masks"]
+    return mask[0]
+
+
+def overlap(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first & second).sum() / (first | second).sum())
+
+
+def test_masks_of_phrases_are_compared_with_the_truth(parts: tuple[Any, Any], measured: Measured) -> None:
+    assert set(measured.values) == CAPTIONED | MASKED
+    for row, item in enumerate(ITEMS):
+        image, truth = item.load()
+        mask = drawn(parts, image, item.question)
+        own = unpacked(measured.masks[row])
+        assert own is not None
+        assert truth is not None
+        assert (own != mask).mean() < 1e-4
+        both, either = (own & truth).sum(), (own | truth).sum()
+        assert measured.overlap[row].tolist() == [both, either]
+        found = {name: measured.values[name][row] for name in MASKED}
+        assert found == pytest.approx(
+            {
+                "iou": both / either,
+                "dice": 2 * both / (own.sum() + truth.sum()),
+                "precision": both / own.sum(),
+                "recall": both / truth.sum(),
+            }
+        )
+
+
+def test_captions_and_both_closed_loops(parts: tuple[Any, Any], measured: Measured) -> None:
+    for row, item in enumerate(ITEMS):
+        image, truth = item.load()
+        mask = unpacked(measured.masks[row])
+        said = predict(*parts, image, DESCRIBE, truth)["prediction"]
+        again = predict(*parts, image, DESCRIBE, mask)["prediction"]
+        assert truth is not None
+        assert measured.captions[row] == said
+        again_drawn, own = drawn(parts, image, segment_question(said)), unpacked(measured.drawn[row])
+        assert own is not None
+        assert (own != again_drawn).mean() < 1e-4
+        assert measured.values["iou_of_drawn"][row] == pytest.approx(overlap(own, truth))
+        for name, text in (("meteor", said), ("cycle_meteor", again)):
+            assert measured.values[name][row] == pytest.approx(meteor([text], [item.caption], normalise=True)[0]), name
+    assert len(set(measured.captions)) == 2
+
+
+def test_expected_rewards_are_means_over_sampled_captions(parts: tuple[Any, Any], measured: Measured) -> None:
+    batch = open_batch(ITEMS, FeatureCache(*parts))
+    questions = [batch.describing(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
+    how = Decoding(LONGEST, 1.0, generator=random_stream((3, 0)))
+    for row, own in enumerate(batch.context(parts[0]).answer(questions, how, SAMPLED)):
+        image, truth = ITEMS[row].load()
+        assert truth is not None
+        said = [batch.text(answer) for answer in own]
+        ious = [overlap(drawn(parts, image, segment_question(text)), truth) for text in said]
+        assert measured.values["expected_iou_of_drawn"][row] == pytest.approx(np.mean(ious), abs=2e-3)
+        scores = meteor(said, [ITEMS[row].caption] * SAMPLED, normalise=True)
+        assert measured.values["expected_meteor"][row] == pytest.approx(scores.mean())
+
+
+def test_items_at_once_change_no_greedy_number(
+    parts: tuple[Any, Any], measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_file, "AT_ONCE", 1)
+    single = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
+    assert single.captions == measured.captions
+    for name in (CAPTIONED | MASKED) - {"expected_iou_of_drawn", "expected_meteor"}:
+        np.testing.assert_allclose(single.values[name], measured.values[name], atol=2e-3, err_msg=name)
+    assert single.overlap.shape == (2, 2)
+    assert len(single.masks) == 2
+
+
+def test_tiles_make_batches_smaller(parts: tuple[Any, Any]) -> None:
+    cache = FeatureCache(*parts)
+    for tiles, items in ((1, 32), (12, 2), (40, 1)):
+        cache.processor.max_tiles = tiles
+        assert items_at_once(cache) == items
+    cache.processor.max_tiles = 1
+
+
+def test_masks_of_given_captions(parts: tuple[Any, Any]) -> None:
+    said = ["a small green triangle.", "a large orange cross."]
+    found = iou_of_captions(parts[0], ITEMS, FeatureCache(*parts), said)
+    assert found.dtype == np.float64
+    for row, item in enumerate(ITEMS):
+        image, truth = item.load()
+        assert truth is not None
+        expected = overlap(drawn(parts, image, segment_question(said[row])), truth)
+        assert found[row] == pytest.approx(expected, abs=2e-3)
+    assert found[0] != pytest.approx(found[1])
+    assert iou_of_captions(parts[0], ITEMS, FeatureCache(*parts), ["", said[1]])[0] == 0.0, "nothing was said"
+
+
+def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, Any]) -> None:
+    """Never a 0 in place of what cannot be known."""
+    image, truth = ITEMS[0].load()
+    labelled, bare = (
+        GRPOItem(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
+        for name, mask in (("labelled", truth), ("bare", None))
+    )
+    found = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
+    assert set(found.values) == MASKED
+    for name, values in found.values.items():
+        assert 0 <= values[0] <= 1, name
+        assert np.isnan(values[1]), name
+    assert found.captions == ["", ""]
+    assert found.overlap[1].tolist() == [0, 0]
+    assert found.phrase_ciou == pytest.approx(found.values["iou"][0])
+    assert all(mask is not None for mask in found.masks)
+    assert found.drawn == found.masks, "no caption to draw from"
+
+
+def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None:
+    """Here the question is about another object than the region; and where nothing is drawn, nothing can be said."""
+    other, silent = (replace(ITEMS[0], question=text) for text in (regions()[7].question, "Describe the image."))
+    found = measure(parts[0], [other, silent], FeatureCache(*parts), LONGEST)
+    image, _ = other.load()
+    again = predict(*parts, image, DESCRIBE, drawn(parts, image, other.question))["prediction"]
+    assert again != found.captions[0]
+    expected = meteor([again], [other.caption], normalise=True)[0]
+    assert found.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
+    assert found.captions[1] == found.captions[0]
+    assert found.values["meteor"][1] > expected
+
+
+def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
+    image, truth = ITEMS[0].load()
+    assert truth is not None
+    silent = GRPOItem("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
+    found = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
+    assert found.masks == [None]
+    assert {name: values.tolist() for name, values in found.values.items()} == {name: [0.0] for name in MASKED}
+    assert found.overlap.tolist() == [[0, truth.sum()]]
+
+
+def test_ciou_sums_pixels_before_it_divides() -> None:
+    overlap = np.array([[30, 40], [1, 60]])
+    assert Measured({}, [], [], [], overlap).phrase_ciou == pytest.approx(31 / 100)
+    assert Measured({}, [], [], [], np.zeros((2, 2), dtype=int)).phrase_ciou == 0.0

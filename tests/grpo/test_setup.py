@@ -1,0 +1,175 @@
+"""What trains: LoRA and what the enabled losses reach, in float32; all else is frozen, and proved to stay so."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
+from rl_reward_network.grpo.setup import (
+    CANDIDATE_HEADS,
+    check_movement,
+    digests,
+    freeze_unreached,
+    prepare_model,
+    why_still,
+)
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from tests.grpo.nano import chosen_by, config, nano, regions, rewards
+
+DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def frozen_by(folder: Path, **changed: Any) -> tuple[set[str], set[str]]:
+    """What trains in a new trainer once the unreached is frozen, and what was frozen as unreached."""
+    model, processor = nano()
+    own = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), regions(), rewards())
+    before = trained(model)
+    unreached = set(freeze_unreached(own, regions()[:2]))
+    assert trained(model) == before - unreached
+    assert unreached < before
+    assert all(parameter.grad is None for parameter in model.parameters()), "the trial leaves no gradient behind"
+    return trained(model), unreached
+
+
+def test_lora_is_put_on_and_what_trains_is_float32() -> None:
+    model, _ = load_sa2va_model("sa2va-nano")
+    model.to(torch.bfloat16)
+    prepare_model(model, 4, 8)
+    names = trained(model)
+    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    lora = {name for name in names if "lora_" in name}
+    layers = model.config.text_config.num_hidden_layers
+    assert len(lora) == layers * 7 * 2
+    assert {min(model.get_parameter(name).shape) for name in lora} == {4}
+    rest = {name.split(".")[0] + "." + name.split(".")[1] for name in names - lora}
+    assert rest == {"model.multi_modal_projector", "text_hidden_fcs.0", "text_hidden_fcs.2", DECODER[:-1], PROMPTS[:-1]}
+
+
+def test_dropout_is_refused_with_its_reason() -> None:
+    model = nn.Linear(1, 1)
+    message = (
+        r"lora_dropout is 0\.05, expected 0: with dropout, old, reference and new log-probabilities of one caption"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare_model(model, 4, 8, 0.05)
+    assert trained(model) == {"weight", "bias"}, "refused before anything was changed"
+
+
+def test_lora_is_put_on_once() -> None:
+    model, _ = nano()
+    with pytest.raises(ValueError, match="has LoRA layers already"):
+        prepare_model(model, 4, 8)
+
+
+def test_the_mask_decoder_is_out_of_reach_of_sampled_rewards(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path)
+    assert not any(name.startswith((DECODER, PROMPTS)) for name in names)
+    assert all(name.startswith((DECODER, PROMPTS)) for name in unreached)
+    assert any(name.startswith("text_hidden_fcs") for name in names)
+    assert any(name.startswith("model.multi_modal_projector") for name in names)
+    assert len([name for name in names if "lora_" in name]) == len(
+        [name for name in trained(nano()[0]) if "lora_" in name]
+    )
+
+
+def test_choosing_among_candidates_redraws_none(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path, mask_policy="candidates")
+    reached = {name for name in names if name.startswith(DECODER)}
+    assert reached
+    assert all("iou_prediction_head" in name for name in reached)
+    assert any("transformer" in name for name in unreached)
+    assert any(name.startswith("text_hidden_fcs") for name in names), "activations pass the gradient on"
+
+
+def test_losses_on_the_mask_itself_reach_it(tmp_path: Path) -> None:
+    names, unreached = frozen_by(tmp_path, objective="supervised")
+    reached = {name for name in names if name.startswith(DECODER)}
+    assert any("conv_s0" in name for name in reached)
+    assert any("transformer" in name for name in reached)
+    assert f"{PROMPTS}not_a_point_embed.weight" in names
+    assert f"{PROMPTS}point_embed.weight" in unreached, "no point is ever clicked"
+    assert any("iou_prediction_head" in name for name in unreached), "nothing is asked of its guesses"
+
+
+def test_a_loop_that_is_off_leaves_its_part_frozen(tmp_path: Path) -> None:
+    captions, _ = frozen_by(tmp_path, caption_to_mask_weight=0.0)
+    assert not any(name.startswith("text_hidden_fcs") for name in captions)
+    masks, _ = frozen_by(tmp_path, mask_to_caption_weight=0.0)
+    assert any(name.startswith("text_hidden_fcs") for name in masks)
+
+
+def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) -> None:
+    model, processor = nano()
+    pathwise = PathwiseReward(nn.Identity(), processor.sam_image_size)  # type: ignore[arg-type]
+    own = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
+    freeze_unreached(own, regions()[:2])
+    assert any(name.startswith(DECODER) for name in trained(model))
+
+
+def digested() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1))
+
+
+def test_digests_change_with_one_bit() -> None:
+    before = digests(digested())
+    assert set(before) == {f"{layer}.{name}" for layer in range(3) for name in ("weight", "bias")}
+    assert digests(digested()) == before
+    for name in ("0.weight", "1.weight"):
+        changed = digested()
+        bits = changed.get_parameter(name).data.view(torch.uint8)
+        bits[0, -1] ^= 1
+        assert {key for key, digest in digests(changed).items() if digest != before[key]} == {name}
+
+
+def test_digests_tell_minus_0_from_0() -> None:
+    """Equal as numbers, but somebody wrote there."""
+    first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    first.weight.data.fill_(0.0)
+    second.weight.data.fill_(-0.0)
+    assert digests(first) != digests(second)
+
+
+def test_frozen_tensors_that_changed_are_a_bug_and_still_ones_are_named() -> None:
+    names = ["q.lora_A", "q.lora_B", "fcs"]
+    before = {"tower.a": "1", "tower.b": "2"} | dict.fromkeys(names, "3")
+    after = before | dict.fromkeys(names, "4")
+    assert check_movement(before, after, names) == []
+    assert check_movement(before, after | {"fcs": "3", "q.lora_A": "3"}, names) == ["q.lora_A", "fcs"]
+    with pytest.raises(ValueError, match=r"1 frozen tensors changed in training, first \['tower\.b'\]; this is a bug"):
+        check_movement(before, after | {"tower.b": "5"}, names)
+
+
+def test_what_did_not_move_has_a_reason() -> None:
+    names = ["q.lora_A", "q.lora_B", "head"]
+    assert set(why_still(names, [], True, 9, 0.0).values()) == {"learning_rate is 0"}
+    assert set(why_still(names, [], False, 9, 0.1).values()) == {"the rewards of every group were all alike"}
+    one = why_still(names, ["head"], True, 1, 0.1)
+    assert "lora_B, which began at 0" in one["q.lora_A"]
+    assert one["q.lora_B"] == "no loss reached it in 1 steps"
+    assert "too small" in one["head"]
+    assert why_still(names, [], True, 2, 0.1)["q.lora_A"] == "no loss reached it in 2 steps"
+
+
+def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path: Path) -> None:
+    """Of 85 regions under the lamp each candidate is chosen for some; one item shows only one of them."""
+    found = []
+    for number, item in enumerate(chosen_by(regions(9))):
+        model, processor = nano()
+        own = Sa2VAGRPOTrainer(
+            model, processor, config(tmp_path / str(number), mask_policy="bernoulli"), regions(), rewards()
+        )
+        found.append(freeze_unreached(own, [item]))
+    assert len(found) == 3, "items for which each of the three candidates is chosen"
+    assert found[0] == found[1] == found[2]
+    heads = {name for name in trained(model) if CANDIDATE_HEADS in name}
+    assert {name.split(CANDIDATE_HEADS)[1][0] for name in heads} == {"1", "2", "3"}

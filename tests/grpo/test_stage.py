@@ -1,0 +1,317 @@
+"""A GRPO run as a whole: what it writes, what it refuses, and that it goes on where it was cut off."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
+from rl_reward_network.grpo import stage as stage_file
+from rl_reward_network.grpo.evaluate import grpo_model
+from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.stage import (
+    GRPOPlan,
+    RewardWeights,
+    check_same,
+    find_grpo_run,
+    loop_rewards,
+    run_grpo_stage,
+    training_arguments,
+)
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from tests.models.test_reward_network import network_of
+
+SETTINGS = {
+    "objective": "grpo",
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "num_mask_generations": 4,
+    "max_completion_length": 16,
+    "max_steps": 2,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
+PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=SETTINGS)
+WEIGHTS = "trainable/trainable.safetensors"
+
+
+def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
+    return replace(plan, settings=plan.settings | settings)
+
+
+def scenes(project: Path) -> GRPOWorld:
+    """Eight pictures under the lamp; runs go to `<project>/out`."""
+    write_regions(project / "scenes", 8, 3, light=LAMPLIGHT)
+    return open_grpo_world(GRPOWorldConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> GRPOWorld:
+    return scenes(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def run(world: GRPOWorld) -> Path:
+    """A finished run of two steps."""
+    folder = world.config.output_dir / "sa2va_grpo_1"
+    run_grpo_stage(world, PLAN, folder)
+    return folder
+
+
+class Judge:
+    """A judge that likes everything."""
+
+    last_failure = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"asked": 0}
+
+    def note(self, **counts: int) -> None:
+        pass
+
+    def failing(self) -> None:
+        return None
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        return [1.0] * len(predictions)
+
+
+def test_a_run_writes_all_that_it_says(run: Path) -> None:
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "config.json",
+        "final_model",
+        "logs",
+        "metrics.jsonl",
+        "split.json",
+    ]
+    assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
+    card = (run / "final_model" / "README.md").read_text()
+    for said in (
+        "rl_reward_network.cli.merge --model_path <this folder>",
+        "| steps | 2 |",
+        "put onto sa2va-nano",
+        "Not evaluated",
+    ):
+        assert said in card
+    assert str(run.parent) not in card
+    final, last = (load_file(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
+    assert final.keys() == last.keys()
+    assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
+
+
+def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> None:
+    config = read_json(run / "config.json")
+    model, _ = load_sa2va_model("sa2va-nano")
+    origin = config["origin"]
+    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", world.seen)
+    assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
+    assert origin["settings"] == SETTINGS
+    assert origin["weights"] == {
+        "iou": 1.0,
+        "caption": 1.0,
+        "loop2_caption": 1.0,
+        "loop2_iou": 1.0,
+        "learned": 0.0,
+        "confidence": 0.0,
+    }
+    assert origin["model_fingerprint"] == weights_fingerprint(model)
+    assert origin["data_fingerprint"] == world.split.fingerprint
+    assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
+    assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
+    assert config["world"]["model_path"] == "sa2va-nano"
+    assert set(config["trainable"]) == set(load_file(run / "final_model" / WEIGHTS))
+    frozen = config["frozen_because_unreached"]
+    assert frozen
+    assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
+    rows = {name: (count, trains) for name, count, trains in config["parameters"]}
+    assert rows["vision tower"][1] == rows["SAM 2 mask decoder"][1] == 0
+    assert rows["LoRA"][0] == rows["LoRA"][1] > 0
+    assert config["meteor_variant"] in ("full", "exact+stem")
+    assert "torch" in config["versions"]
+    final = read_json(run / "final_model" / "config.json")
+    assert final.pop("steps") == 2
+    assert 0 < final.pop("minutes") < 5
+    assert final.pop("resumed") is False
+    assert final == config
+
+
+def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
+    run: Path, world: GRPOWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(stage_file, "load_model")
+    with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already; give a new folder, or go on with it"):
+        run_grpo_stage(world, PLAN, run)
+
+
+def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWorld) -> None:
+    other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
+    with pytest.raises(
+        ValueError,
+        match=r"it began with other settings \(weights\.iou was 1\.0, now 0\.5; settings\.learning_rate was 0\.001",
+    ):
+        run_grpo_stage(world, other, run, resume=True)
+    began = read_json(run / "config.json")["origin"]
+    check_same(run, began)
+    with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
+        check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
+
+
+def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+    again = world.config.output_dir / "sa2va_grpo_2"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model"))
+    run_grpo_stage(world, PLAN, again, resume=True)
+    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert read_json(again / "final_model" / "config.json")["steps"] == 2
+
+
+def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, world: GRPOWorld) -> None:
+    again = world.config.output_dir / "sa2va_grpo_3"
+    shutil.copytree(run, again, ignore=shutil.ignore_patterns("final_model"))
+    run_grpo_stage(world, PLAN, again, resume=True)
+    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    assert sorted(path.name for path in again.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+def test_a_run_out_of_time_and_cut_off_trains_no_further(world: GRPOWorld, tmp_path: Path) -> None:
+    late = changed(PLAN, max_minutes=1e-9, max_steps=5)
+    run_grpo_stage(world, late, tmp_path / "late")
+    shutil.rmtree(tmp_path / "late" / "final_model")
+    run_grpo_stage(world, late, tmp_path / "late", resume=True)
+    assert read_json(tmp_path / "late" / "final_model" / "config.json")["steps"] == 1
+
+
+def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+    world = replace(world, config=replace(world.config, output_dir=tmp_path))
+    for number in (1, 2, 3):
+        shutil.copytree(run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs"))
+    (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "origin": {"mode": "full"}}')
+    assert find_grpo_run(world, PLAN) == tmp_path / "sa2va_grpo_2"
+    assert find_grpo_run(world, changed(PLAN, learning_rate=1e-4)) is None
+    assert find_grpo_run(world, replace(PLAN, lora_r=8)) is None
+
+
+def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOWorld, tmp_path: Path) -> None:
+    run_grpo_stage(world, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
+    model, _ = load_sa2va_model("sa2va-nano")
+    start = dict(model.named_parameters())
+    for name, tensor in load_file(tmp_path / "still" / "final_model" / WEIGHTS).items():
+        if "lora_B" in name:
+            assert not tensor.any(), name
+        elif "lora_" not in name:
+            assert torch.equal(tensor, start[name]), name
+
+
+def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
+    world: GRPOWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
+    monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
+    for resume in (False, True):  # going on with it says the same, and trains no further
+        with pytest.raises(
+            ValueError,
+            match=r"nothing was trained: (\d+) of \1 trainable tensors did not move: \1 because the rewards of every "
+            r"group were all alike, such as .*; the last state is in .*checkpoint-1",
+        ):
+            run_grpo_stage(world, changed(PLAN, **ONE_STEP), tmp_path / "equal", resume)
+    assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"
+    assert not (tmp_path / "equal" / "final_model").exists(), "nor look finished"
+    assert grpo_model(tmp_path / "equal") == tmp_path / "equal" / "checkpoint-1", "it can be evaluated and merged"
+
+
+def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(world: GRPOWorld, tmp_path: Path) -> None:
+    one = changed(PLAN, **ONE_STEP, lr_scheduler_type="linear", warmup_steps=5)
+    with pytest.warns(UserWarning, match=r"trainable tensors did not move: \d+ because its gradient passes lora_B"):
+        run_grpo_stage(world, one, tmp_path / "one")
+    config = read_json(tmp_path / "one" / "final_model" / "config.json")
+    assert config["steps"] == 1
+    moved = load_file(tmp_path / "one" / "final_model" / WEIGHTS)
+    assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
+
+
+class LostJudge(Judge):
+    """A judge that is lost after the first step."""
+
+    asked = 0
+
+    def failing(self) -> str | None:  # type: ignore[override]
+        self.asked += 1
+        return "LLM judge http://there: 26 of the last 50 calls failed" if self.asked > 1 else None
+
+
+def test_a_lost_judge_stops_the_run_with_a_checkpoint(world: GRPOWorld, tmp_path: Path) -> None:
+    plan = replace(changed(PLAN, max_steps=4, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
+    message = r"^step 2: LLM judge http://there: 26 of .*; --resume goes on from .*checkpoint-2$"
+    with pytest.raises(ValueError, match=message):
+        run_grpo_stage(world, plan, tmp_path / "lost", judge=LostJudge())
+    assert not (tmp_path / "lost" / "final_model").exists()
+    run_grpo_stage(world, plan, tmp_path / "lost", resume=True, judge=Judge())
+    assert read_json(tmp_path / "lost" / "final_model" / "config.json")["steps"] == 4
+
+
+def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:
+    return {loop: {name: reward.weight for name, reward in own.items()} for loop, own in rewards.items()}
+
+
+def test_terms_without_a_judge() -> None:
+    plan = replace(PLAN, weights=RewardWeights(1.0, 0.5, 0.25, 0.125, 0.0, 0.1))
+    assert named(loop_rewards(plan, "regions", None, None)) == {
+        "loop1": {"iou": 1.0, "dice": 0.0, "meteor": 0.5},
+        "loop2": {"iou": 0.125, "confidence": 0.1, "meteor": 0.25},
+    }
+    assert named(loop_rewards(plan, "images", None, None)) == {
+        "loop1": {"iou": 1.0, "dice": 0.0},
+        "loop2": {"iou": 0.125, "confidence": 0.1},
+    }
+
+
+def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
+    plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25, loop2_iou=0.0))
+    alone = {"meteor": 0.0, "judge": 0.0}
+    first, second, both = (named(judged(plan, *loops)) for loops in (["loop1"], ["loop2"], ["loop1", "loop2"]))
+    assert first["loop1"] == {"iou": 1.0, "dice": 0.0, **alone, "caption": 0.5}
+    assert first["loop2"] == {"iou": 0.0, "confidence": 0.0, "meteor": 0.25}, "loop 2 stays with METEOR"
+    assert second["loop1"] == {"iou": 1.0, "dice": 0.0, "meteor": 0.5}, "loop 1 stays with METEOR"
+    assert second["loop2"] == {"iou": 0.0, "confidence": 0.0, **alone, "caption": 0.25}
+    assert both == {"loop1": first["loop1"], "loop2": second["loop2"]}
+    with pytest.raises(ValueError, match="the plan must name the judge that pays"):
+        loop_rewards(plan, "regions", Judge(), None)
+
+
+def judged(plan: GRPOPlan, *loops: str) -> dict[str, dict[str, Reward]]:
+    return loop_rewards(replace(plan, judge={"loops": list(loops)}), "regions", Judge(), None)
+
+
+def test_a_reward_network_is_a_term_of_loop_2() -> None:
+    plan = replace(PLAN, weights=RewardWeights(loop2_iou=0.0, learned=2.0))
+    rewards = named(loop_rewards(plan, "images", None, network_of()))
+    assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
+    assert "learned" not in rewards["loop1"]
+    with pytest.raises(ValueError, match=r"learned_weight is 2\.0, but there is no reward network; give --reward_net"):
+        loop_rewards(plan, "images", None, None)
+
+
+def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOWorld, tmp_path: Path) -> None:
+    seeded = replace(world, config=replace(world.config, seed=5))
+    args = training_arguments(seeded, PLAN, tmp_path)
+    assert (args.seed, args.data_seed, args.output_dir, args.max_steps) == (5, 5, str(tmp_path), 2)
+    assert (args.bf16, args.use_cpu, args.report_to, args.disable_tqdm) == (False, True, [], True)
+    with pytest.raises(ValueError, match="num_generations is 1"):
+        training_arguments(world, changed(PLAN, num_generations=1), tmp_path)

@@ -1,0 +1,77 @@
+"""What a GRPO run says before its first step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rl_reward_network.cli.grpo import GRPOArgs
+from rl_reward_network.grpo import startup
+from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.grpo.startup import load_model, meanings, startup_lines
+from rl_reward_network.models.lora import freeze_parameters, setup_lora
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+
+STEP = {
+    "prompts_per_step": 2,
+    "gradient_accumulation_steps": 3,
+    "world_size": 4,
+    "num_generations": 5,
+    "num_mask_generations": 8,
+    "mask_to_caption_weight": 1.0,
+    "caption_to_mask_weight": 1.0,
+    "objective": "grpo",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Sa2VAForConditionalGeneration:
+    model, _ = load_sa2va_model("sa2va-nano")
+    setup_lora(model, 4, 8, 0.0)
+    freeze_parameters(model)
+    return model
+
+
+def said(model: Any, **changed: Any) -> list[str]:
+    return startup_lines(SimpleNamespace(sa2va=model, args=SimpleNamespace(**{**STEP, **changed})))
+
+
+def test_regions_and_what_is_made_of_each(model: Any) -> None:
+    assert said(model)[0] == "each step: 24 regions x 5 captions and 8 masks (4 processes x 3 forward passes x 2)"
+    assert said(model, mask_to_caption_weight=0.0)[0].startswith("each step: 24 regions x 8 masks (")
+    assert said(model, caption_to_mask_weight=0.0)[0].startswith("each step: 24 regions x 5 captions (")
+    assert "x true captions and masks (" in said(model, objective="supervised")[0]
+
+
+def test_parameters_and_what_does_not_train(model: Any) -> None:
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    total, trained = sum(n for n, _ in counts), sum(n for n, trains in counts if trains)
+    lines = said(model)
+    assert lines[1] == f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})"
+    assert lines[2].startswith("not trained: vision tower, lm_head, SAM 2 image encoder (frozen, as in Sa2VA's")
+    assert lines[3] == "not trained: language model (LoRA trains in its place)"
+    assert not any("mask decoder" in line for line in lines)
+    decoder = model.grounding_encoder.mask_decoder.requires_grad_(False)
+    assert any(
+        line.startswith("not trained: SAM 2 mask decoder (--mask_policy gaussian samples") for line in said(model)
+    )
+    decoder.requires_grad_(True)
+
+
+def test_flags_that_mean_something_else_say_so() -> None:
+    settings = {"per_device_train_batch_size": 4, "num_generations": 4}
+    assert meanings(GRPOArgs(), settings) == []
+    (line,) = meanings(GRPOArgs(batch_size=4), settings)
+    assert line == "batch_size 4 counts captions, not regions: 1 x 4 captions per process and forward pass"
+    lines = meanings(GRPOArgs(num_epochs=1.0, kl_coef=0.1, clip_range=0.3), settings)
+    assert [line.split(" ")[0] for line in lines] == ["num_epochs", "kl_coef", "clip_range"]
+
+
+def test_flash_attention_is_for_the_vision_tower_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "FLASH", "eager")  # any other than the default, where there is no GPU
+    model, _ = load_model(GRPOWorldConfig(use_flash_attn=True, gpu=-1))
+    kinds = {part.config._attn_implementation for part in (model.model.language_model, model.grounding_encoder)}
+    assert (model.model.vision_tower.config._attn_implementation, kinds) == ("eager", {"sdpa"})
+    assert model.dtype == torch.float32

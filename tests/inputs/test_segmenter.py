@@ -1,0 +1,56 @@
+"""What happens when the GPU's memory runs out, without a GPU."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from tests.conftest import tube_image
+
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+
+
+def limited(batch: int, fits: int) -> tuple[Sa2VASegmenter, list[int]]:
+    """A segmenter whose model holds at most `fits` prompts at once, and the batches it was asked for."""
+    asked: list[int] = []
+
+    def segment(images: Any, prompts: list[str], processor: Any, batch_size: int, max_new_tokens: int) -> Any:
+        asked.append(batch_size)
+        if batch_size > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        one = SimpleNamespace(mask_logits=torch.ones(1, 4, 4), vision_features=torch.ones(3))
+        return [[one for _ in prompts]]
+
+    return Sa2VASegmenter(SimpleNamespace(segment=segment), None, batch, 64, "x"), asked  # type: ignore[arg-type]
+
+
+def test_the_batch_is_halved_once_and_stays_so() -> None:
+    segmenter, asked = limited(batch=16, fits=8)
+    with pytest.warns(UserWarning, match=r"out of memory with SEGMENT_BATCH=16 .*going on with 8"):
+        answer = segmenter.segment(IMAGE, ["a", "b"])
+    assert answer.mask_logits.shape == (2, 4, 4)
+    segmenter.segment(IMAGE, ["a"])
+    assert asked == [16, 8, 8]
+
+
+@pytest.mark.parametrize(("batch", "tried"), [(16, [16, 8]), (1, [1])])
+def test_when_half_does_not_fit_either_the_message_names_the_remedy(batch: int, tried: list[int]) -> None:
+    segmenter, asked = limited(batch, fits=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=rf"out of memory with SEGMENT_BATCH={tried[-1]} .*set a lower one"):
+            segmenter.segment(IMAGE, ["a"])
+    assert asked == tried
+
+
+def test_features_are_the_mean_of_sam_2_s_coarsest_map(tiny_checkpoint: Path) -> None:
+    segmenter, (image, _) = load_segmenter(tiny_checkpoint), tube_image(96, 0)
+    found = segmenter.segment(image, ["the vessel", "the rib"]).vision_features
+    with torch.no_grad():
+        maps = segmenter.model.get_sam_features(segmenter.processor.sam_pixel_values(image)).maps
+    np.testing.assert_allclose(found, maps[2][0].mean(dim=(1, 2)).numpy(), rtol=1e-6)

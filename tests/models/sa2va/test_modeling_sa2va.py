@@ -1,0 +1,189 @@
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
+from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.conftest import smooth_image
+
+TEXT = "<image>Please segment the vessel."
+
+
+def teacher_forced(processor: Sa2VAProcessor, image: np.ndarray, answer: str = "Sure [SEG].") -> dict[str, Any]:
+    """Inputs of one question with its answer, and the answer's labels."""
+    inputs = processor(TEXT, image)
+    tokens = processor.tokenize_conversation([(TEXT, answer)], num_tiles=len(inputs["pixel_values"]))
+    ids = tokens["input_ids"][None]
+    return inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": tokens["labels"][None]}
+
+
+def mask_loss(model: Sa2VAForConditionalGeneration, inputs: dict[str, Any], truth: torch.Tensor) -> torch.Tensor:
+    output = model(**inputs)
+    (embeddings,) = model.seg_embeddings(output.last_hidden_state, inputs["input_ids"])
+    decoded = model.decode_masks(model.get_sam_features(inputs["sam_pixel_values"]), embeddings)
+    return sum(mask_losses(decoded.mask_logits, truth).values())
+
+
+@pytest.fixture
+def own_model(tiny_model: Sa2VAForConditionalGeneration) -> Sa2VAForConditionalGeneration:
+    """A copy that a test may change."""
+    return copy.deepcopy(tiny_model)
+
+
+def test_left_padding_and_batching_do_not_change_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    images = [smooth_image(100, 120), smooth_image(90, 80, seed=1)]
+    texts = [TEXT, "<image>A much longer question about this image."]
+    with torch.no_grad():
+        batch = tiny_model(**tiny_processor(texts, images)).logits[:, -1]
+        single = [tiny_model(**tiny_processor(t, i)).logits[0, -1] for t, i in zip(texts, images, strict=True)]
+    assert torch.allclose(batch, torch.stack(single), atol=1e-4)
+
+
+def test_precomputed_vision_features_give_the_same_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    inputs = tiny_processor(TEXT, smooth_image(100, 120))
+    with torch.no_grad():
+        features = tiny_model.model.get_vision_features(inputs.pop("pixel_values"))
+        cached = tiny_model(**inputs, vision_features=features).logits
+        inputs = tiny_processor(TEXT, smooth_image(100, 120))
+        assert torch.equal(tiny_model(**inputs).logits, cached)
+
+
+def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model: Any) -> None:
+    features = torch.randn(3, 1024, 32)  # tiles of image 1 (two), image 2 (one)
+    cells = torch.zeros(2, 16, 16, dtype=torch.bool)
+    cells[0, 3, 4] = cells[0, 3, 9] = cells[1, 0, 0] = True
+    with torch.no_grad():
+        rows = tiny_model.model.image_rows(features, [cells], torch.tensor([False, True, False]))
+        tokens = tiny_model.model.project(features)
+    expected = torch.cat([tokens[0], tokens[1], tokens[1][[3 * 16 + 4, 3 * 16 + 9, 0]], tokens[2]])
+    assert torch.equal(rows, expected)
+
+
+def test_a_region_changes_what_the_model_sees(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    image = smooth_image(100, 120)
+    top, bottom = np.zeros((2, 1, 100, 120), dtype=bool)
+    top[0, :40, :60] = bottom[0, 60:, 60:] = True
+    with torch.no_grad():
+        a, b = (tiny_model(**tiny_processor(TEXT, image, [mask])).logits[0, -1] for mask in (top, bottom))
+    assert not torch.allclose(a, b, atol=1e-3)
+
+
+def test_placeholders_without_features_are_an_error(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    inputs = tiny_processor(TEXT, smooth_image(100, 120))
+    with pytest.raises(ValueError, match="256 image placeholders, the image has 0 feature rows"):
+        tiny_model(input_ids=inputs["input_ids"])
+
+
+def test_another_vision_layer_is_another_hidden_state(own_model: Any) -> None:
+    pixels = torch.randn(1, 3, 448, 448)
+    states = own_model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    own_model.config.vision_feature_layer = 0
+    assert torch.equal(own_model.model.get_vision_features(pixels), states[0][:, 1:])
+    own_model.config.vision_feature_layer = -2
+    assert torch.equal(own_model.model.get_vision_features(pixels), states[-2][:, 1:])
+    assert not torch.equal(states[-2], states[-1])
+
+
+def test_several_prompts_decode_as_one_by_one(tiny_model: Any) -> None:
+    features = tiny_model.get_sam_features(torch.randn(1, 3, 256, 256))
+    prompts = torch.randn(3, 32)
+    with torch.no_grad():
+        together = tiny_model.decode_masks(features, prompts).mask_logits
+        single = torch.cat([tiny_model.decode_masks(features, prompt[None]).mask_logits for prompt in prompts])
+    assert torch.allclose(together, single, atol=1e-4)
+
+
+def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model: Any) -> None:
+    with torch.no_grad():
+        decoded = tiny_model.decode_masks(tiny_model.get_sam_features(torch.randn(1, 3, 256, 256)), torch.randn(4, 32))
+    best = decoded.candidate_scores[:, 1:].argmax(dim=1) + 1
+    assert torch.equal(decoded.selected, best)
+    assert torch.equal(decoded.iou_scores, decoded.candidate_scores[torch.arange(4), best])
+    assert torch.equal(decoded.mask_logits, decoded.candidates[torch.arange(4), best])
+
+
+def test_a_mask_loss_reaches_what_is_said_to_train(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    """What it does not reach: heads that no loss reads, candidates that were not chosen, and unused prompt kinds."""
+    setup_lora(own_model, r=2, lora_alpha=4, lora_dropout=0.0)
+    freeze_parameters(own_model)
+    inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
+    truth = torch.zeros(1, 100, 120, dtype=torch.bool)
+    truth[:, 20:60, 30:80] = True
+    missed = unreached_parameters(own_model, [mask_loss(own_model, inputs, truth)])
+    reached = {n for n, p in own_model.named_parameters() if p.requires_grad} - set(missed)
+    for part in (
+        "model.multi_modal_projector.linear_1.weight",
+        "model.multi_modal_projector.layer_norm.bias",
+        "text_hidden_fcs.0.weight",
+        "text_hidden_fcs.2.bias",
+        "grounding_encoder.mask_decoder.conv_s0.weight",
+        "grounding_encoder.mask_decoder.conv_s1.weight",
+        "grounding_encoder.prompt_encoder.not_a_point_embed.weight",
+        "grounding_encoder.prompt_encoder.no_mask_embed.weight",
+    ):
+        assert part in reached, part
+    assert sum("lora_B" in name for name in reached) == 14  # seven layers in each of two blocks
+    decoder = "grounding_encoder.mask_decoder."
+    hypernetworks = {name.split(".")[3] for name in missed if "output_hypernetworks_mlps" in name}
+    assert len(hypernetworks) == 3  # all but the chosen candidate's
+    assert {name.removeprefix(decoder).split(".")[0] for name in missed if name.startswith(decoder)} == {
+        "output_hypernetworks_mlps",
+        "iou_prediction_head",
+        "pred_obj_score_head",
+    }
+    prompt = "grounding_encoder.prompt_encoder."
+    assert {name.removeprefix(prompt).split(".")[0] for name in missed if name.startswith(prompt)} == {
+        "mask_embed",
+        "point_embed",
+    }
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
+    grads = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            own_model.activation_checkpointing_enable()
+            assert own_model.is_activation_checkpointing
+        own_model.train().zero_grad()
+        own_model(**inputs).loss.backward()
+        grads.append(own_model.model.multi_modal_projector.linear_1.weight.grad.clone())
+    assert grads[0].abs().sum() > 0
+    assert torch.allclose(*grads, atol=1e-6)
+
+
+def test_training_steps_move_the_trainable_and_nothing_else(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    setup_lora(own_model, r=2, lora_alpha=4, lora_dropout=0.0)
+    freeze_parameters(own_model)
+    before = {name: p.detach().clone() for name, p in own_model.named_parameters()}
+    inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
+    truth = torch.zeros(1, 100, 120, dtype=torch.bool)
+    truth[:, :50] = True
+    optimizer = torch.optim.SGD([p for p in own_model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):  # lora_A moves in the second step: in the first, lora_B is 0
+        optimizer.zero_grad()
+        (own_model(**inputs).loss + mask_loss(own_model, inputs, truth)).backward()
+        optimizer.step()
+    moved = {name for name, p in own_model.named_parameters() if not torch.equal(p, before[name])}
+    frozen = {name for name, p in own_model.named_parameters() if not p.requires_grad}
+    assert not moved & frozen
+    assert {name for name in before if "lora_" in name} <= moved
+
+
+def test_completion_log_probs_ignore_padding(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    prompt = tiny_processor([TEXT, "<image>Longer words here."], [smooth_image(60, 60)] * 2)
+    answers = [tiny_processor.token_ids("Sure [SEG]."), tiny_processor.token_ids("No")]
+    ids = torch.tensor([answer + [0] * (len(answers[0]) - len(answer)) for answer in answers])
+    mask = torch.tensor([[1] * len(answer) + [0] * (len(answers[0]) - len(answer)) for answer in answers])
+    with torch.no_grad():
+        both = tiny_model.completion_log_probs(prompt, ids, mask)
+        alone = tiny_model.completion_log_probs(
+            tiny_processor("<image>Longer words here.", smooth_image(60, 60)), torch.tensor([answers[1]])
+        )
+    assert torch.allclose(both[1, :2], alone[0], atol=1e-4)
+    assert both[1, 2:].eq(0).all()

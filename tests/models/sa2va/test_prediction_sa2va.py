@@ -1,0 +1,237 @@
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rl_reward_network.inputs.segmenter import NO_MASK_LOGIT, Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.sa2va.prediction_sa2va import image_features
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.conftest import smooth_image, write_tiny_checkpoint
+
+PROMPTS = ["Please segment the vessel.", "Bright vessels, please.", "X", "The main vessel only."]
+
+
+@pytest.mark.parametrize("batch_size", [16, 3])
+def test_batched_segmentation_equals_single_predictions(
+    tiny_model: Any, tiling_processor: Sa2VAProcessor, batch_size: int
+) -> None:
+    images = [smooth_image(150, 150), smooth_image(640, 700, seed=2)]  # one tile, five tiles
+    batched = tiny_model.segment(images, PROMPTS, tiling_processor, batch_size=batch_size)
+    masks = []
+    for image, row in zip(images, batched, strict=True):
+        for prompt, found in zip(PROMPTS, row, strict=True):
+            single = tiny_model.predict_forward(image=image, text="<image>" + prompt, processor=tiling_processor)
+            assert found.answer == single["prediction"]
+            assert (found.masks()[:, None] != np.stack(single["prediction_masks"])).mean() <= 0.0005
+            masks.append(found.masks().mean())
+    assert len(set(masks)) > 4, "prompts and images must matter, or this test could not fail"
+
+
+def test_encoders_run_once_per_image(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    calls: list[str] = []
+    hooks = [
+        tiny_model.model.vision_tower.register_forward_hook(lambda *_: calls.append("vision")),
+        tiny_model.grounding_encoder.vision_encoder.register_forward_hook(lambda *_: calls.append("sam")),
+    ]
+    try:
+        tiny_model.segment([smooth_image(50, 60)] * 2, PROMPTS, tiny_processor, batch_size=2)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert sorted(calls) == ["sam", "sam", "vision", "vision"]
+
+
+def test_predict_forward_gives_masks_and_probabilities_at_image_size(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor
+) -> None:
+    picture = Image.fromarray(smooth_image(70, 110)).convert("L")  # grey is converted
+    result = tiny_model.predict_forward(image=picture, text="<image>Segment.", tokenizer=tiny_processor.tokenizer)
+    (mask,), (probability,) = result["prediction_masks"], result["mask_probabilities"]
+    assert mask.shape == probability.shape == (1, 70, 110)
+    assert (mask.dtype, probability.dtype) == (bool, np.float32)
+    assert np.array_equal(mask, probability > 0.5)
+    assert 0 <= probability.min() < probability.max() <= 1
+
+
+def test_two_segs_give_two_masks(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
+    model = copy.deepcopy(tiny_model)
+    seg, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
+    embeds = model.get_input_embeddings().weight.data
+    model.lm_head.weight.data[seg] += 30 * embeds[dot] / embeds[dot].norm()
+    result = model.predict_forward(
+        image=smooth_image(70, 90), text="<image>All.", processor=tiny_processor, max_new_tokens=10
+    )
+    count = result["prediction"].count("[SEG]")
+    assert count >= 2
+    assert len(result["prediction_masks"]) == len(result["mask_probabilities"]) == count
+
+
+def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path: Any) -> None:
+    """The whole path at once, each mask checked against the state of its own [SEG] in a teacher-forced pass."""
+    model, processor = load_sa2va_model(write_tiny_checkpoint(tmp_path, template="phi3_chat"))
+    say = processor.token_ids("[SEG]<[SEG]end|>")  # as many different tokens as possible; "|" would come twice
+    say = [index for index in say if index != processor.token_ids("|")[0]]
+    processor.template = dataclasses.replace(processor.template, stop_words=("end>",))
+    image = smooth_image(640, 700)
+    text = "<image>What are region1 and region2?"
+    script = iter([*say[:-1], say[-1]])
+    embeds, head = model.get_input_embeddings(), model.lm_head
+    model.lm_head = Scripted(list(script), head.weight.shape[0])
+    result = model.predict_forward(image=image, text=text, mask_prompts=[regions()], processor=processor)
+    model.lm_head = head
+    assert result["prediction"] == "[SEG]<[SEG]end>"
+    assert len(result["prediction_masks"]) == 2
+    inputs = processor(text, image, [regions()])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([say])], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    assert embeds(inputs["input_ids"]).shape[1] == inputs["input_ids"].shape[1]
+    with torch.no_grad():
+        (embeddings,) = model.seg_embeddings(model(**inputs).last_hidden_state, inputs["input_ids"])
+        decoded = model.decode_masks(model.get_sam_features(inputs["sam_pixel_values"]), embeddings)
+        expected = upsample_mask_logits(decoded.mask_logits, (640, 700), processor.sam_image_size) > 0
+    for found, mask in zip(result["prediction_masks"], expected, strict=True):
+        assert (found[0] != mask.numpy()).mean() <= 0.0005
+    assert (expected[0] != expected[1]).any(), "the two masks must differ, or their order could not be checked"
+
+
+class Scripted(torch.nn.Module):
+    """A head that says what it is told, one token a call."""
+
+    def __init__(self, script: list[int], vocabulary: int) -> None:
+        super().__init__()
+        self.script, self.vocabulary = script, vocabulary
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*states.shape[:-1], self.vocabulary)
+        logits[..., self.script.pop(0)] = 5.0
+        return logits
+
+
+def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    past = tiny_processor.prompt_text("Hi") + "Hello<|im_end|>\n"
+    result = tiny_model.predict_forward(text="And?", past_text=past, processor=tiny_processor, max_new_tokens=12)
+    assert result["prediction"]
+    assert result["prediction_masks"] == result["mask_probabilities"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": None}, "text is missing"),
+        ({"video": [1]}, "video is not supported"),
+        ({"processor": None}, "give processor="),
+        ({"past_text": "earlier"}, "past_text must be empty"),
+    ],
+)
+def test_predict_forward_says_what_is_wrong(
+    tiny_model: Any, tiny_processor: Any, arguments: dict, message: str
+) -> None:
+    usual = {"image": smooth_image(20, 20), "text": "<image>x", "processor": tiny_processor}
+    with pytest.raises(ValueError, match=message):
+        tiny_model.predict_forward(**(usual | arguments))
+
+
+@pytest.mark.parametrize("path", ["scan.png", Path("scan.png")])
+def test_a_path_in_place_of_an_image_is_refused_with_the_remedy(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor, path: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"expected a PIL image or .*; open it: PIL\.Image\.open\('scan\.png'\)"):
+        tiny_model.predict_forward(image=path, text="<image>The vessel.", processor=tiny_processor)
+    with pytest.raises(ValueError, match=r"image is 7, expected a PIL image or a uint8 array \(H, W, 3\)$"):
+        tiny_model.segment([7], ["The vessel."], tiny_processor)
+
+
+def test_segment_refuses_no_prompts_and_no_batch(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    with pytest.raises(ValueError, match="0 prompts, batch_size 16"):
+        tiny_model.segment([smooth_image(20, 20)], [], tiny_processor)
+    with pytest.raises(ValueError, match="must not differ before <image>"):
+        tiny_model.segment([smooth_image(20, 20)], ["a<image>", "b<image>"], tiny_processor)
+
+
+def test_the_segmenter_joins_segs_and_keeps_no_seg_empty(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    silent = copy.deepcopy(tiny_model)
+    silent.lm_head.weight.data[tiny_processor.seg_token_id] = 0
+    image = smooth_image(64, 80)
+    for model, empty in ((tiny_model, False), (silent, True)):
+        segmenter = Sa2VASegmenter(model, tiny_processor, 16, 20, "x")
+        logits = segmenter.segment(image, PROMPTS[:2]).mask_logits
+        assert (logits.shape, logits.dtype) == ((2, 64, 64), np.float32)
+        assert (logits == NO_MASK_LOGIT).all() == empty
+        probabilities = segmenter.upsample(logits, (64, 80))
+        assert probabilities.shape == (2, 64, 80)
+        assert (probabilities > 0.5).any() != empty
+
+
+def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint: Any, tiny_model: Any) -> None:
+    changed = copy.deepcopy(tiny_model)
+    changed.lm_head.weight.data[3, 5] += 1e-3
+    assert (
+        weights_fingerprint(changed)
+        != weights_fingerprint(tiny_model)
+        == weights_fingerprint(copy.deepcopy(tiny_model))
+    )
+    assert load_segmenter(tiny_checkpoint).fingerprint != load_segmenter(tiny_checkpoint, max_tiles=2).fingerprint
+
+
+def test_numbers_of_the_proven_model_are_kept(tiny_model: Any, tiling_processor: Sa2VAProcessor) -> None:
+    """Parity without the reference files: our own numbers, taken when every tensor of the reference agreed."""
+    image = smooth_image(640, 700)
+    inputs = tiling_processor("<image>Please segment the vessel.", image, [regions()])
+    with torch.no_grad():
+        output = tiny_model(**inputs)
+        features = tiny_model.get_sam_features(inputs["sam_pixel_values"])
+    result = tiny_model.segment([image], PROMPTS[:1], tiling_processor)[0][0]
+    found = {
+        "prompt_length": float(inputs["input_ids"].shape[1]),
+        "pixel": float(inputs["pixel_values"][3, 1, 100, 200]),
+        "sam_pixel": float(inputs["sam_pixel_values"][0, 2, 30, 77]),
+        "logits_mean": float(output.logits[0, -1].mean()),
+        "logits_max": float(output.logits[0, -1].max()),
+        "sam_coarse_std": float(features.maps[2].std()),
+        "mask_logit": float(result.mask_logits[0, 20, 40]),
+        "mask_share": float(result.masks().mean()),
+        "iou_score": float(result.iou_scores[0]),
+    }
+    assert found == pytest.approx(EXPECTED, abs=2e-3)
+    assert result.answer == "Sure [SEG].<|im_end|>"
+
+
+def regions() -> np.ndarray:
+    masks = np.zeros((2, 640, 700), dtype=bool)
+    masks[0, 100:300, 50:200] = True
+    masks[1, 400:600, 300:660] = True
+    return masks
+
+
+EXPECTED = {
+    "prompt_length": 1451.0,
+    "pixel": 0.32773,
+    "sam_pixel": -1.33729,
+    "logits_mean": 0.55545,
+    "logits_max": 89.70077,
+    "sam_coarse_std": 2.31615,
+    "mask_logit": -3.19479,
+    "mask_share": 0.20788,
+    "iou_score": 0.80601,
+}
+
+
+def test_features_that_are_known_already_give_the_same_masks_and_no_second_encoding(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = smooth_image(64, 80)
+    ((expected,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor)
+    features = image_features(tiny_model, tiny_processor, image)
+    monkeypatch.setattr(type(tiny_model), "get_sam_features", lambda *_: pytest.fail("encoded again"))
+    ((found,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor, sam_features=[features])
+    torch.testing.assert_close(found.mask_logits, expected.mask_logits, rtol=0, atol=0)
+    torch.testing.assert_close(found.vision_features, features.pooled()[0], rtol=0, atol=0)

@@ -1,0 +1,122 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_reward_network.models.lora import (
+    freeze_parameters,
+    load_trainable,
+    merge_lora,
+    parameter_table,
+    save_trainable,
+    setup_lora,
+)
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from tests.conftest import smooth_image
+
+
+@pytest.fixture
+def adapted(tiny_model: Any) -> Any:
+    """A copy with LoRA whose weights are not zero, so that it changes the output."""
+    model = copy.deepcopy(tiny_model)
+    setup_lora(model, r=4, lora_alpha=8, lora_dropout=0.0)
+    freeze_parameters(model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return model
+
+
+def logits(model: Any, processor: Sa2VAProcessor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**processor("<image>Where?", smooth_image(60, 70))).logits
+
+
+def test_lora_sits_on_the_language_model_only(adapted: Any) -> None:
+    names = [name for name, _ in adapted.named_parameters() if "lora_" in name]
+    assert len(names) == 2 * 7 * 2  # A and B, seven layers, two blocks
+    assert all(name.startswith("model.language_model.layers.") for name in names)
+
+
+def test_a_model_without_the_layers_is_refused(tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model)
+    model.model.language_model.layers = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match=r"LoRA finds none of its layers .*whose language model is Qwen2"):
+        setup_lora(model)
+
+
+def test_a_fresh_adapter_changes_nothing(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    model = copy.deepcopy(tiny_model)
+    setup_lora(model, r=4, lora_alpha=8)
+    assert torch.equal(logits(model, tiny_processor), logits(tiny_model, tiny_processor))
+    assert not any(module.training for module in model.modules()), "dropout must stay off in an evaluated model"
+
+
+def test_adapters_of_a_bfloat16_model_are_float32(tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model).to(torch.bfloat16)
+    setup_lora(model, r=2)
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
+    assert dtypes == {torch.float32}
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+def test_saving_a_model_with_unmerged_lora_is_refused(adapted: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"merge_lora\(model\) first"):
+        adapted.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_merged_equals_unmerged(adapted: Any, tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    unmerged = logits(adapted, tiny_processor)
+    assert not torch.allclose(unmerged, logits(tiny_model, tiny_processor), atol=1e-2)
+    merge_lora(adapted)
+    assert (logits(adapted, tiny_processor) - unmerged).abs().max() <= 1e-4
+    assert set(adapted.state_dict()) == set(tiny_model.state_dict())
+
+
+def test_adapter_off_is_the_base_model(adapted: Any, tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+    adapted.disable_adapters()
+    assert torch.equal(logits(adapted, tiny_processor), logits(tiny_model, tiny_processor))
+
+
+def test_saved_weights_come_back(adapted: Any, tiny_model: Any, tiny_processor: Sa2VAProcessor, tmp_path: Path) -> None:
+    with torch.no_grad():
+        adapted.text_hidden_fcs[0].bias.add_(1)
+    save_trainable(adapted, tmp_path / "adapter")
+    fresh = copy.deepcopy(tiny_model)
+    load_trainable(fresh, tmp_path / "adapter")
+    assert torch.equal(logits(fresh, tiny_processor), logits(adapted, tiny_processor))
+    assert torch.equal(fresh.text_hidden_fcs[0].bias, adapted.text_hidden_fcs[0].bias)
+
+
+def test_broken_or_foreign_adapters_are_refused(adapted: Any, tiny_model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lora\.json: file not found"):
+        load_trainable(copy.deepcopy(tiny_model), tmp_path)
+    save_trainable(adapted, tmp_path / "adapter")
+    other = copy.deepcopy(tiny_model)
+    setup_lora(other, r=2)
+    with pytest.raises(ValueError, match="the model's LoRA layers of"):
+        load_trainable(other, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "trainable.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        load_trainable(copy.deepcopy(tiny_model), tmp_path / "adapter")
+
+
+def test_the_parameter_table_counts_every_parameter_once(adapted: Any) -> None:
+    table = parameter_table(adapted)
+    assert sum(total for _, total, _ in table) == sum(p.numel() for p in adapted.parameters())
+    assert sum(train for *_, train in table) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    frozen = {part for part, _, trainable in table if not trainable}
+    assert frozen == {"vision tower", "language model", "lm_head", "SAM 2 image encoder", "SAM 2 memory"}
+
+
+def test_nonsense_is_refused(adapted: Any, tiny_model: Any) -> None:
+    with pytest.raises(ValueError, match="has LoRA layers already"):
+        setup_lora(adapted)
+    with pytest.raises(ValueError, match="r is 0"):
+        setup_lora(copy.deepcopy(tiny_model), r=0)

@@ -1,0 +1,54 @@
+"""The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.evaluation.baselines import POLICY, RIDGE, Comparison, compare
+from rl_reward_network.evaluation.deployment import decide
+from rl_reward_network.inputs.loading import World
+from rl_reward_network.prompt_policy.evaluate import rehearsal_note, segmenter_note
+from rl_reward_network.prompt_policy.tables import PromptTable
+from tests.evaluation.test_baselines import tables
+
+
+def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable], Comparison]:
+    """Images of a patient each, whose best prompt has Dice 0.8."""
+    dice = np.tile([0.5, 0.8, 0.6, 0.1], (images, 1))
+    found = tables(dice, dice)
+    chosen = np.ones(images, dtype=np.int64)
+    comparison = compare(found, found, {POLICY: chosen, RIDGE: chosen}, decide(found, found, chosen, 0), 0)
+    return [PromptTable(np.zeros(IMAGE_FEATURES, np.float32), table, own_dice) for table in found], comparison
+
+
+@pytest.mark.parametrize(
+    ("own_dice", "images", "advice"),
+    [
+        (0.9, 8, ": a plain segmenter serves these images better than any choice of prompts."),
+        (0.9, 5, ": a plain segmenter may serve these images better than any choice of prompts."),
+        (0.7, 8, "]."),
+    ],
+)
+def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, images: int, advice: str) -> None:
+    """Few patients prove nothing."""
+    (note,) = segmenter_note(*compared(own_dice, images))
+    assert f"own segmentation of these images has Dice {own_dice:.3f} [" in note
+    assert "the best prompt of each image 0.800 [" in note
+    assert note.endswith(advice)
+
+
+def test_unlabelled_images_tell_nothing_about_it() -> None:
+    entries, comparison = compared(None)
+    assert segmenter_note(entries, comparison) == ()
+
+
+def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(known_world: World, tmp_path: Path) -> None:
+    """The fixture's data were not written by `embedded_angiograms`, so they count as the user's."""
+    assert "sa2va-nano has learned rendered pictures only" in rehearsal_note(known_world)[0]
+    named = replace(known_world, config=replace(known_world.config, model_path="some/other"))
+    assert rehearsal_note(named) == ()
+    (tmp_path / "recipe.json").write_text("{}")
+    assert rehearsal_note(replace(known_world, config=replace(known_world.config, data_root=tmp_path))) == ()

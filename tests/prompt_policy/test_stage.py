@@ -1,0 +1,306 @@
+"""Step 2, its report and its use on a new image, on a tiny model: every reward, several prompts, no labels, resume."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tyro
+from PIL import Image
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
+from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
+from rl_reward_network.cli import segment
+from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.prompt_policy import ppo as prompt_ppo
+from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
+from rl_reward_network.prompt_policy.tables import load_tables
+from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
+from rl_reward_network.runs.checkpoints import save_checkpoint
+from rl_reward_network.runs.folder import describe_run, only_here
+from tests.conftest import write_tiny_data
+from tests.prompt_policy.test_ppo import Killed
+from tests.reward_training.test_stage import plan_of
+
+
+@pytest.fixture(scope="module")
+def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    data = write_tiny_data(folder / "data", images=12, size=64)
+    return open_world(WorldConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def reward_net(world: World) -> Path:
+    run = world.config.output_dir / "reward_net_1"
+    run_reward_stage(world, plan_of(world), run)
+    return run / "best_reward_net"
+
+
+def trained(world: World, reward_net: Path, name: str, **settings: Any) -> Path:
+    run = world.config.output_dir / name
+    run_policy_stage(world, policy_plan("quick", **{"total_timesteps": 64, **settings}), reward_net, run)
+    return run
+
+
+def evaluated(run: Path) -> dict[str, Any]:
+    evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),)))
+    return dict(read_json(run / "evaluation" / "eval.json"))
+
+
+def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
+    capsys.readouterr()
+    segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
+    assert Image.open(folder / "new_mask.png").size == (70, 50)
+    return capsys.readouterr().out
+
+
+def deploy(run: Path, policy: bool) -> dict[str, Any]:
+    """Turn the decision round by hand, to reach both ways."""
+    config = read_json(run / "final_model" / "config.json")
+    config["deployment"]["policy"] = policy
+    (run / "final_model" / "config.json").write_text(json.dumps(config))
+    return dict(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reward": "net"},
+        {"reward": "dice"},
+        {"reward": "iou"},
+        {"reward": "mix", "max_steps": 2},
+        {"reward": "net", "max_steps": 2},
+        {"preset": "published"},
+    ],
+)
+def test_every_way_of_training_ends_in_a_report_and_a_mask(
+    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+) -> None:
+    run = trained(world, reward_net, "_".join(map(str, settings.values())), **settings)
+    config = deploy(run, policy=True)
+    published = settings.get("preset") == "published"
+    assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3), "quick's own is faster"
+    assert config["vision_features"] == (0 if published else 32)
+    named = config["reward_net_info"]["named"]
+    assert named.startswith("../reward_net_1/best_reward_net, of 20"), "where it came from and when it was trained"
+    assert (run / "logs").exists()
+    summary = evaluated(run)
+    assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
+    assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
+    rows = {row["name"]: row for row in summary["rows"]}
+    assert list(rows)[-4:] == ["ridge per prompt", "PPO", "deployed", "oracle"]
+    assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
+    assert rows["deployed"]["means"] == rows["PPO"]["means"]
+    prompt = segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0]
+    assert prompt in config["prompts"]
+
+
+def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
+    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(world, reward_net, "fixed")
+    config = deploy(run, policy=False)
+    assert "too few patients" in config["deployment"]["reason"], "2 validation patients prove nothing"
+    rows = {row["name"]: row for row in evaluated(run)["rows"]}
+    assert rows["deployed"]["means"] == rows["best fixed prompt"]["means"]
+    said = segmented(run, tmp_path, capsys)
+    assert "the run deploys its best fixed prompt, because on 2 validation patients" in said
+    assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in said
+
+
+def test_a_second_run_asks_sa2va_nothing(world: World, reward_net: Path) -> None:
+    first = load_tables(trained(world, reward_net, "first") / "tables.json")
+    again = open_world(world.config)
+    second = load_tables(trained(again, reward_net, "second") / "tables.json")
+    assert (again.bank.computed, again.bank.encoded) == (0, 0)
+    assert again.bank.reused == 11 * (len(second["policy"]) + len(second["val"]))
+    for name, entries in first.items():
+        for one, other in zip(entries, second[name], strict=True):
+            np.testing.assert_array_equal(one.features, other.features)
+            np.testing.assert_array_equal(one.table.scores, other.table.scores)
+
+
+def test_unlabelled_data_train_and_are_evaluated_without_dice(
+    tiny_checkpoint: Path, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_tiny_data(tmp_path / "data", images=28, size=64)
+    records = json.loads((data / "annotations.json").read_text())
+    bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
+    (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
+    world = open_world(WorldConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
+    run = trained(world, reward_net, "bare")
+    assert "custom/val_score" in (run / "metrics.jsonl").read_text()
+    assert "dice" not in (run / "metrics.jsonl").read_text()
+    summary = evaluated(run)
+    assert (summary["labelled"], summary["verdict"]["label"]) == (False, "unlabelled")
+    assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
+    assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
+    assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
+    assert "judged by the reward net" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
+    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
+    segmented(run, tmp_path, capsys)
+    with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
+        trained(world, reward_net, "impossible", reward="dice")
+    with pytest.raises(ValueError, match=r"no labelled images in the reward split; .* by REWARD_NET"):
+        run_reward_stage(world, plan_of(world), tmp_path / "reward")
+    assert not (tmp_path / "reward").exists()
+
+
+def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
+    world: World, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(world, reward_net, "sa2va_rl_finetune_1")
+    plan = policy_plan("quick", total_timesteps=64)
+    rewards = plan_of(world)
+    assert find_policy_run(world, plan, rewards) == whole
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=72), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1), rewards) is None
+    assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            trained(world, reward_net, "sa2va_rl_finetune_2")
+    cut = world.config.output_dir / "sa2va_rl_finetune_2"
+    assert find_policy_run(world, plan, rewards) == cut
+    assert not (cut / "final_model").exists()
+    with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
+        run_policy_stage(world, plan, reward_net, cut, resume=True)
+    with pytest.raises(ValueError, match="holds a run already; give a new folder"):
+        run_policy_stage(world, plan, reward_net, cut)
+    with pytest.raises(
+        ValueError, match=r"other settings \(preset was default, now published; .*ppo\.learning_rate was"
+    ):
+        run_policy_stage(world, policy_plan("quick", "published", total_timesteps=64), reward_net, cut, resume=True)
+    run_policy_stage(world, plan, reward_net, cut, resume=True)
+    first, second = (evaluated(run)["rows"] for run in (whole, cut))
+    assert first == second
+    configs = [read_json(run / "final_model" / "config.json") for run in (whole, cut)]
+    assert [config["resumed"] for config in configs] == [False, True]
+    assert configs[0]["deployment"] == configs[1]["deployment"]
+
+
+def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, reward_net: Path, tmp_path: Path) -> None:
+    run = trained(world, reward_net, "sa2va_rl_finetune_7")
+    shutil.rmtree(run / "final_model")
+    other = RewardNetwork.from_pretrained(reward_net)
+    next(other.parameters()).data += 1
+    other.save_pretrained(tmp_path / "other")
+    plan = policy_plan("quick", total_timesteps=64)
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net\)"):
+        run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
+    with pytest.raises(ValueError, match=r"it began with other settings \(ppo\.total_timesteps was 64, now 72\)"):
+        check_settings(run, world, policy_plan("quick", total_timesteps=72))
+    with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
+        check_settings(tmp_path / "nowhere", world, plan)
+    assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
+    found = find_policy_run(world, plan, plan_of(world), reward_net)
+    assert found == run
+    (world.config.output_dir / "sa2va_rl_finetune_9").mkdir()
+    (world.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="passed over: .*sa2va_rl_finetune_9"):
+        assert find_policy_run(world, plan, plan_of(world), reward_net) == found
+    shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
+    shutil.rmtree(run)  # other tests look for the newest run
+
+
+def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both stages are replaced: what is tested is which folders they are given, and what is said."""
+    finetune, given = finetune_sa2va_with_rl, []
+
+    def step_1(world: World, plan: RewardPlan, folder: Path) -> None:
+        given.append(folder)
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
+
+    monkeypatch.setattr(finetune, "run_reward_stage", step_1)
+    monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)
+    monkeypatch.setattr(finetune, "run_policy_stage", lambda *given_to, resume: given.append((given_to[3], resume)))
+    flags = ["--model_path", world.config.model_path, "--data_root", str(world.config.data_root), "--gpu", "-1"]
+
+    def call(*more: str) -> str:
+        args = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
+        finetune.main(tyro.cli(finetune.Args, args=args))
+        return capsys.readouterr().out
+
+    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*; there is none at all: leave it out"):
+        call("--resume")
+    cut_off, plan = tmp_path / "reward_net_1", reward_plan(world.config, "quick", 2)
+    describe_run(cut_off, world, {"stage": "reward network", "seed": 0, "origin": origin(world, plan)})
+    save_checkpoint(cut_off / "checkpoint.pt", {"member": 2, "step": 1})
+    said = call("--resume", "--gamma", "0.9").splitlines()
+    assert given[0] == cut_off
+    assert not given[1][1], "step 2 itself begins"
+    for line in (
+        f"run folder: {given[1][0]}",
+        "data: 12 annotated images, 12 with a mask",
+        "gamma: no effect while each image is asked one prompt; --max_steps asks more",
+        f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
+    ):
+        assert line in said
+    assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in said)
+    (cut_off / "agreement.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"there is none at all: leave it out to begin one"):
+        call("--resume")
+
+
+def test_a_plan_takes_what_the_user_changed() -> None:
+    plan = policy_plan("quick", n_envs=1, n_steps=16)
+    assert (plan.ppo.batch_size, plan.images, plan.vision_features) == (16, 20, True)
+    assert policy_plan("full", "published", vision_features=True).vision_features
+    full = policy_plan("full", seed=3)
+    assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
+    with pytest.raises(ValueError, match="n_envs: got 0"):
+        policy_plan("quick", n_envs=0)
+
+
+def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "final_model" for name in ("b", "c", "a")]
+    for age, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 + age, 1000 + age))
+    newest = evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "*" / "final_model"),))
+    assert newest == folders[-1]
+    assert f"3 folders match, the newest is evaluated: {newest}" in capsys.readouterr().out
+    assert evaluate_rl_finetuned_sa2va.newest((str(folders[0]),)) == folders[0]
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: bash run_step2"):
+        evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "nothing"),))
+
+
+def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Path) -> None:
+    run = trained(world, reward_net, "refused")
+    args = evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),))
+    for images in (0, -1):
+        with pytest.raises(ValueError, match=f"--images: got {images}; give 1 or more"):
+            evaluate_rl_finetuned_sa2va.main(replace(args, images=images))
+    with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
+        segment.main(segment.Args((Path(__file__),), policy=run / "final_model", prompt="the rib"))
+    config = read_json(run / "final_model" / "config.json")
+    config["model_fingerprint"] = "other"
+    (run / "final_model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"model_fingerprint is other, .*the kind of device it was trained on \(cpu\)"):
+        evaluate_rl_finetuned_sa2va.main(args)
+    whole = read_json(run / "split.json")
+    everybody = [name for names in whole["groups"].values() for name in names]
+    for groups, message in (
+        ({"reward": everybody, "policy": [], "val": [], "test": []}, "each split needs a list of group ids"),
+        ({**whole["groups"], "test": ["0" * 12]}, r"are in no split; the split is of other data"),
+        ({**whole["groups"], "val": whole["groups"]["test"]}, r"leak: group\(s\) .* appear more than once"),
+    ):
+        (run / "split.json").write_text(json.dumps({**whole, "groups": groups}))
+        with pytest.raises(ValueError, match=rf"split\.json: .*{message}"):
+            evaluate_rl_finetuned_sa2va.main(args)
+    (run / "split.json").write_text(json.dumps(whole))
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
+        evaluate_rl_finetuned_sa2va.main(args)

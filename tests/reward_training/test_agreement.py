@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.reward_training.agreement import (
+    CAUTIOUS,
+    MEAN,
+    MEMBER,
+    NETWORK,
+    POOLED,
+    _ascent,
+    judge_agreement,
+    sheet_rows,
+)
+from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
+
+
+class KnowsTheTruth(RewardNetwork):
+    """Sees the object exactly, because it is bright; the second member is a little less sure."""
+
+    def truth_maps(self, image):
+        bright = (image.mean(dim=1, keepdim=True) > 0.5).float()
+        return torch.stack([bright, 0.99 * bright])
+
+
+NETWORK_CONFIG = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, interval=5.0)
+
+
+def example(seed):
+    truth = np.zeros((64, 80), dtype=bool)
+    truth[20 + seed : 34 + seed, 10:70] = True
+    image = np.repeat((40 + 180 * truth[..., None]).astype(np.uint8), 3, axis=2)
+    return RewardExample(image, truth, np.stack([truth, np.roll(truth, 9, axis=0)]), f"p{seed}")
+
+
+@pytest.fixture(scope="module")
+def found():
+    examples = [example(seed) for seed in range(4)]
+    return judge_agreement(
+        KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.linspace(0, 1, len(masks)), 0.6, 5, [0]
+    )
+
+
+def test_every_source_has_every_row(found):
+    assert tuple(found["tables"]) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
+    assert found["masks"] == {SEGMENTER: 8, SEEN: 20, UNSEEN: 20, RIDGE: 24}
+    for rows in found["tables"].values():
+        assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
+        assert rows[MEAN]["pearson"] is None
+
+
+def test_a_network_that_knows_the_truth_is_found_to_know_it(found):
+    for rows in found["tables"].values():
+        assert rows[NETWORK]["mae"] < 0.01
+        assert rows[MEMBER]["mae"] < 0.005
+        assert rows[NETWORK]["mae"] < min(rows[POOLED]["mae"], rows[MEAN]["mae"])
+    assert found["own_dice"] == 1
+    assert found["ascent"]["raised"] == 1
+    assert found["ascent"]["dice_after"] > 0.99 > found["ascent"]["dice_before"]
+
+
+def test_the_reward_is_held_against_what_it_is_made_of():
+    config = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0))
+    wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
+    found = judge_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
+    share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3
+    row = found["tables"][SEGMENTER][CAUTIOUS]
+    assert row["mae"] < 0.01
+    assert 0.1 < share < 0.2
+
+
+def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
+    assert _ascent(np.array([1.0, 0.5, 0.5]), np.array([1.0, 0.75, 0.25])) == {
+        "raised": 0.5,
+        "dice_before": 0.5,
+        "dice_after": 0.5,
+    }
+    assert _ascent(np.ones(2), np.ones(2))["raised"] is None
+
+
+def test_coverage_of_all_masks_is_that_of_the_sources_together(found):
+    shares, counts = found["coverage"], found["masks"]
+    expected = sum(shares[source] * counts[source] for source in SOURCES) / sum(counts.values())
+    assert shares["all masks"] == pytest.approx(expected)
+
+
+def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
+    examples = [example(seed) for seed in range(5)]
+    rows = sheet_rows(KnowsTheTruth(NETWORK_CONFIG), examples, [0])
+    assert [row.source for row in rows] == [*SOURCES, SEGMENTER]
+    for row, shown in zip(rows, examples, strict=True):
+        assert np.array_equal(row.true_error, row.mask ^ shown.truth)
+        assert row.true_dice == pytest.approx(true_dice(row.mask[None], shown.truth)[0])
+        np.testing.assert_allclose(row.predicted_error, row.true_error, atol=0.01)
+    assert np.array_equal(rows[4].mask, examples[4].masks[1]), "the second mask of that source"

@@ -1,0 +1,218 @@
+"""The judge as a reward, over a real HTTP server that plays the judge by fixed rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_reward_network.rewards.judge.answers import Question, recognition_question
+from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.judge.judge import (
+    MAX_QUESTIONS,
+    Exam,
+    Judge,
+    answer_request,
+    caption_score,
+    exam_request,
+    parse_exam,
+)
+from tests.rewards.judge.test_client import Reply, judge_server
+
+REFERENCE = "A dark thin vessel."
+CHOICES = [["It is not said.", 0], ["It is said of something else.", 0.5], ["It is the opposite.", -1], ["It is.", 1]]
+WRITTEN = {
+    "object": "blood vessel",
+    "questions": [{"question": f"Is the vessel {word}?", "choices": CHOICES} for word in ("dark", "thin")],
+}
+EXAM = parse_exam(json.dumps(WRITTEN))
+
+
+def play(prompt: str) -> str | Reply:
+    """A judge that knows vessels, dark, bright, thin and thick, by the words of the caption."""
+    if prompt == exam_request(REFERENCE).prompt:
+        return f"Here it is:\n```json\n{json.dumps(WRITTEN)}\n```"
+    if "Write an exam" in prompt:
+        return "I would rather not."
+    caption, _, question = prompt.partition("The text:\n")[2].partition("\n\nThe question about it")
+    if "garbled" in caption and "thin?" in question:
+        return "Hm."
+    if "down" in caption and "thin?" in question:
+        return Reply(status=500, body="down")
+    if "A. Yes" in question:
+        return "A. Yes" if "vessel" in caption else "B. No"
+    right, wrong = ("dark", "bright") if "dark" in question else ("thin", "thick")
+    return "D. It is." if right in caption else "C" if wrong in caption else "A. It is not said."
+
+
+def judge_of(url: str, cache: Path | None = None) -> Judge:
+    return Judge(JudgeConfig(url, "judge-model", max_retries=0, cache_path=cache))
+
+
+def test_scores_by_hand() -> None:
+    captions = {
+        "a dark thin vessel": 1.0,  # (1 + 1) / 2
+        "a dark vessel": 0.5,  # (1 + 0) / 2
+        "a dark thick vessel": 0.0,  # (1 - 1) / 2
+        "a bright thick vessel": -1.0,
+        "a vessel": 0.0,
+        "a dark thin cable": 0.0,  # not recognised: min(0, 1) twice
+        "a dark thick cable": -0.5,  # not recognised: (min(0, 1) + min(0, -1)) / 2
+    }
+    with judge_server(play) as server:
+        judge = judge_of(server.url)
+        assert judge.scores(list(captions), [REFERENCE] * len(captions)) == list(captions.values())
+    assert judge.counts["calls"] == len(server.bodies) == 1 + 3 * len(captions)  # one exam; recognition, two questions
+    assert judge.counts["failures"] == 0
+
+
+def test_what_the_judge_could_not_say_is_none_and_never_zero() -> None:
+    captions = ["a dark vessel", "a garbled dark vessel", "a vessel, going down", "", " \n"]
+    with judge_server(play) as server:
+        judge = judge_of(server.url)
+        assert judge.scores(captions, [REFERENCE] * 5) == [0.5, None, None, 0.0, 0.0]
+        assert judge.counts["failures"] == 2
+        assert judge.scores(["a vessel", "a vessel", ""], ["A nerve.", REFERENCE, "A nerve."]) == [None, 0.0, 0.0]
+
+
+def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path: Path) -> None:
+    with judge_server(play) as server:
+        judge = judge_of(server.url, tmp_path / "cache.sqlite")
+        assert judge.scores(["a dark vessel"] * 4, [REFERENCE] * 4) == [0.5] * 4
+        assert len(server.bodies) == 4
+        again = judge_of(server.url, tmp_path / "cache.sqlite")
+        assert again.scores(["a dark vessel"], [REFERENCE]) == [0.5]
+        assert len(server.bodies) == 4
+        assert again.counts["cache_hits"] == 4
+        assert again.counts["calls"] == again.counts["prompt_tokens"] == 0
+
+
+def test_an_empty_prediction_costs_nothing() -> None:
+    with judge_server(lambda prompt: pytest.fail("asked")) as server:
+        judge = judge_of(server.url)
+        assert judge.scores(["", "\t"], [REFERENCE, "A nerve."]) == [0.0, 0.0]
+        assert judge.scores([], []) == []
+        assert judge.counts["calls"] == 0
+
+
+def test_a_key_that_is_refused_is_an_error_before_the_run_and_ends_the_judge_within() -> None:
+    with judge_server(lambda prompt: Reply(status=401, body="who are you?")) as server:
+        judge = judge_of(server.url)
+        with pytest.raises(ValueError, match=r"HTTP 401: who are you\?; set the key"):
+            judge.check()
+        assert (judge.failing(), judge.last_failure) == (None, "")
+        assert judge.scores(["a"], [REFERENCE]) == [None]
+        assert "HTTP 401: who are you?; set the key" in str(judge.failing())
+        assert judge.last_failure == "HTTP 401: who are you?"
+
+
+def test_what_became_of_missing_scores_is_counted_beside_the_calls() -> None:
+    judge = judge_of("http://127.0.0.1:1/v1")
+    before = judge.counts
+    judge.note(imputed=2)
+    judge.note(imputed=1, other=0)
+    assert judge.counts == before | {"imputed": 3, "other": 0}
+
+
+@pytest.mark.parametrize(
+    ("predictions", "references", "message"),
+    [
+        (["a"], [], "each prediction needs its reference, got 1 and 0"),
+        (["a", "b"], ["a", " "], "reference 1 is empty; leave the sample out"),
+        ("a", ["a"], "must be lists of captions, got one string"),
+    ],
+)
+def test_bad_input(predictions: list[str], references: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge_of("http://127.0.0.1:1/v1").scores(predictions, references)
+
+
+def test_the_formula() -> None:
+    assert caption_score([1, 0.5, 0, -1], recognised=True) == 0.125
+    assert caption_score([1, 0.5, 0, -1], recognised=False) == -0.25
+
+
+def test_requests_name_what_is_asked() -> None:
+    request = answer_request("a {thin} vessel", recognition_question("blood vessel"))
+    assert "\na {thin} vessel\n" in request.prompt
+    assert (request.parse("b. no"), request.parse("perhaps")) == (1, None)
+    exam = exam_request("A {dark} vessel.")
+    assert exam.prompt.endswith("\nA {dark} vessel.")
+    assert f"at most {MAX_QUESTIONS}" in exam.prompt
+    example = exam.prompt[exam.prompt.index('{"object"') :].splitlines()[0]
+    form = parse_exam(example)
+    assert form is not None
+    assert [score for _, score in form.questions[0].choices] == [0, 0.5, -1, 1]
+
+
+def test_an_exam_is_found_among_other_words() -> None:
+    question = Question("Is the vessel dark?", tuple((words, float(score)) for words, score in CHOICES))
+    assert EXAM is not None
+    assert (EXAM.name, EXAM.questions[0]) == ("blood vessel", question)
+    assert parse_exam(f"Sure!\n```json\n{json.dumps(WRITTEN, indent=1)}\n``` Good luck!") == EXAM
+
+
+def exam_with(**changes: Any) -> Exam | None:
+    """The exam whose first question is changed, as JSON of a judge."""
+    first = WRITTEN["questions"][0] | changes  # type: ignore[index]
+    return parse_exam(json.dumps({"object": "x", "questions": [first, WRITTEN["questions"][1]]}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"question": ""},
+        {"question": 3},
+        {"choices": [["right", 1]]},
+        {"choices": [["right", 1], ["wrong", -1], ["a", 0], ["b", 0], ["c", 0], ["d", 0]]},
+        {"choices": [["right", 1], ["Right ", -1]]},
+        {"choices": [["right", 1], ["", -1]]},
+        {"choices": [["right", 2], ["wrong", -1]]},
+        {"choices": [["half", 0.5], ["wrong", -1]]},
+        {"choices": [["right", 1], ["wrong", float("nan")]]},
+        {"choices": [["right", 1], ["wrong", "a lot"]]},
+        {"choices": [["right", 1], ["wrong", None]]},
+        {"choices": [["right", 1], [2, 0]]},
+        {"choices": [["right", 1, 1], ["wrong", -1]]},
+        {"choices": {"right": 1, "wrong": -1}},
+        {"choices": None},
+    ],
+)
+def test_a_question_out_of_form_is_left_out(changes: dict[str, Any]) -> None:
+    exam = exam_with(**changes)
+    assert exam is not None
+    assert [question.text for question in exam.questions] == ["Is the vessel thin?"]
+
+
+def test_scores_may_be_written_as_strings() -> None:
+    exam = exam_with(choices=[["right", "+1"], ["wrong", "-1"]])
+    assert exam is not None
+    assert exam.questions[0].choices == (("right", 1.0), ("wrong", -1.0))
+
+
+def test_an_exam_has_an_end() -> None:
+    many = parse_exam(json.dumps({"object": " wild\n bird ", "questions": [WRITTEN["questions"][0]] * 20}))  # type: ignore[index]
+    assert many is not None
+    assert len(many.questions) == MAX_QUESTIONS
+    assert many.name == "wild bird"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "no",
+        "{",
+        "{}",
+        '{"object": "x"}',
+        '{"object": "x", "questions": []}',
+        '{"object": "x", "questions": 3}',
+        '{"object": "x", "questions": [3, null, "a"]}',
+        json.dumps(WRITTEN | {"object": " "}),
+        json.dumps(WRITTEN | {"object": None}),
+        json.dumps(WRITTEN)[:-3],
+        '{"object": ' + "[" * 100_000 + "}",
+    ],
+)
+def test_what_is_no_exam(reply: str) -> None:
+    assert parse_exam(reply) is None
