@@ -1,10 +1,10 @@
-"""FLOP of one GRPO group at the size of Sa2VA-4B, ours against the usual layout, counted on a model without memory.
+"""FLOP of one GRPO group at the size of Sa2VA-4B, ours and in the usual layout, counted on the meta device.
 
     python -m benchmarks.grpo_flops
 
-Counted by torch's own counter on the meta device (2 FLOP per multiply and add): both image encoders, the blocks of the
+Counted by torch's FLOP counter (2 FLOP per multiply and add): both image encoders, the blocks of the
 language model, its head, SAM 2's mask decoder. Assumed, as in most such counts: a backward pass is twice a forward pass
-(LoRA needs no gradients of frozen weights, but they are left in for both), a caption has 50 tokens, an answer 10.
+(LoRA needs no gradients of frozen weights, but they are counted for both), a caption has 50 tokens, an answer 10.
 """
 
 from collections.abc import Callable
@@ -80,14 +80,14 @@ class Args:
 
 @dataclass(frozen=True)
 class Costs:
-    """TFLOP of each part once."""
+    """TFLOP of one call of each part."""
 
     vision: float
     sam: float
     decoder: float
     head_per_token: float
     tokens: Callable[[int], float]
-    """Of the language model's blocks on one text of so many tokens."""
+    """Of the language model's blocks on one text, by its number of tokens."""
 
 
 def main(args: Args) -> None:
@@ -103,13 +103,13 @@ def main(args: Args) -> None:
     table.add_row("together", f"{ours:.1f}", f"{usual:.1f}")
     Console().print(table)
     print(
-        f"ratio: {usual / ours:.1f}x; with image features at hand (every epoch but the first): "
+        f"ratio: {usual / ours:.1f}x; with cached image features (every epoch but the first): "
         f"{usual / (ours - rows['image encoders'][0]):.1f}x"
     )
 
 
 def count() -> Costs:
-    """What each part of the model takes."""
+    """The cost of each part of the model."""
     with torch.device("meta"):
         model: Any = Sa2VAForConditionalGeneration(config_from_original(SIZES_4B, HIERA_L, "config.json")).eval()
         tile, square = torch.empty(1, 3, 448, 448), torch.empty(1, 3, 1024, 1024)
@@ -145,7 +145,7 @@ def group(costs: Costs, args: Args) -> dict[str, tuple[float, float]]:
     text = costs.tokens
 
     def extra(before: int, new: int) -> float:
-        """The last `new` tokens of a text whose beginning is in the cache."""
+        """Cost of the last `new` tokens of a text whose first tokens are in the cache."""
         return text(before + new) - text(before)
 
     packed = text(args.prefix + args.region + count * args.caption + args.phrase + args.answer)

@@ -3,10 +3,10 @@
     python -m benchmarks.grpo_gains quick
     python -m benchmarks.grpo_gains long
 
-The long runs take 15 minutes each on one CPU core: by steps, not by the clock, so that other programs change nothing.
-Every run is one of `sa2va-rl grpo` with the flags printed beside it, evaluated on the test scenes; a run that
-is there already is not made again, one that was cut off goes on. Numbers are after - before, with 95 % intervals from
-drawing scenes again.
+The long runs take 15 minutes each on one CPU core; they are limited by steps, not by time, so that other programs do
+not change the result. Every run is one of `sa2va-rl grpo` with the flags printed beside it, evaluated on the test
+scenes; finished runs are not repeated, interrupted ones are resumed. Numbers are after - before, with 95 % intervals by
+bootstrap over scenes.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.stage import FINAL
 from rl_reward_network.rewards.captions import meteor_variant
 
-SHOWN = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
+METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)
 QUICK = {
     **{f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS},
@@ -36,7 +36,6 @@ QUICK = {
     "loop 2 alone": "--mask_to_caption_weight 0",
     "no EMA": "--no_ema",
     "Gaussian masks": "--mask_policy gaussian",
-    "candidate masks": "--mask_policy candidates",
     "curriculum": "--curriculum",
     "adaptive loop weights": "--adaptive_loop_weights",
     "original rewards": "--caption_weight 0 --loop2_iou_weight 0 --mask_policy gaussian --learning_rate 3e-4",
@@ -57,48 +56,48 @@ class Args:
     runs: tyro.conf.Positional[Literal["quick", "long"]]
     """quick: the preset of that name, three seeds, controls and ablations. long: against supervised training."""
     only: tuple[str, ...] = ()
-    """Names of the runs to make; without it all."""
+    """Names of the runs to make; default: all."""
     output_dir: Path = Path("outputs/grpo_gains")
-    """Where the runs are kept."""
+    """Folder of the runs."""
 
 
 def main(args: Args) -> None:
-    """Make what is missing, and show all."""
-    chosen = QUICK if args.runs == "quick" else LONG
-    if unknown := set(args.only) - set(chosen):
-        raise ValueError(f"only: no run is called {sorted(unknown)}; there are {list(chosen)}")
+    """Make the missing runs, and show all."""
+    runs = QUICK if args.runs == "quick" else LONG
+    if unknown := set(args.only) - set(runs):
+        raise ValueError(f"only: no run is called {sorted(unknown)}; there are {list(runs)}")
     results = {}
-    for name, flags in chosen.items():
+    for name, flags in runs.items():
         if not args.only or name in args.only:
             folder = args.output_dir / f"{args.runs}_{name.replace(' ', '_').replace(',', '')}"
-            results[name] = measured(folder, f"quick {flags}".split())
+            results[name] = run_and_evaluate(folder, f"quick {flags}".split())
     show(results)
 
 
-def measured(folder: Path, flags: list[str]) -> dict[str, Any]:
-    """metric -> its row of eval.json; the run is made first if it is not there."""
+def run_and_evaluate(folder: Path, flags: list[str]) -> dict[str, Any]:
+    """metric -> its row of eval.json; the run is made first if it is missing."""
     if not (folder / FINAL).exists():
         print(f"\n{folder.name}: {' '.join(flags)}")
         resume = ["--resume"] if (folder / "config.json").exists() else []
-        wanted = [*flags, "--run_folder", str(folder), "--save_steps", "50", *resume]
-        train_sa2va_rl.main(tyro.cli(train_sa2va_rl.Args, args=wanted))
+        args = [*flags, "--run_folder", str(folder), "--save_steps", "50", *resume]
+        train_sa2va_rl.main(tyro.cli(train_sa2va_rl.Args, args=args))
     report = folder / "evaluation" / "eval.json"
     if not report.exists():
         run_grpo_evaluation(folder / FINAL)
-    found = read_json(report)
-    rows = {row["metric"]: row for row in found["rows"]}
-    ciou = found["totals"]["cIoU"]
-    return rows | {"cIoU": ciou, "steps": found["config"]["steps"], "minutes": found["config"]["training: minutes"]}
+    results = read_json(report)
+    rows = {row["metric"]: row for row in results["rows"]}
+    config = results["config"]
+    return rows | {"cIoU": results["totals"]["cIoU"], "steps": config["steps"], "minutes": config["training: minutes"]}
 
 
 def show(results: dict[str, dict[str, Any]]) -> None:
-    """The table, lines ready for a document."""
+    """Print the table in Markdown."""
     table = Table(box=box.MARKDOWN)
     variant = meteor_variant()
-    for name in ("run", "steps", "minutes", *(label(metric, variant) for metric in SHOWN), "cIoU"):
+    for name in ("run", "steps", "minutes", *(label(metric, variant) for metric in METRICS), "cIoU"):
         table.add_column(name)
     for name, rows in results.items():
-        cells = [_gain(rows[metric]) for metric in SHOWN]
+        cells = [_gain(rows[metric]) for metric in METRICS]
         ciou = rows["cIoU"]
         table.add_row(
             name, str(rows["steps"]), str(rows["minutes"]), *cells, f"{ciou['before']:.3f} to {ciou['after']:.3f}"

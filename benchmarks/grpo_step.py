@@ -25,12 +25,12 @@ from torch import Tensor
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
-from rl_reward_network.grpo.items import DESCRIBE, GRPOItem, segment_question
-from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_loss
-from rl_reward_network.grpo.loss.policy import Group, GroupOutput
-from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
+from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_policy_loss
+from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
+from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
+from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
+from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
@@ -86,7 +86,7 @@ def main(args: Args) -> None:
     print(f"largest difference of a gradient, relative to its tensor's largest: {different:.1e}")
 
 
-def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOItem]]:
+def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
     """A trainer on the embedded regions, and the items of one step, all of different images."""
     items = {item.image_id: item for item in open_grpo_world(GRPOWorldConfig()).pick("policy")}
     model, processor = load_sa2va_model(args.model_path, args.device)
@@ -104,43 +104,42 @@ def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOI
     picked = list(items.values())[: args.prompts]
     trainer = Sa2VAGRPOTrainer(model, processor, settings, picked, {"loop1": loop1, "loop2": loop2})
     freeze_unreached(trainer, picked[:2])
-    trainer.begin()
+    trainer.reset_reference()
     return trainer, picked
 
 
-def samples(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem]) -> list[Group]:
+def samples(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt]) -> list[RolloutGroup]:
     """Groups with advantages of both signs, so that every one takes part; what the reference says of them."""
-    groups, _ = trainer.maker.sample(items, (0, 0, 0))
+    groups, _ = trainer.rollout_generator.generate(items, (0, 0, 0))
     for group in groups:
-        group.token_advantages = torch.linspace(-1, 1, len(group.completions))
+        group.caption_advantages = torch.linspace(-1, 1, len(group.completion_ids))
         assert group.actions is not None
         group.mask_advantages = torch.linspace(-1, 1, len(group.actions))
-    with torch.no_grad(), trainer.as_reference():
-        for group, output in zip(groups, trainer._policy(groups)[0], strict=True):
-            group.reference = output.detached()
+    with torch.no_grad(), trainer.reference_weights():
+        for group, output in zip(groups, trainer.policy(groups)[0], strict=True):
+            group.ref_output = output.detached()
     return groups
 
 
 # ---- our layout ----
 
 
-def ours(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) -> Seconds:
+def ours(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
     """One step as the trainer takes it, image features computed anew as for images never seen."""
     seconds = Seconds()
-    maker, policy = trainer.maker, trainer._policy
-    maker.cache.kept.clear()
-    maker.cache.nbytes = 0
+    maker, policy = trainer.rollout_generator, trainer.policy
+    maker.cache.entries.clear()
     batch = seconds.of("image encoders", lambda: open_batch(items, maker.cache))
-    chance, fresh = random_stream((0, 0, 0)), maker._groups(batch)
+    chance, fresh = seeded_generator((0, 0, 0)), maker.empty_groups(batch)
     context = seconds.of("sampling captions", lambda: batch.context(maker.model))
-    captions = seconds.of("sampling captions", lambda: maker._sample_captions(batch, context, fresh, chance))
-    masks = seconds.of("sampling masks", lambda: maker._sample_masks(batch, context, fresh, chance))
+    captions = seconds.of("sampling captions", lambda: maker.sample_captions(batch, context, fresh, chance))
+    masks = seconds.of("sampling masks", lambda: maker.sample_masks(batch, context, fresh, chance))
     partner = seconds.of("drawing captions", lambda: batch.context(maker.model))
-    seconds.of("drawing captions", lambda: maker._draw_captions(batch, partner, captions))
-    seconds.of("describing masks", lambda: maker._describe_masks(batch, partner, masks))
+    seconds.of("drawing captions", lambda: maker.masks_of_captions(batch, partner, captions))
+    seconds.of("describing masks", lambda: maker.captions_of_masks(batch, partner, masks))
 
     def reference() -> None:
-        with torch.no_grad(), trainer.as_reference():
+        with torch.no_grad(), trainer.reference_weights():
             policy(groups)
 
     seconds.of("reference", reference)
@@ -149,11 +148,11 @@ def ours(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) 
     return seconds
 
 
-def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[Group], outputs: list[GroupOutput]) -> Tensor:
+def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: list[GroupOutput]) -> Tensor:
     """Both loops' loss."""
     pairs = list(zip(groups, outputs, strict=True))
     captions = caption_loss(pairs, trainer.args.loss_settings, count_step([groups]).tokens)
-    masks = mask_loss(pairs, trainer._policy.mask_policy, trainer.args)
+    masks = mask_policy_loss(pairs, trainer.policy.mask_policy, trainer.args)
     assert captions is not None
     assert masks is not None
     return captions.loss + masks.loss
@@ -162,13 +161,13 @@ def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[Group], outputs: list[Gro
 # ---- the usual layout ----
 
 
-def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) -> Seconds:
+def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
     """The same step, every generation by itself."""
     seconds, loaded = Seconds(), [item.load() for item in items]
     count, masks = trainer.args.num_generations, trainer.args.num_mask_generations
     regions = [(image, DESCRIBE, mask) for image, mask in loaded for _ in range(count)]
     answers = seconds.of("sampling captions", lambda: answered(trainer, regions, 1.0))
-    said = [trainer.maker.processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers]
+    said = [trainer.rollout_generator.processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers]
     drawn = [(image, segment_question(text), None) for (image, _, _), text in zip(regions, said, strict=True)]
     seconds.of("drawing captions", lambda: segmented(trainer, drawn))
     asked = [(image, item.question, None) for item, (image, _) in zip(items, loaded, strict=True) for _ in range(masks)]
@@ -177,7 +176,7 @@ def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group])
     seconds.of("describing masks", lambda: answered(trainer, shown, 0.0))
 
     def reference() -> None:
-        with torch.no_grad(), trainer.as_reference():
+        with torch.no_grad(), trainer.reference_weights():
             repeated(trainer, items, groups)
 
     seconds.of("reference", reference)
@@ -188,14 +187,14 @@ def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group])
 
 def answered(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]], temperature: float) -> list[Any]:
     """Answers to (image, question, region) in one batch, each with its own image."""
-    model, processor = trainer.sa2va, trainer.maker.processor
+    model, processor = trainer.sa2va, trainer.rollout_generator.processor
     with evaluating(model), torch.no_grad():
-        how = Decoding(24, temperature, generator=random_stream((0,)))
+        how = Decoding(24, temperature, generator=seeded_generator((0,)))
         return answer_batch(model, processor, _inputs(trainer, asked), how)
 
 
 def _inputs(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> dict[str, Any]:
-    inputs = trainer.maker.processor(
+    inputs = trainer.rollout_generator.processor(
         ["<image>" + text for _, text, _ in asked],
         [image for image, _, _ in asked],
         None if asked[0][2] is None else [mask[None] for _, _, mask in asked],
@@ -205,7 +204,7 @@ def _inputs(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]])
 
 def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> list[np.ndarray]:
     """The mask of each (image, question): answers in one batch, SAM 2's encoder in one batch, one decoding each."""
-    model, processor, found = trainer.sa2va, trainer.maker.processor, []
+    model, processor, found = trainer.sa2va, trainer.rollout_generator.processor, []
     inputs = _inputs(trainer, asked)
     with evaluating(model), torch.no_grad():
         answers = answer_batch(model, processor, inputs, Decoding(24))
@@ -220,7 +219,7 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
     return found
 
 
-def repeated(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) -> list[GroupOutput]:
+def repeated(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
     """What `GRPOPolicy` gives, from every text in full with its own image, and all logits of all tokens."""
     outputs = [_repeated_captions(trainer, item, group) for item, group in zip(items, groups, strict=True)]
     longest = max(output.log_probs.shape[1] for output in outputs if output.log_probs is not None)
@@ -231,22 +230,22 @@ def repeated(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Grou
     return outputs
 
 
-def _repeated_captions(trainer: Sa2VAGRPOTrainer, item: GRPOItem, group: Group) -> GroupOutput:
-    model, processor, (image, _) = trainer.sa2va, trainer.maker.processor, item.load()
-    count = len(group.completions)
+def _repeated_captions(trainer: Sa2VAGRPOTrainer, item: GRPOPrompt, group: RolloutGroup) -> GroupOutput:
+    model, processor, (image, _) = trainer.sa2va, trainer.rollout_generator.processor, item.load()
+    count = len(group.completion_ids)
     pixels = processor.pixel_values(processor.tiles(image)).to(model.device)
-    texts = [group.prefix_ids + group.describe_ids + one for one in group.completions]
+    texts = [group.prefix_ids + group.describe_ids + one for one in group.completion_ids]
     padded = {name: tensor.to(model.device) for name, tensor in processor.pad(texts).items()}
-    assert group.cells is not None
+    assert group.region_cells is not None
     logits = model(
         **padded,
         pixel_values=pixels.repeat(count, 1, 1, 1),
-        prompt_masks=[group.cells] * count,
+        prompt_masks=[group.region_cells] * count,
         vp_overall_mask=torch.tensor([False] * (len(pixels) - 1) + [True]).repeat(count),
     ).logits.float()
     logits[..., processor.never_sampled_ids] = float("-inf")
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, padded["input_ids"][:, 1:, None])[..., 0]
-    rows = [log_probs[row, -len(one) :] for row, one in enumerate(group.completions)]
+    rows = [log_probs[row, -len(one) :] for row, one in enumerate(group.completion_ids)]
     longest = max(map(len, rows))
     stacked = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
     ids = torch.tensor([group.prefix_ids + group.segment_ids], device=model.device)
@@ -260,10 +259,10 @@ def _repeated_captions(trainer: Sa2VAGRPOTrainer, item: GRPOItem, group: Group) 
 # ---- comparison ----
 
 
-def gradient_difference(trainer: Sa2VAGRPOTrainer, items: list[GRPOItem], groups: list[Group]) -> float:
+def gradient_difference(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> float:
     """Largest difference between the two layouts' gradients, relative to the largest number of each tensor."""
     found = []
-    for outputs in (trainer._policy(groups)[0], repeated(trainer, items, groups)):
+    for outputs in (trainer.policy(groups)[0], repeated(trainer, items, groups)):
         trainer.sa2va.zero_grad()
         total_loss(trainer, groups, outputs).backward()
         named = trainer.sa2va.named_parameters()

@@ -25,11 +25,11 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.consistency import DIFFERS, SAME, Row, consistency_rows, differing
-from rl_reward_network.grpo.items import region_item
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
+from rl_reward_network.grpo.consistency import DIFFERS, SAME, ConsistencyRow, consistency_rows, differing
+from rl_reward_network.grpo.mask_policies import MaskPolicyName
+from rl_reward_network.grpo.prompts import region_prompt
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
+from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -79,7 +79,7 @@ def freeze_as_in_training(model: Any, processor: Sa2VAProcessor, mask_policy: Ma
     """Freeze what no loss of the default run on captioned regions reaches, found on one rendered picture."""
     scene = next(iter(make_scenes(1, 0)))
     thing = scene.objects[0]
-    item = region_item(make_region(thing.caption, to_rle(thing.mask), "scene", "scene", lambda: scene.image))
+    item = region_prompt(make_region(thing.caption, to_rle(thing.mask), "scene", "scene", lambda: scene.image))
     paid = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
     with TemporaryDirectory() as nowhere:
         settings = Sa2VAGRPOConfig(
@@ -89,7 +89,7 @@ def freeze_as_in_training(model: Any, processor: Sa2VAProcessor, mask_policy: Ma
         freeze_unreached(trainer, [item])
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[ConsistencyRow]) -> None:
     """The table on the terminal."""
     table = Table(title="supervised fine-tuning and GRPO", box=box.SIMPLE)
     for name in ("item", "SFT", "RL", "status"):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from rl_reward_network.grpo.loss.losses import Level, LossType
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
+from rl_reward_network.grpo.mask_policies import MaskPolicyName
 from rl_reward_network.rewards.combine import Aggregation, Scale
 from rl_reward_network.rewards.judge.config import JudgeConfig
 

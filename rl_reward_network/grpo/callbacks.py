@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from rl_reward_network.grpo.ranks import by_any, told_by_any
+from rl_reward_network.grpo.failures import fail_not_finite
+from rl_reward_network.grpo.ranks import any_rank, first_message
 from rl_reward_network.models.ema import trainable_tensors
 
 
-class AroundEachStep(TrainerCallback):
-    """Looks at the gradients before each optimisation step; moves the partner after it, and stops in time.
+class StepCallback(TrainerCallback):
+    """Checks the gradients before each optimisation step; after it updates partner and loop weights, and may stop.
 
     Args:
         trainer: Sa2VAGRPOTrainer.
@@ -21,45 +22,47 @@ class AroundEachStep(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """The clock starts."""
-        self.trainer.began = time.monotonic()
+        """Start the clock."""
+        self.trainer.start_time = time.monotonic()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """A finite loss may have a gradient that is not: the weights must not get it. What has one at all is noted."""
-        own = {name: p.grad for name, p in trainable_tensors(self.trainer.sa2va).items() if p.grad is not None}
-        norms = torch.stack(torch._foreach_norm(list(own.values()))) if own else torch.zeros(0)
+        """Refuse a gradient that is not finite, which a finite loss can have; record which tensors have one."""
+        tensors = trainable_tensors(self.trainer.sa2va)
+        gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
         if not norms.isfinite().all():
-            self.trainer.stop("a gradient is not finite")
-        reached = (norms > 0).tolist()
-        self.trainer.reached.update(name for name, moves in zip(own, reached, strict=True) if moves)
+            fail_not_finite(self.trainer, "a gradient is not finite")
+        not_zero = (norms > 0).tolist()
+        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the weights moved."""
-        self._weigh_loops()
-        self._look_after_judge(state, control)
+        """After the weights have changed."""
+        self._update_loop_weights()
+        rollouts_used_up = state.global_step % args.num_iterations == 0  # a checkpoint holds no half-used rollouts
+        if rollouts_used_up:
+            self._stop_without_judge(control)
         if self.trainer.ema is not None:
             self.trainer.ema.update(self.trainer.sa2va)
         if args.max_minutes is not None:
-            late = by_any(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
-            if late and state.global_step % args.num_iterations == 0:  # never between rollouts' uses
+            late = any_rank(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
+            if late and rollouts_used_up:
                 self.trainer.ended = control.should_training_stop = control.should_save = True
 
-    def _look_after_judge(self, state: Any, control: Any) -> None:
-        """Stop, with a checkpoint, where a process has lost its judge: METEOR alone was not asked for."""
+    def _stop_without_judge(self, control: Any) -> None:
+        """Stop, with a checkpoint, if the judge of some process fails for good; METEOR alone is another objective."""
         trainer = self.trainer
-        if trainer.judge is not None and state.global_step % trainer.args.num_iterations == 0:
-            trainer.lost_judge = told_by_any(trainer.accelerator, trainer.judge.failing())
-            if trainer.lost_judge:
+        if trainer.judge is not None:
+            trainer.judge_failure = first_message(trainer.accelerator, trainer.judge.failing())
+            if trainer.judge_failure:
                 control.should_training_stop = control.should_save = True
 
-    def _weigh_loops(self) -> None:
-        """Tell the loop weights the norms of this step, if any were measured: the mean over all processes."""
-        own, trainer = self.trainer.gradient_norms, self.trainer
-        if own:
-            means = torch.tensor([sum(norms) / len(norms) for norms in own.values()], device=trainer.args.device)
+    def _update_loop_weights(self) -> None:
+        """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
+        trainer, norms = self.trainer, self.trainer.gradient_norms
+        if norms:
+            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
             means = trainer.accelerator.reduce(means, "mean").tolist()
-            trainer.loop_weights.note(dict(zip(own, means, strict=True)))
-            for loop, norm in zip(own, means, strict=True):
-                trainer.statistics[f"{loop}/gradient_norm"].append(norm)
-                trainer.statistics[f"{loop}/weight"].append(trainer.loop_weights[loop])
-            own.clear()
+            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
+            for loop, norm in zip(norms, means, strict=True):
+                trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
+            norms.clear()

@@ -1,4 +1,4 @@
-"""Checkpoints of a GRPO run: all that a resumed run needs to go on as if it had not stopped, whole or not at all."""
+"""Checkpoints of a GRPO run: everything a resumed run needs to continue as if it had not stopped, saved atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -10,53 +10,62 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import rotate_checkpoints
 
 from rl_reward_network.artefacts import whole_folder
-from rl_reward_network.grpo.ranks import by_any
+from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.models.lora import load_trainable, save_trainable
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
-KEPT = 2  # checkpoints
+TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint and in a final_model
+SAVE_TOTAL_LIMIT = 2  # checkpoints
 
 
 def save_run_state(trainer: Any) -> None:
-    """Write `checkpoint-<step>` with trained tensors, partner, optimiser, schedule, controller and minutes.
+    """Write `checkpoint-<step>` with trained tensors, partner, optimiser, schedule, controller and training time.
 
-    Rollouts and random states are not in it: a checkpoint lies between rollouts, and all chance follows from seed and
-    step.
+    Rollouts and states of random number generators are not in it: a checkpoint lies between rollouts, and all random
+    numbers follow from seed and step.
     """
     folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
-    any_spread = by_any(trainer.accelerator, trainer.any_spread)
+    any_spread = any_rank(trainer.accelerator, trainer.any_spread)
     if trainer.args.should_save:
         with whole_folder(folder) as temporary:
-            save_trainable(trainer.sa2va, temporary / "trainable")
-            state: dict[str, Any] = {
-                "spread": trainer.maker.controller.spread,
-                "seconds": trainer.seconds,
-                "reached": sorted(trainer.reached),
-                "any_spread": any_spread,
-                "ended": trainer.ended,
-                "loop_weights": trainer.loop_weights.state_dict(),
-            }
-            if trainer.args.curriculum:
-                state["curriculum"] = trainer.order.state_dict()
-            if trainer.ema is not None:
-                save_file(trainer.ema.weights, temporary / EMA_WEIGHTS)
-                state["ema_steps"] = trainer.ema.steps
-            if trainer.watch is not None:
-                state |= {"proxy": trainer.watch.proxy, "gold": trainer.watch.gold, "peak": trainer.watch.peak}
-                state["seen"] = trainer.watch.seen
-            save_checkpoint(temporary / STATE, state)
-            if not trainer.is_deepspeed_enabled:  # its own saving is one of all processes; see `way_back`
-                trainer._save_optimizer_and_scheduler(str(temporary))
-            trainer.state.save_to_json(str(temporary / TRAINER_STATE_NAME))
-        rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=KEPT)
+            _write(trainer, temporary, any_spread)
+        rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=SAVE_TOTAL_LIMIT)
     trainer.accelerator.wait_for_everyone()
 
 
-def trained_to_its_end(trainer: Any, folder: Path) -> bool:
-    """Whether the checkpoint is of the last step; then its state is taken, and there is nothing more to train.
+def _write(trainer: Any, folder: Path, any_spread: bool) -> None:
+    save_trainable(trainer.sa2va, folder / TRAINABLE)
+    if trainer.ema is not None:
+        save_file(trainer.ema.weights, folder / EMA_WEIGHTS)
+    save_checkpoint(folder / STATE, _state(trainer) | {"any_spread": any_spread})
+    if not trainer.is_deepspeed_enabled:  # it would have to save on all processes; see `resume_hint`
+        trainer._save_optimizer_and_scheduler(str(folder))
+    trainer.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
-    The Trainer's own loop looks for the end only behind a step: it would train one too many.
+
+def _state(trainer: Any) -> dict[str, Any]:
+    """State besides weights, optimiser, schedule and step."""
+    state: dict[str, Any] = {
+        "spread": trainer.rollout_generator.spread_controller.spread,
+        "seconds": trainer.seconds,
+        "reached": sorted(trainer.tensors_with_gradient),
+        "ended": trainer.ended,
+        "loop_weights": trainer.loop_weights.state_dict(),
+    }
+    if trainer.args.curriculum:
+        state["curriculum"] = trainer.order.state_dict()
+    if trainer.ema is not None:
+        state["ema_steps"] = trainer.ema.steps
+    if trainer.validation is not None:
+        state |= trainer.validation.state_dict()
+    return state
+
+
+def load_if_finished(trainer: Any, folder: Path) -> bool:
+    """Whether the checkpoint is of the last step; then its state is loaded, and there is nothing more to train.
+
+    The Trainer's own loop checks for the end only after a step: it would train one too many.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     if state.global_step < trainer.planned_steps and not load_checkpoint(folder / STATE)["ended"]:
@@ -67,23 +76,30 @@ def trained_to_its_end(trainer: Any, folder: Path) -> bool:
 
 
 def load_run_state(trainer: Any, folder: Path) -> None:
-    """Put everything back but what the Trainer itself reads (optimiser, schedule, step)."""
-    load_trainable(trainer.sa2va, folder / "trainable")
+    """Restore everything except what the Trainer itself loads (optimiser, schedule, step).
+
+    Raises:
+        ValueError: a file is missing.
+    """
+    load_trainable(trainer.sa2va, folder / TRAINABLE)
     state = load_checkpoint(folder / STATE)
-    needed = [STATE, SCHEDULER_NAME, OPTIMIZER_NAME, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
-    if missing := [name for name in needed if not (folder / name).exists()]:
+    required = [STATE, SCHEDULER_NAME, OPTIMIZER_NAME, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
+    if missing := [name for name in required if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
-    trainer.maker.controller.spread, trainer.earlier_s = state["spread"], state["seconds"]
+    trainer.rollout_generator.spread_controller.spread, trainer.earlier_seconds = state["spread"], state["seconds"]
     trainer.loop_weights.load_state_dict(state["loop_weights"])
+    trainer.tensors_with_gradient, trainer.any_spread = set(state["reached"]), state["any_spread"]
     if trainer.args.curriculum:
         trainer.order.load_state_dict(state["curriculum"])
-    trainer.reached, trainer.any_spread = set(state["reached"]), state["any_spread"]
-    if trainer.watch is not None:
-        trainer.watch.proxy, trainer.watch.gold, trainer.watch.peak = state["proxy"], state["gold"], state["peak"]
-        trainer.watch.seen = state["seen"]
+    if trainer.validation is not None:
+        trainer.validation.load_state_dict(state)
     if trainer.ema is not None:
-        saved = load_file(folder / EMA_WEIGHTS)
-        with torch.no_grad():
-            for name, tensor in trainer.ema.weights.items():
-                tensor.copy_(saved[name])
-        trainer.ema.steps = state["ema_steps"]
+        _load_ema(trainer.ema, folder, state["ema_steps"])
+
+
+@torch.no_grad()
+def _load_ema(ema: Any, folder: Path, steps: int) -> None:
+    saved = load_file(folder / EMA_WEIGHTS)
+    for name, tensor in ema.weights.items():
+        tensor.copy_(saved[name])
+    ema.steps = steps

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from transformers import TrainingArguments
 
 from rl_reward_network.grpo.loss.losses import Level, LossSettings, LossType
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
+from rl_reward_network.grpo.mask_policies import MaskPolicyName
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised"]

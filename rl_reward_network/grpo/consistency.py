@@ -1,6 +1,6 @@
-"""Supervised fine-tuning as Sa2VA's authors do it, beside what GRPO does to the same model: one row for each item.
+"""Supervised fine-tuning by Sa2VA's authors compared with GRPO on the same model: one row for each aspect.
 
-The left side is written down here, not computed by the code it judges.
+The left side is written down here; it is not computed by the code that it is compared with.
 Source: bytedance/Sa2VA@9832e1a, training configurations of the models with a Qwen2 language model.
 """
 
@@ -14,8 +14,8 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import Qwen2Tokenizer
 
-from rl_reward_network.grpo.items import segment_question
-from rl_reward_network.grpo.rollouts.generation import ask
+from rl_reward_network.grpo.prompts import segment_question
+from rl_reward_network.grpo.rollouts.image_context import make_question
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, tensor_shapes
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
@@ -55,26 +55,25 @@ PARTS = {
     "SAM 2 mask decoder": TRAINABLE,
     "SAM 2 memory": FROZEN,
 }
-_WORDS = "no word is new to RL, so none needs another embedding"
-_PROMPTS = "part of the mask path that RL may train; a run freezes what no enabled loss reaches"
-MEANT_PARTS = {
-    ("embeddings", FROZEN): _WORDS,
-    ("lm_head", FROZEN): _WORDS,
-    ("SAM 2 prompt encoder", TRAINABLE): _PROMPTS,
+_NO_NEW_TOKENS = "RL adds no token to the vocabulary, so no embedding has to change"
+_MASK_PATH = "part of the mask path that RL may train; a run freezes the tensors that no enabled loss reaches"
+INTENDED_PARTS = {
+    ("embeddings", FROZEN): _NO_NEW_TOKENS,
+    ("lm_head", FROZEN): _NO_NEW_TOKENS,
+    ("SAM 2 prompt encoder", TRAINABLE): _MASK_PATH,
 }
-# Why parts of the mask path do not train under a mask policy: rewards of sampled masks reach no more.
-REACHED_BY = {
-    "gaussian": "gaussian masks vary the [SEG] vector, so their rewards end there; bernoulli masks, the gradient of a "
-    "reward network and supervised training reach the decoder",
-    "bernoulli": "bernoulli masks reach what draws a mask, not what guesses its quality",
-    "candidates": "a choice among candidates reaches only what guesses their quality",
+# Why parts of the mask path are frozen under a mask policy: the gradient of the log-probability does not reach them.
+FROZEN_BECAUSE = {
+    "gaussian": "the gradient of gaussian masks ends at the [SEG] embedding; bernoulli masks, the gradient of a reward "
+    "network and supervised training reach the decoder",
+    "bernoulli": "the gradient of bernoulli masks reaches the mask head, not the head that predicts its quality",
 }
 MASK_PARTS = ("SAM 2 mask decoder", "SAM 2 prompt encoder")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One item of the comparison; `status` is same, DIFFERS, or `meant: ` and the reason."""
+class ConsistencyRow:
+    """One aspect of the comparison; `status` is same, DIFFERS, or `meant: ` and the reason."""
 
     item: str
     sft: str
@@ -84,14 +83,14 @@ class Row:
 
 def consistency_rows(
     model: Any, processor: Sa2VAProcessor, folder: CheckpointFolder, mask_policy: str | None = None
-) -> list[Row]:
+) -> list[ConsistencyRow]:
     """All rows.
 
     Args:
-        model: Sa2VA after `setup.prepare_model`; after `setup.freeze_unreached`, too, where there is a mask policy.
-        processor: its processor, as training uses it.
-        folder: the checkpoint it was loaded from.
-        mask_policy: what unreached parts were frozen for.
+        model: Sa2VA after `prepare_model`, and after `freeze_unreached` if a mask policy is given.
+        processor: of the model, as training uses it.
+        folder: the checkpoint the model was loaded from.
+        mask_policy: that of the run whose unreached parts were frozen.
     """
     return [
         *lora_rows(model),
@@ -102,47 +101,47 @@ def consistency_rows(
     ]
 
 
-def differing(rows: Iterable[Row]) -> list[str]:
-    """Items whose difference nobody meant."""
+def differing(rows: Iterable[ConsistencyRow]) -> list[str]:
+    """Aspects with a difference that is not intended."""
     return [row.item for row in rows if row.status == DIFFERS]
 
 
-def lora_rows(model: Any) -> list[Row]:
-    """Rank, scale and dropout of the adapter, and the layers it is on."""
+def lora_rows(model: Any) -> list[ConsistencyRow]:
+    """Rank, scale and dropout of the adapter, and the layers that have one."""
     config, width = model.peft_config["default"], model.config.text_config.hidden_size
     small = None
     if width <= 2 * RANK and config.lora_alpha == 2 * config.r:
         small = f"rank {RANK} is not low in layers {width} wide; alpha is twice the rank in both"
-    noise = "with dropout, log-probabilities of one caption differ by chance"
+    noise = "with dropout, log-probabilities of one caption differ at random"
     linear, adapted = _linear_layers(model)
     targets = _row("LoRA targets", _kinds(linear), _kinds(adapted))
     return [
         _row("LoRA rank", str(RANK), str(config.r), small),
         _row("LoRA alpha", str(ALPHA), str(config.lora_alpha), small),
         _row("LoRA dropout", f"{DROPOUT:g}", f"{config.lora_dropout:g}", None if config.lora_dropout else noise),
-        targets if set(linear) == set(adapted) else Row(targets.item, targets.sft, targets.rl, DIFFERS),
+        targets if set(linear) == set(adapted) else ConsistencyRow(targets.item, targets.sft, targets.rl, DIFFERS),
     ]
 
 
-def part_rows(model: Any, mask_policy: str | None = None) -> list[Row]:
-    """What trains and what does not, with parameter counts; parts that the model has not are left out."""
-    reached = REACHED_BY[mask_policy] if mask_policy else None
+def part_rows(model: Any, mask_policy: str | None = None) -> list[ConsistencyRow]:
+    """Trainable and frozen parts with parameter counts; parts that the model lacks are left out."""
+    frozen_because = FROZEN_BECAUSE[mask_policy] if mask_policy else None
     words = model.get_input_embeddings().weight
     counts = {part: (total, trained) for part, total, trained in parameter_table(model)}
-    own = (words.numel(), words.numel() * words.requires_grad)
+    embeddings = (words.numel(), words.numel() * words.requires_grad)
     total, trained = counts["language model"]
-    counts |= {"language model": (total - own[0], trained - own[1]), "embeddings": own}
+    counts |= {"language model": (total - embeddings[0], trained - embeddings[1]), "embeddings": embeddings}
     rows = []
     for part, sft in PARTS.items():
         total, trained = counts[part]
         rl = TRAINABLE if trained == total else f"{trained:,} {TRAINABLE}" if trained else FROZEN
-        row = _row(part, sft, rl, MEANT_PARTS.get((part, rl)) or (reached if part in MASK_PARTS else None))
-        rows += [Row(row.item, row.sft, f"{rl}, {total:,}", row.status)] if total else []
+        row = _row(part, sft, rl, INTENDED_PARTS.get((part, rl)) or (frozen_because if part in MASK_PARTS else None))
+        rows += [ConsistencyRow(row.item, row.sft, f"{rl}, {total:,}", row.status)] if total else []
     return rows
 
 
-def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Row]:
-    """Chat format, ids and labels of a conversation, what a rollout asks and how it is cut, tiles.
+def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[ConsistencyRow]:
+    """Chat format, ids and labels of a conversation, the question of a rollout and its split, tiles.
 
     Args:
         processor: as training uses it.
@@ -150,31 +149,33 @@ def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Row]:
     """
     expected, used = TEMPLATES[template_name(template)], processor.template
     ids, labels = reference_conversation(processor.tokenizer, expected, processor.tokens_per_tile)
-    found = {name: values.tolist() for name, values in processor.tokenize_conversation(TURNS, num_tiles=1).items()}
+    used_ids, used_labels = (
+        processor.tokenize_conversation(TURNS, num_tiles=1)[name].tolist() for name in ("input_ids", "labels")
+    )
     prompt = ids[: next(n for n, label in enumerate(labels) if label >= 0)]
     return [
-        _row("chat template", _shown(expected), _shown((used.instruction, used.suffix, used.separator))),
-        _row("conversation: ids", _ids(ids), _ids(found["input_ids"], ids)),
-        _row("conversation: labels", _ids(labels), _ids(found["labels"], labels)),
+        _row("chat template", _escaped(expected), _escaped((used.instruction, used.suffix, used.separator))),
+        _row("conversation: ids", _ids(ids), _ids(used_ids, ids)),
+        _row("conversation: labels", _ids(labels), _ids(used_labels, labels)),
         *_question_rows(processor, prompt),
     ]
 
 
-def _question_rows(processor: Sa2VAProcessor, prompt: list[int]) -> list[Row]:
-    """What a rollout asks, against the ids of the recipe's first question."""
-    own, asked = segment_question(PHRASE), ask(processor, 0, 1, QUESTION)
-    unbroken = "the reference's own prediction has no line break there" if own == QUESTION.strip() else None
+def _question_rows(processor: Sa2VAProcessor, prompt: list[int]) -> list[ConsistencyRow]:
+    """The question of a rollout compared with the ids of the recipe's first question."""
+    text, question = segment_question(PHRASE), make_question(processor, 0, 1, QUESTION)
+    unbroken = "the reference's own prediction has no line break there" if text == QUESTION.strip() else None
     tiles = f"up to {TILES}, and a thumbnail"
     few = "several times cheaper; --max_dynamic_patch raises it"
     return [
-        _row("question for a mask", repr(QUESTION), repr(own), unbroken),
-        _row("question cut behind the image", _ids(prompt), _ids(asked.prefix_ids + asked.suffix_ids, prompt)),
+        _row("question for a mask", repr(QUESTION), repr(text), unbroken),
+        _row("question cut behind the image", _ids(prompt), _ids(question.prefix_ids + question.suffix_ids, prompt)),
         _row("tiles", tiles, tiles if processor.max_tiles == TILES else f"up to {processor.max_tiles}", few),
     ]
 
 
-def dtype_rows(model: nn.Module) -> list[Row]:
-    """Number formats: the recipe holds all in float32 and computes in bfloat16."""
+def dtype_rows(model: nn.Module) -> list[ConsistencyRow]:
+    """Number formats: the recipe stores all weights in float32 and computes in bfloat16."""
     half = "half the memory; both compute in bfloat16 on a GPU"
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}
@@ -184,20 +185,20 @@ def dtype_rows(model: nn.Module) -> list[Row]:
     ]
 
 
-def loading_row(model: Any, folder: CheckpointFolder) -> Row:
+def loading_row(model: Any, folder: CheckpointFolder) -> ConsistencyRow:
     """Tensors of the checkpoint against those of the loaded model, by name and shape."""
     state = {
         name.replace(".base_layer.", "."): tensor.to("meta")
         for name, tensor in model.state_dict().items()
         if "lora_" not in name and not (name == "lm_head.weight" and model.config.tie_word_embeddings)
     }
-    own = {name: tuple(tensor.shape) for name, tensor in (to_original(state) if folder.original else state).items()}
+    loaded = {name: tuple(tensor.shape) for name, tensor in (to_original(state) if folder.original else state).items()}
     files = tensor_shapes(folder.path)
-    right = sum(own.get(name) == shape for name, shape in files.items())
+    right = sum(loaded.get(name) == shape for name, shape in files.items())
     layout = "official" if folder.original else "our"
-    status = SAME if right == len(files) == len(own) else DIFFERS
-    rl = f"{right} loaded, {len(own) - right} missing, {len(files) - right} surplus"
-    return Row("loading", f"{len(files)} tensors, {layout} layout", rl, status)
+    status = SAME if right == len(files) == len(loaded) else DIFFERS
+    rl = f"{right} loaded, {len(loaded) - right} missing, {len(files) - right} surplus"
+    return ConsistencyRow("loading", f"{len(files)} tensors, {layout} layout", rl, status)
 
 
 def reference_conversation(
@@ -205,7 +206,7 @@ def reference_conversation(
 ) -> tuple[list[int], list[int]]:
     """Ids and labels of `TURNS` with one tile, as the reference tokenises them: piece by piece, no bos.
 
-    Labels are -100 but on answers and on what ends them; the separator before the next turn is not labelled.
+    Labels are -100 except on answers and their end tokens; the separator before the next turn is not labelled.
     """
     instruction, suffix, separator = template
     ids: list[int] = []
@@ -220,13 +221,13 @@ def reference_conversation(
 
 
 def _with_image(instruction: str, question: str, tokens_per_tile: int) -> str:
-    """A turn of the user with the image's tokens in their place."""
+    """A turn of the user with the placeholder replaced by the image's tokens."""
     image = "<img>" + "<IMG_CONTEXT>" * tokens_per_tile + "</img>"
     return instruction.replace("{input}", question.replace("<image>", image))
 
 
 def _linear_layers(model: Any) -> tuple[list[str], list[str]]:
-    """Names of the linear layers of the language model's blocks, and of those with LoRA anywhere in the model."""
+    """Names of the linear layers in the blocks of the language model, and of all layers with LoRA."""
     adapted = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     plain = [
         name
@@ -237,7 +238,7 @@ def _linear_layers(model: Any) -> tuple[list[str], list[str]]:
 
 
 def _inside(name: str, layers: Iterable[str]) -> bool:
-    """Whether a module is part of one of some layers."""
+    """Whether a module is one of these layers or part of one."""
     return any(name == layer or name.startswith(layer + ".") for layer in layers)
 
 
@@ -247,17 +248,17 @@ def _kinds(names: Iterable[str]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "none"
 
 
-def _row(item: str, sft: str, rl: str, reason: str | None = None) -> Row:
-    return Row(item, sft, rl, SAME if sft == rl else f"meant: {reason}" if reason else DIFFERS)
+def _row(item: str, sft: str, rl: str, reason: str | None = None) -> ConsistencyRow:
+    return ConsistencyRow(item, sft, rl, SAME if sft == rl else f"meant: {reason}" if reason else DIFFERS)
 
 
-def _shown(template: tuple[str, str, str]) -> str:
-    """Line ends as \\n."""
+def _escaped(template: tuple[str, str, str]) -> str:
+    """On one line, with line breaks as \\n."""
     return " ".join(repr(part)[1:-1] for part in template[:2]) + f" {template[2]!r}"
 
 
 def _ids(ids: list[int], expected: list[int] | None = None) -> str:
-    """How many ids, and where they leave the expected ones."""
+    """The number of ids, and the first position at which they differ from the expected ones."""
     if expected is None or ids == expected:
         return f"{len(ids)} ids"
     place = next(

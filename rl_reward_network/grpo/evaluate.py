@@ -1,4 +1,4 @@
-"""The evaluation of a GRPO run: the model as it was and as it is now, on items of groups that training has not seen."""
+"""The evaluation of a GRPO run: the base model and the fine-tuned one on prompts of groups held out from training."""
 
 import json
 import time
@@ -16,13 +16,13 @@ from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.grpo.card import training_facts
-from rl_reward_network.grpo.checkpoint import STATE
+from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
+from rl_reward_network.grpo.image_features import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, open_grpo_world
-from rl_reward_network.grpo.items import GRPOItem
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.rollouts.features import FeatureCache
-from rl_reward_network.grpo.setup import prepare_model
+from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.stage import FINAL, REWARD_NET, STAGE
+from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import scores
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
@@ -38,30 +38,30 @@ from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import located_data, located_model
 
 SPLIT = "test"
-TRAINED = "trainable"  # folder of the tensors, in a final_model as in a checkpoint
-SHOWN = 3  # items at each end
+PICTURED = 3  # prompts at each end of the report
 
 
 def grpo_model(path: Path) -> Path | None:
-    """The folder with what a GRPO run has trained: its final_model or a checkpoint, named by itself or by the run.
+    """The folder with the trained weights of a GRPO run: its final_model or a checkpoint.
 
-    Of a run that was cut off the last checkpoint is taken, and said; None where the path is no GRPO run's.
+    Args:
+        path: that folder, or the run's. For a run that was interrupted its last checkpoint is used, with a message.
+
+    Returns:
+        None if the path does not belong to a GRPO run.
     """
     for folder in (path, path / FINAL):
-        if (folder / TRAINED).is_dir() and trained_config(folder).get("stage") == STAGE:
+        if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == STAGE:
             return folder
-    last = get_last_checkpoint(str(path)) if path.is_dir() else None
-    if last is None or trained_config(Path(last)).get("stage") != STAGE:
+    checkpoint = get_last_checkpoint(str(path)) if path.is_dir() else None
+    if checkpoint is None or trained_config(Path(checkpoint)).get("stage") != STAGE:
         return None
-    print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {last}")
-    return Path(last)
+    print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {checkpoint}")
+    return Path(checkpoint)
 
 
 def trained_config(folder: Path) -> dict[str, Any]:
-    """What the folder says of the run: config.json of a final_model; of a checkpoint the run's, with steps and minutes.
-
-    Empty where there is none.
-    """
+    """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
     if (folder / "config.json").exists():
         return dict(read_json(folder / "config.json"))
     if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
@@ -72,9 +72,9 @@ def trained_config(folder: Path) -> dict[str, Any]:
 
 
 def evaluation_folder(trained: Path, items: int | None = None) -> Path:
-    """Where the evaluation of a final_model or a checkpoint is written, on all test items or on so many."""
-    which = "" if trained.name == FINAL else f"_{trained.name}"
-    return trained.parent / f"evaluation{which}{'' if items is None else f'_{items}'}"
+    """The folder for the evaluation of a final_model or a checkpoint, on all test prompts or on this number."""
+    suffix = "" if trained.name == FINAL else f"_{trained.name}"
+    return trained.parent / f"evaluation{suffix}{'' if items is None else f'_{items}'}"
 
 
 def run_grpo_evaluation(
@@ -88,12 +88,12 @@ def run_grpo_evaluation(
 
     Args:
         final_model: of a GRPO run, or one of its checkpoints.
-        data_root, base_model: where data and Sa2VA are now, if not where they were.
+        data_root, base_model: where data and Sa2VA are now, if they were moved since training.
         gpu: index; -1 is the CPU; None is as in training.
-        items: at most so many test items; the folder is then `evaluation_<number>`.
+        items: maximum number of test prompts; the folder is then `evaluation_<number>`.
 
     Raises:
-        ValueError: the run is not whole, or data or model are others than in training.
+        ValueError: the run is not complete, or data or model differ from those in training.
     """
     if items is not None and items < 1:
         raise ValueError(f"--images: got {items}; give 1 or more, or leave it out for all")
@@ -108,35 +108,36 @@ def _evaluate(
 ) -> tuple[BeforeAfter, Path]:
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
     world = _open(config, run, data_root, gpu)
-    found = world.pick(SPLIT)
-    picked = found if items is None else spread(found, items, world.config.seed)
+    prompts = world.pick(SPLIT)
+    if items is not None:
+        prompts = spread(prompts, items, world.config.seed)
     path = base_model or located_model(run, config, "--base_model")
     model, processor = load_base(path, config["origin"]["model_fingerprint"], world.config.device)
     processor.max_tiles = world.config.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
-    before = measure(model, picked, cache, longest, desc="before")
-    load_trainable(model, final_model / TRAINED)
-    after = measure(model, picked, cache, longest, desc="after")
+    before = measure(model, prompts, cache, longest, desc="before")
+    load_trainable(model, final_model / TRAINABLE)
+    after = measure(model, prompts, cache, longest, desc="after")
     notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.config.device)
         for measured in (before, after):
-            measured.values["learned"] = scores(network, picked, measured)
-        notes = segmenter_note(network, picked, after)
+            measured.values["learned"] = scores(network, prompts, measured)
+        notes = segmenter_note(network, prompts, after)
     with swapped(model, start_weights):
-        _add_neutral_partner(model, picked, cache, before, after)
+        _add_base_partner(model, prompts, cache, before, after)
     minutes = (time.perf_counter() - start) / 60
-    result = replace(_result(world, config, picked, before, after, run, minutes), notes=notes)
-    return result, write_before_after(evaluation_folder(final_model, None if items is None else len(picked)), result)
+    result = replace(_result(world, config, prompts, before, after, run, minutes), notes=notes)
+    return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
 def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa2VAProcessor]:
-    """Model and processor that a run began from; float32 on the CPU, after the rounding to bfloat16 that a GPU did.
+    """Base model and processor of a run; float32 on the CPU, rounded to bfloat16 before if the run was on a GPU.
 
     Raises:
-        ValueError: the weights are others than in training.
+        ValueError: the weights differ from those in training.
     """
     check_device(device)
     dtypes = (torch.float32, torch.bfloat16) if device == "cpu" else (torch.bfloat16, torch.float32)
@@ -151,30 +152,30 @@ def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:
     saved = config["world"]
     root = data_root or located_data(run, config)
-    own = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
-    return open_grpo_world(replace(own, gpu=own.gpu if gpu is None else gpu), run / "split.json")
+    settings = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
+    return open_grpo_world(replace(settings, gpu=settings.gpu if gpu is None else gpu), run / "split.json")
 
 
-def _add_neutral_partner(
-    model: Any, items: list[GRPOItem], cache: FeatureCache, before: Measured, after: Measured
+def _add_base_partner(
+    model: Any, prompts: list[GRPOPrompt], cache: FeatureCache, before: Measured, after: Measured
 ) -> None:
-    """Masks of both models' captions drawn by the model as it was: a private language would show here."""
+    """IoU of the base model's masks of both models' captions: low if the captions make sense to the policy alone."""
     if "iou_of_drawn" in before.values:
         name = "iou_of_drawn_by_base"
         before.values[name] = before.values["iou_of_drawn"]
-        after.values[name] = iou_of_captions(model, items, cache, after.captions)
+        after.values[name] = iou_of_captions(model, prompts, cache, after.captions)
 
 
 def _result(
     world: GRPOWorld,
     config: dict[str, Any],
-    items: list[GRPOItem],
+    prompts: list[GRPOPrompt],
     before: Measured,
     after: Measured,
     run: Path,
     minutes: float,
 ) -> BeforeAfter:
-    groups = [item.group_id for item in items]
+    groups = [prompt.group_id for prompt in prompts]
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
@@ -184,41 +185,41 @@ def _result(
         criterion,
         totals,
         {"before": before.values, "after": after.values},
-        tuple((item.sample_id, item.group_id) for item in items),
+        tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
-        shown=_shown(items, before, after, criterion),
+        shown=_extremes(prompts, before, after, criterion),
         curves=_lines(run / "metrics.jsonl"),
     )
 
 
-def segmenter_note(network: RewardNetwork, items: list[GRPOItem], after: Measured) -> tuple[str, ...]:
-    """Whether the reward network itself, which is a plain segmenter, would serve better than what it has trained."""
-    known = np.flatnonzero(np.isfinite(after.values["dice"]))
-    if not len(known):
+def segmenter_note(network: RewardNetwork, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:
+    """Whether the reward network itself, used as a segmenter, is better than the model trained on its scores."""
+    labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
+    if not len(labelled):
         return ()
-    own = np.array([_own_dice(network, items[number]) for number in known])
-    groups, name = [items[number].group_id for number in known], "the fine-tuned model"
-    return (plain_segmenter(own, after.values["dice"][known], groups, name, name),)
+    network_dice = np.array([_network_dice(network, prompts[number]) for number in labelled])
+    groups, name = [prompts[number].group_id for number in labelled], "the fine-tuned model"
+    return (plain_segmenter(network_dice, after.values["dice"][labelled], groups, name, name),)
 
 
-def _own_dice(network: RewardNetwork, item: GRPOItem) -> float:
-    image, truth = item.load()
+def _network_dice(network: RewardNetwork, prompt: GRPOPrompt) -> float:
+    image, truth = prompt.load()
     assert truth is not None
     return float(dice((truth_map(network, image) > 0.5)[None], truth[None])[0])
 
 
-def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:
-    """The items that gained most, and those that lost most."""
+def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:
+    """The prompts with the largest gains, and those with the largest losses."""
     gain = after.values[criterion] - before.values[criterion]
     order = np.argsort(-np.nan_to_num(gain), kind="stable")
-    picks = [("gained most", int(n)) for n in order[:SHOWN]] + [("", int(n)) for n in order[::-1][:SHOWN]]
+    picks = [("gained most", int(n)) for n in order[:PICTURED]] + [("", int(n)) for n in order[::-1][:PICTURED]]
     shown = []
     for most, number in picks:
         title = most or ("lost most" if gain[number] < 0 else "gained least")
-        image, truth = items[number].load()
-        words = (items[number].caption or items[number].question, before.captions[number], after.captions[number])
+        image, truth = prompts[number].load()
+        texts = (prompts[number].caption or prompts[number].question, before.captions[number], after.captions[number])
         masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
-        shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, words))
+        shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, texts))
     return tuple(shown)
 
 

@@ -16,7 +16,7 @@ from rl_reward_network.data.readers import read_region_data, recognise, region_f
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
@@ -107,10 +107,10 @@ class GRPOWorld:
     config: GRPOWorldConfig
     kind: Literal["regions", "images"]
     seen: str
-    items: list[GRPOItem]
+    items: list[GRPOPrompt]
     split: Split
 
-    def pick(self, *names: str) -> list[GRPOItem]:
+    def pick(self, *names: str) -> list[GRPOPrompt]:
         """Items of some splits.
 
         Raises:
@@ -142,7 +142,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
         config = replace(config, white_levels=levels_of(samples) or None)
         check_one_phrase(samples, root)
         made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-        items = [prompted_item(sample, config.segment_question) for sample in samples]
+        items = [image_prompt(sample, config.segment_question) for sample in samples]
         return GRPOWorld(config, "images", seen_images(samples, root), items, made)
     _refuse(config, "captioned regions", "group_regex", "segment_question")
     asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
@@ -153,7 +153,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     else:
         made = make_split(regions, config.split_seed, region_fingerprint)
     return GRPOWorld(
-        config, "regions", seen_regions(seen, root), [region_item(sample, describe) for sample in regions], made
+        config, "regions", seen_regions(seen, root), [region_prompt(sample, describe) for sample in regions], made
     )
 
 
@@ -203,7 +203,7 @@ def changed(settings: Any, *names: str) -> list[str]:
     return [f"--{name}" for name in names if getattr(settings, name) != getattr(type(settings), name)]
 
 
-def check_items(items: Sequence[GRPOItem]) -> None:
+def check_items(items: Sequence[GRPOPrompt]) -> None:
     """Decode images and masks, a thousand of them spread over the whole.
 
     Raises:
@@ -212,7 +212,7 @@ def check_items(items: Sequence[GRPOItem]) -> None:
     check_readable([item.load for item in items[:: max(1, len(items) // CHECKED)]])
 
 
-def labelled_items(items: Sequence[GRPOItem]) -> list[GRPOItem]:
+def labelled_items(items: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
     """Those with a true mask, which supervised training learns from.
 
     Raises:

@@ -90,7 +90,7 @@ class GRPOLogs(TrainerCallback):
 
     def _pictures(self, step: int) -> None:
         assert self.writer is not None
-        for loop, samples in self.trainer.last_samples.items():
+        for loop, samples in self.trainer.last_rollouts.items():
             columns = samples.columns
             count = len(columns["prompts"])
             every = max(1, count // (samples.advantages.values.shape[0] or 1))

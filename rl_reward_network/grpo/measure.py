@@ -1,78 +1,78 @@
-"""What a model does on items that were not trained on: its captions, its masks, and both loops closed.
+"""Metrics of a model on prompts it was not trained on: its captions, its masks, and both loops closed.
 
-Every number is per item, so that two models are compared item by item. Axes: N items.
+Every value is per prompt, so that two models can be compared prompt by prompt. Axes: N prompts.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from pycocotools import mask as coco
 from tqdm import tqdm
 
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.items import GRPOItem
-from rl_reward_network.grpo.rollouts.batch import Batch, Mask, open_batch, random_stream
-from rl_reward_network.grpo.rollouts.features import FeatureCache
-from rl_reward_network.grpo.rollouts.generation import ImageContext
+from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
+from rl_reward_network.grpo.rollouts.image_context import ImageContext
+from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.masks import dice, iou, precision, recall
 
-AT_ONCE = 32  # items of one tile
-SAMPLED = 4  # captions per item for the expected reward
+BATCH_SIZE = 32  # prompts whose image is one tile
+SAMPLED = 4  # captions per prompt for the expected reward
+OVERLAPS = {"dice": dice, "iou": iou, "precision": precision, "recall": recall}
 Seed = tuple[int, int]
-Packed = dict[str, Any] | None
+PackedMask = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Numbers and pictures of N items.
+    """Metrics, captions and masks of N prompts.
 
     Args:
-        values: metric -> float64 (N,), NaN where the item lacks what it takes.
+        values: metric -> float64 (N,), NaN if the prompt lacks what the metric needs.
         captions: greedy captions, "" without a region.
-        masks: of each item's question, packed (COCO RLE), or None: thousands of masks of photographs must fit.
-        drawn: of each greedy caption, likewise; those of the question where there are no captions.
-        overlap: int64 (N, 2), pixels in both and in either of mask and truth; for cIoU.
+        masks: answers to the prompts' questions as COCO RLE, or None; thousands of masks of photographs must fit.
+        drawn: masks of the greedy captions, likewise; those of the questions if there are no captions.
+        overlap: int64 (N, 2), pixels of intersection and union of mask and truth; for cIoU.
     """
 
     values: dict[str, np.ndarray]
     captions: list[str]
-    masks: list[Packed]
-    drawn: list[Packed]
+    masks: list[PackedMask]
+    drawn: list[PackedMask]
     overlap: np.ndarray
 
     @property
     def phrase_ciou(self) -> float:
-        """Intersections over unions, both summed over all items."""
-        both, either = self.overlap.sum(axis=0)
-        return float(both / max(either, 1))
+        """Sum of all intersections over the sum of all unions."""
+        intersection, union = self.overlap.sum(axis=0)
+        return float(intersection / max(union, 1))
 
 
 def measure(
     model: Any,
-    items: Sequence[GRPOItem],
+    prompts: Sequence[GRPOPrompt],
     cache: FeatureCache,
     max_completion_length: int,
     seed: int = 0,
     desc: str = "measuring",
     quiet: bool = False,
 ) -> Measured:
-    """All metrics of `items`; greedy, but for the expected rewards, which are means over sampled captions.
+    """All metrics of `prompts`; greedy, except for the expected rewards, which are means over sampled captions.
 
     Metrics with a region and a caption: `iou_of_drawn` (caption, then its mask, against the region: the reward of loop
     1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
-    caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask that the item's question asks for.
+    caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask for the prompt's question.
     """
-    step = items_at_once(cache)
+    size = batch_size(cache)
     with mixed_precision(model):
         parts = [
-            _measure_batch(model, items[start : start + step], cache, max_completion_length, (seed, start))
-            for start in tqdm(range(0, len(items), step), desc, unit=f"{step} items", disable=quiet)
+            _measure_batch(model, prompts[start : start + size], cache, max_completion_length, (seed, start))
+            for start in tqdm(range(0, len(prompts), size), desc, unit=f"{size} items", disable=quiet)
         ]
     return Measured(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
@@ -83,97 +83,102 @@ def measure(
     )
 
 
-def iou_of_captions(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, captions: Sequence[str]) -> np.ndarray:
-    """float64 (N,): IoU of the mask that the model draws from each caption with the item's region."""
-    found: list[float] = []
-    step = items_at_once(cache)
+def iou_of_captions(
+    model: Any, prompts: Sequence[GRPOPrompt], cache: FeatureCache, captions: Sequence[str]
+) -> np.ndarray:
+    """float64 (N,): IoU of the model's mask of each caption with the prompt's region."""
+    values: list[float] = []
+    size = batch_size(cache)
     with mixed_precision(model):
-        for start in range(0, len(items), step):
-            batch, own = open_batch(items[start : start + step], cache), captions[start : start + step]
-            drawn = batch.draw_captions(batch.context(model), range(len(own)), own)
+        for start in range(0, len(prompts), size):
+            batch, texts = open_batch(prompts[start : start + size], cache), captions[start : start + size]
+            masks = batch.masks_from_captions(batch.context(model), range(len(texts)), texts)
             truths = [mask for mask in batch.truths if mask is not None]
-            found += [_iou(drawn.get((row, text)), truths[row]) for row, text in enumerate(own)]
-    return np.array(found)
+            values += [_iou(masks.get((row, text)), truths[row]) for row, text in enumerate(texts)]
+    return np.array(values)
 
 
-def items_at_once(cache: FeatureCache) -> int:
-    """Items of one batch: fewer where an image is cut into tiles, which the language model all reads."""
-    return max(1, AT_ONCE // cache.processor.max_tiles)
+def batch_size(cache: FeatureCache) -> int:
+    """Prompts of one batch: fewer if images are split into tiles, all of which the language model reads."""
+    return max(1, BATCH_SIZE // cache.processor.max_tiles)
 
 
-def mixed_precision(model: Any) -> AbstractContextManager[Any]:
-    """Autocast where the frozen weights are bfloat16 and what trains is float32; nothing in a float32 model."""
-    return torch.autocast(model.device.type, torch.bfloat16) if model.dtype == torch.bfloat16 else nullcontext()
-
-
-def _measure_batch(model: Any, items: Sequence[GRPOItem], cache: FeatureCache, longest: int, seed: Seed) -> Measured:
-    batch = open_batch(items, cache)
-    context, rows = batch.context(model), list(range(len(items)))
-    masks = _hard(batch.draw(context, rows, [item.question for item in items]))
+def _measure_batch(
+    model: Any, prompts: Sequence[GRPOPrompt], cache: FeatureCache, max_completion_length: int, seed: Seed
+) -> Measured:
+    batch = open_batch(prompts, cache)
+    context, rows = batch.context(model), list(range(len(prompts)))
+    masks = _thresholded(batch.masks(context, rows, [prompt.question for prompt in prompts]))
     values, overlap = _against_truth(masks, batch.truths)
-    captions, drawn = [""] * len(items), masks
-    if all(item.caption for item in items):
-        captions, drawn, own = _captioned(batch, context, masks, longest, seed)
-        values |= own
+    captions, drawn = [""] * len(prompts), masks
+    if all(prompt.caption for prompt in prompts):
+        captions, drawn, caption_values = _measure_captions(batch, context, masks, max_completion_length, seed)
+        values |= caption_values
     return Measured(values, captions, _packed(masks), _packed(drawn), overlap)
 
 
-def _captioned(
-    batch: Batch, context: ImageContext, masks: Sequence[Mask], longest: int, seed: Seed
+def _measure_captions(
+    batch: PromptBatch, context: ImageContext, masks: Sequence[Mask], max_completion_length: int, seed: Seed
 ) -> tuple[list[str], list[Mask], dict[str, np.ndarray]]:
-    """Greedy captions of the true regions, the masks drawn from them, and the metrics of both loops."""
-    rows, references = list(range(len(batch.items))), [item.caption for item in batch.items]
+    """Greedy captions of the true regions, their masks, and the metrics of both loops."""
+    rows, references = list(range(len(batch.prompts))), [prompt.caption for prompt in batch.prompts]
     truths = [mask for mask in batch.truths if mask is not None]
-    captions = batch.caption(context, rows, truths, longest)
-    questions = [batch.describing(row, mask) for row, mask in enumerate(truths)]
-    answers = context.answer(questions, Decoding(longest, 1.0, generator=random_stream(seed)), SAMPLED)
-    sampled = [[batch.text(answer) for answer in own] for own in answers]
+    captions = batch.captions(context, rows, truths, max_completion_length)
+    sampled = _sampled_captions(batch, context, truths, max_completion_length, seed)
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
-    drawn = batch.draw_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
+    drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
-    shown = [row for row in rows if (mask := masks[row]) is not None and mask.any()]
-    again = batch.caption(context, shown, [mask for row in shown if (mask := masks[row]) is not None], longest)
-    said = dict(zip(shown, again, strict=True))
-    return (
-        captions,
-        _hard([drawn.get((row, captions[row])) for row in rows]),
-        {
-            "iou_of_drawn": np.array([overlap.get((row, captions[row]), 0.0) for row in rows]),
-            "expected_iou_of_drawn": np.array(
-                [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows]
-            ),
-            "meteor": meteor(captions, references, normalise=True),
-            "expected_meteor": np.array(
-                [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows]
-            ),
-            "cycle_meteor": meteor([said.get(row, "") for row in rows], references, normalise=True),
-        },
-    )
+    not_empty = {row: mask for row, mask in enumerate(masks) if mask is not None and mask.any()}
+    cycle_captions = batch.captions(context, list(not_empty), list(not_empty.values()), max_completion_length)
+    cycle = dict(zip(not_empty, cycle_captions, strict=True))
+    values = {
+        "iou_of_drawn": [overlap.get((row, captions[row]), 0.0) for row in rows],
+        "expected_iou_of_drawn": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
+        "meteor": meteor(captions, references, normalise=True),
+        "expected_meteor": [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows],
+        "cycle_meteor": meteor([cycle.get(row, "") for row in rows], references, normalise=True),
+    }
+    drawn_masks = _thresholded([drawn.get((row, captions[row])) for row in rows])
+    return captions, drawn_masks, {name: np.asarray(column) for name, column in values.items()}
 
 
-def unpacked(mask: Packed) -> Mask:
+def _sampled_captions(
+    batch: PromptBatch,
+    context: ImageContext,
+    regions: Sequence[np.ndarray],
+    max_completion_length: int,
+    seed: Seed,
+) -> list[list[str]]:
+    """Captions of each region at temperature 1."""
+    questions = [batch.caption_question(row, mask) for row, mask in enumerate(regions)]
+    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+    answers = context.answer(questions, decoding, SAMPLED)
+    return [[batch.text(answer) for answer in row_answers] for row_answers in answers]
+
+
+def unpacked(mask: PackedMask) -> Mask:
     """Bool (H, W) of a mask in `Measured`."""
     return None if mask is None else coco.decode(mask).astype(bool)
 
 
-def _packed(masks: Sequence[Mask]) -> list[Packed]:
+def _packed(masks: Sequence[Mask]) -> list[PackedMask]:
     return [None if mask is None else to_rle(mask) for mask in masks]
 
 
-def _hard(probabilities: Sequence[Mask]) -> list[Mask]:
-    return [None if one is None else one > 0.5 for one in probabilities]
+def _thresholded(probabilities: Sequence[Mask]) -> list[Mask]:
+    return [None if mask is None else mask > 0.5 for mask in probabilities]
 
 
 def _against_truth(masks: Sequence[Mask], truths: Sequence[Mask]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Overlap metrics, NaN without a truth, and the pixels behind cIoU."""
-    values = {name: np.full(len(masks), np.nan) for name in ("dice", "iou", "precision", "recall")}
+    """Overlap metrics, NaN without a truth, and the pixels for cIoU."""
+    values = {name: np.full(len(masks), np.nan) for name in OVERLAPS}
     overlap = np.zeros((len(masks), 2), dtype=np.int64)
     for row, (mask, truth) in enumerate(zip(masks, truths, strict=True)):
         if truth is not None:
-            found = np.zeros_like(truth) if mask is None else mask
-            for name, score in (("dice", dice), ("iou", iou), ("precision", precision), ("recall", recall)):
-                values[name][row] = score(found[None], truth[None])[0]
-            overlap[row] = (found & truth).sum(), (found | truth).sum()
+            predicted = np.zeros_like(truth) if mask is None else mask
+            for name, score in OVERLAPS.items():
+                values[name][row] = score(predicted[None], truth[None])[0]
+            overlap[row] = (predicted & truth).sum(), (predicted | truth).sum()
     return values, overlap
 
 

@@ -1,4 +1,4 @@
-"""Decisions that all processes of a run must take alike: made by one of them, or as soon as one of them asks for it."""
+"""Decisions that all processes (ranks) of a run must take alike. Every rank must call these functions."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,20 +10,20 @@ from accelerate.utils import broadcast_object_list, gather_object
 Value = TypeVar("Value")
 
 
-def by_first(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
-    """What `make` returns on the first process, on all of them; the others do not call it."""
-    found: list[Any] = [make() if accelerator.is_main_process else None]
+def from_first_rank(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
+    """The result of `make` on rank 0, on all ranks; the others do not call it."""
+    values: list[Any] = [make() if accelerator.is_main_process else None]
     if accelerator.num_processes > 1:
-        broadcast_object_list(found)
-    return found[0]
+        broadcast_object_list(values)
+    return values[0]
 
 
-def told_by_any(accelerator: Accelerator, words: str | None) -> str | None:
-    """What the first process that has something to say says; every process must ask."""
-    everyone = gather_object([words]) if accelerator.num_processes > 1 else [words]
-    return next((one for one in everyone if one), None)
+def first_message(accelerator: Accelerator, message: str | None) -> str | None:
+    """The message of the lowest rank that has one, on all ranks; None if there is none."""
+    messages = gather_object([message]) if accelerator.num_processes > 1 else [message]
+    return next((text for text in messages if text), None)
 
 
-def by_any(accelerator: Accelerator, flag: bool) -> bool:
-    """Whether `flag` is set on at least one process; every process must ask."""
+def any_rank(accelerator: Accelerator, flag: bool) -> bool:
+    """Whether `flag` is set on at least one rank."""
     return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum"))

@@ -17,23 +17,24 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.data.splits import save_split, spread
 from rl_reward_network.grpo.card import card_text
-from rl_reward_network.grpo.checkpoint import save_run_state, trained_to_its_end
+from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
 from rl_reward_network.grpo.inputs import GRPOWorld, check_items, labelled_items
 from rl_reward_network.grpo.logs import GRPOLogs
-from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
-from rl_reward_network.grpo.ranks import by_any
+from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.setup import (
+from rl_reward_network.grpo.startup import load_model, startup_lines
+from rl_reward_network.grpo.trainable import (
     check_movement,
     digests,
     freeze_unreached,
     prepare_model,
-    why_still,
+    unmoved_reasons,
 )
-from rl_reward_network.grpo.startup import load_model, startup_lines
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
-from rl_reward_network.grpo.validation import Watch
+from rl_reward_network.grpo.validation import ValidationCallback
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -199,10 +200,12 @@ def run_grpo_stage(
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
     trainer.judge = judge
     if plan.watch_every:
-        trainer.watch = Watch(trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network)
-    with trainer.out_of_memory("a first trial", "max_dynamic_patch"):
+        trainer.validation = ValidationCallback(
+            trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network
+        )
+    with hint_out_of_memory(trainer, "a first trial", "max_dynamic_patch"):
         frozen = freeze_unreached(trainer, items[:PROBED])
-    trainer.begin()
+    trainer.reset_reference()
     if trainer.args.should_save:
         _say(trainer, frozen)
     with only_here(run) if trainer.args.should_save else nullcontext():  # of several processes the first holds it
@@ -213,7 +216,7 @@ def run_grpo_stage(
             _begin(run, world, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(model)
-        with trainer.out_of_memory("training", "batch_size, num_generations or max_dynamic_patch"):
+        with hint_out_of_memory(trainer, "training", "batch_size, num_generations or max_dynamic_patch"):
             went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
         still = check_movement(before, digests(model), trainable_tensors(model))
         if still and not went_back:
@@ -227,8 +230,10 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
     Raises:
         ValueError: nothing at all moved although there was a learning rate; what there is has been saved.
     """
-    any_spread = by_any(trainer.accelerator, trainer.any_spread)
-    reasons = why_still(still, trainer.reached, any_spread, trainer.state.global_step, trainer.args.learning_rate)
+    any_spread = any_rank(trainer.accelerator, trainer.any_spread)
+    reasons = unmoved_reasons(
+        still, trainer.tensors_with_gradient, any_spread, trainer.state.global_step, trainer.args.learning_rate
+    )
     parts = [
         f"{len(names)} because {why}, such as {names[0]}"
         for why in dict.fromkeys(reasons.values())
@@ -273,14 +278,14 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(logs)
-    if trainer.watch is not None:
-        trainer.add_callback(trainer.watch)
+    if trainer.validation is not None:
+        trainer.add_callback(trainer.validation)
     last = get_last_checkpoint(str(logs.run)) if resume else None
-    if last is None or not trained_to_its_end(trainer, Path(last)):
+    if last is None or not load_if_finished(trainer, Path(last)):
         trainer.train(resume_from_checkpoint=last)
-    if trainer.lost_judge and trainer.state.global_step < trainer.planned_steps:
-        raise ValueError(f"step {trainer.state.global_step}: {trainer.lost_judge}; {trainer.way_back}")
-    if trainer.watch is None or not trainer.watch.finish(trainer.state):
+    if trainer.judge_failure and trainer.state.global_step < trainer.planned_steps:
+        raise ValueError(f"step {trainer.state.global_step}: {trainer.judge_failure}; {resume_hint(trainer)}")
+    if trainer.validation is None or not trainer.validation.finish(trainer.state):
         return False
     print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
     return True

@@ -1,4 +1,4 @@
-"""Validation while GRPO trains: curves on items that are not trained on, and the stop against over-optimisation."""
+"""Validation during GRPO: curves on prompts of the validation split, and the stop rule against over-optimisation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,104 +8,118 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rl_reward_network.grpo.items import GRPOItem
 from rl_reward_network.grpo.measure import Measured, measure, unpacked
-from rl_reward_network.grpo.ranks import by_first
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import Judge
 from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
-SHOWN = {"dice": GOLD, "iou": "val/iou", "iou_of_drawn": "val/iou_of_drawn", "meteor": "val/meteor"} | {
-    "cycle_meteor": "val/cycle_meteor"
+TAGS = {
+    "dice": GOLD,
+    "iou": "val/iou",
+    "iou_of_drawn": "val/iou_of_drawn",
+    "meteor": "val/meteor",
+    "cycle_meteor": "val/cycle_meteor",
 }
 
 
-class Watch(TrainerCallback):
-    """Measures validation items every so many steps, and before the first.
+class ValidationCallback(TrainerCallback):
+    """Measures the validation prompts every few steps, and before the first.
 
-    Where a reward network pays and items have a truth, its score there is the proxy and their Dice the gold: training
-    stops when the former rises while the latter has fallen, and goes back to the weights of the best Dice.
+    With a reward network and true masks, the network's score is the proxy and Dice is the gold standard: training stops
+    when the proxy rises while the gold standard has fallen, and the weights with the best Dice are restored.
 
     Args:
         trainer: Sa2VAGRPOTrainer.
-        items: of the validation split.
+        prompts: of the validation split.
         every: optimisation steps.
-        network: the reward network that pays, if one does.
+        network: the reward network of the run, if there is one.
     """
 
-    def __init__(self, trainer: Any, items: Sequence[GRPOItem], every: int, network: Judge | None = None) -> None:
-        self.trainer, self.items, self.every, self.network = trainer, items, every, network
+    def __init__(self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, network: Judge | None = None) -> None:
+        self.trainer, self.prompts, self.every, self.network = trainer, prompts, every, network
         self.proxy: list[float] = []
         self.gold: list[float] = []
-        self.peak: dict[str, Tensor] = {}
-        self.seen = -1
+        self.best_weights: dict[str, Tensor] = {}
+        self.last_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first point, unless a resumed run has it already."""
         if state.global_step == 0:
-            self._look(state)
+            self._validate(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A point, and the rule."""
+        """Add a point, and apply the stop rule."""
         if state.global_step % self.every == 0:
-            self._look(state)
+            self._validate(state)
         if over_optimised(self.proxy, self.gold) and state.global_step % args.num_iterations == 0:
             self.trainer.ended = control.should_training_stop = control.should_save = True
 
     def finish(self, state: Any) -> bool:
-        """Go back to the weights of the best Dice where the rule says so; whether it did."""
+        """Restore the weights with the best Dice if the stop rule applies; returns whether it does."""
         if self.network is None:
             return False
-        if self.seen != state.global_step:
-            self._look(state)
+        if self.last_step != state.global_step:
+            self._validate(state)
         if not over_optimised(self.proxy, self.gold):
             return False
         with torch.no_grad():
-            for name, tensor in self.peak.items():
+            for name, tensor in self.best_weights.items():
                 self.trainer.sa2va.get_parameter(name).copy_(tensor)
         return True
 
-    def _look(self, state: Any) -> None:
-        """The first process measures and tells the others: all of them must stop at the same step, or none."""
-        self.seen = state.global_step
-        points = by_first(self.trainer.accelerator, self._points)
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"proxy": self.proxy, "gold": self.gold, "peak": self.best_weights, "seen": self.last_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.proxy, self.gold = state["proxy"], state["gold"]
+        self.best_weights, self.last_step = state["peak"], state["seen"]
+
+    def _validate(self, state: Any) -> None:
+        """Rank 0 measures and broadcasts: all processes must stop at the same step, or none."""
+        self.last_step = state.global_step
+        points = from_first_rank(self.trainer.accelerator, self._points)
         if PROXY in points and GOLD in points:
             self._compare(points[PROXY], points[GOLD])
-        for tag, value in points.items():
-            self.trainer.statistics[tag].append(value)
+        self.trainer.metrics.record(points)
 
     def _points(self) -> dict[str, float]:
-        """tag -> mean over the items."""
-        longest, cache = self.trainer.args.max_completion_length, self.trainer.maker.cache
-        found = measure(self.trainer.sa2va, self.items, cache, longest, quiet=True)
-        points = {tag: float(np.nanmean(found.values[name])) for name, tag in SHOWN.items() if _known(found, name)}
+        """tag -> mean over the prompts."""
+        longest, cache = self.trainer.args.max_completion_length, self.trainer.rollout_generator.cache
+        measured = measure(self.trainer.sa2va, self.prompts, cache, longest, quiet=True)
+        points = {
+            tag: float(np.nanmean(measured.values[name])) for name, tag in TAGS.items() if _is_known(measured, name)
+        }
         if self.network is not None:
-            points[PROXY] = mean_score(self.network, self.items, found)
+            points[PROXY] = mean_score(self.network, self.prompts, measured)
         return points
 
     def _compare(self, proxy: float, gold: float) -> None:
         if not self.gold or gold > max(self.gold):
-            self.peak = copied(self.trainer.sa2va)
+            self.best_weights = copied(self.trainer.sa2va)
         self.proxy.append(proxy)
         self.gold.append(gold)
 
 
-def mean_score(network: Judge, items: Sequence[GRPOItem], measured: Measured) -> float:
-    """Mean of the reward network's scores of the masks that the items' questions bring."""
-    return float(np.mean(scores(network, items, measured)))
+def mean_score(network: Judge, prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
+    """Mean of the reward network's scores of the measured masks."""
+    return float(np.mean(scores(network, prompts, measured)))
 
 
-def scores(network: Judge, items: Sequence[GRPOItem], measured: Measured) -> np.ndarray:
-    """float64 (N,): the reward network's score of each item's mask; 0 without one."""
-    pays = learned_reward(network)
-    found = [
-        pays(images=[item.load()[0]], predicted_masks=[unpacked(mask)])[0]
-        for item, mask in zip(items, measured.masks, strict=True)
+def scores(network: Judge, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
+    """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
+    reward = learned_reward(network)
+    values = [
+        reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)])[0]
+        for prompt, mask in zip(prompts, measured.masks, strict=True)
     ]
-    return np.array(found, dtype=float)
+    return np.array(values, dtype=float)
 
 
-def _known(measured: Measured, name: str) -> bool:
+def _is_known(measured: Measured, name: str) -> bool:
     return name in measured.values and bool(np.isfinite(measured.values[name]).any())

@@ -16,7 +16,7 @@ from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
 from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
 from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig
-from rl_reward_network.grpo.items import DESCRIBE
+from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.stage import STAGE, GRPOPlan, describe
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable

@@ -1,4 +1,4 @@
-"""What the tests of GRPO share: the embedded model with LoRA, and a few rendered regions it was not trained on."""
+"""Fixtures of the GRPO tests: the embedded model with LoRA, and a few rendered regions it was not trained on."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,27 +11,27 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.items import GRPOItem, region_item
+from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
 from rl_reward_network.grpo.rollouts.batch import open_batch
-from rl_reward_network.grpo.rollouts.features import FeatureCache
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.setup import prepare_model
+from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
 
 @cache
-def regions(scenes: int = 3) -> tuple[GRPOItem, ...]:
-    """Regions of scenes under the lamp, several of each image."""
-    found = []
-    for number, scene in enumerate(make_scenes(scenes, 99)):
+def regions(scenes: int = 3) -> tuple[GRPOPrompt, ...]:
+    """Prompts about regions of scenes under the lamp, several of each image."""
+    prompts = []
+    for scene_index, scene in enumerate(make_scenes(scenes, 99)):
         image = (scene.image * np.array(LAMPLIGHT)).round().astype(np.uint8)
-        for place, thing in enumerate(scene.objects):
-            name = f"{number:012x}"
-            region = make_region(f"{thing.caption}.", to_rle(thing.mask), name, f"{number}/{place}", lambda i=image: i)
-            found.append(region_item(region))
-    return tuple(found)
+        for index, thing in enumerate(scene.objects):
+            image_id, name = f"{scene_index:012x}", f"{scene_index}/{index}"
+            region = make_region(f"{thing.caption}.", to_rle(thing.mask), image_id, name, lambda i=image: i)
+            prompts.append(region_prompt(region))
+    return tuple(prompts)
 
 
 def nano(r: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -80,28 +80,28 @@ def rewards(**weights: float) -> dict[str, dict[str, Reward]]:
     }
 
 
-def trainer(folder: Any, items: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
+def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOTrainer:
     """A trainer on the rendered regions."""
     model, processor = nano()
     weights = {name: changed.pop(name) for name in ("caption", "loop2_iou") if name in changed}
-    made = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), items or regions(), rewards(**weights))
+    trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), prompts or regions(), rewards(**weights))
     for name, parameter in model.named_parameters():
         if "mask_decoder" in name or "prompt_encoder" in name:
-            parameter.requires_grad_(made.needs_masks)
-    made.begin()
-    return made
+            parameter.requires_grad_(trainer.needs_masks)
+    trainer.reset_reference()
+    return trainer
 
 
-def chosen_by(items: Sequence[GRPOItem]) -> list[GRPOItem]:
-    """An item for each candidate that SAM 2 chooses among these."""
+def prompts_by_candidate(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+    """For each candidate mask that SAM 2 selects for some of these prompts the first such prompt."""
     model, processor = nano()
-    batch = open_batch(items, FeatureCache(model, processor))
-    questions = [batch.drawing(row, item.question) for row, item in enumerate(items)]
-    found: dict[int, GRPOItem] = {}
+    batch = open_batch(prompts, FeatureCache(model, processor))
+    questions = [batch.mask_question(row, prompt.question) for row, prompt in enumerate(prompts)]
+    by_candidate: dict[int, GRPOPrompt] = {}
     answers = batch.context(model).segment(questions)
-    for item, question, (_, embedding) in zip(items, questions, answers, strict=True):
+    for prompt, question, (_, embedding) in zip(prompts, questions, answers, strict=True):
         assert embedding is not None
         with torch.no_grad():
-            decoded = model.decode_masks(batch.features[question.image].sam, embedding[None])
-        found.setdefault(int(decoded.selected[0]), item)
-    return [found[candidate] for candidate in sorted(found)]
+            decoded = model.decode_masks(batch.features[question.image_index].sam, embedding[None])
+        by_candidate.setdefault(int(decoded.selected[0]), prompt)
+    return [by_candidate[candidate] for candidate in sorted(by_candidate)]

@@ -1,4 +1,4 @@
-"""One process of the distributed tests: trains, is resumed, sees other candidates than the other, splits a model.
+"""One process of the distributed tests: trains, resumes, gets masks of other candidates than the other, shards a model.
 
 Started by test_distributed.py: python -m torch.distributed.run --nproc_per_node 2 -m tests.grpo.rank FOLDER
 """
@@ -16,14 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from rl_reward_network.grpo.loss.policy import Group, GRPOPolicy
-from rl_reward_network.grpo.ranks import by_any, by_first, told_by_any
-from rl_reward_network.grpo.setup import freeze_unreached
-from rl_reward_network.grpo.validation import GOLD, PROXY, Watch
+from rl_reward_network.grpo.loss.policy import GRPOPolicy
+from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.trainable import freeze_unreached
+from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback
 from rl_reward_network.models.ema import copied
-from tests.grpo.nano import chosen_by, regions, shake, trainer
+from tests.grpo.nano import make_trainer, prompts_by_candidate, regions, shake
 
-# Plain SGD, since Adam blows up the rounding of gradients near 0; entropy and KL, or fresh rollouts have a loss near 0.
+# Plain SGD, since Adam amplifies rounding of gradients near 0; entropy and KL, or the loss of fresh rollouts is near 0.
 SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
 RANKS = 2
 
@@ -35,15 +36,18 @@ def train(folder: Path, accumulation: int = 1) -> None:
     """
     rank = int(os.environ.get("RANK", "0"))
     more = {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1, **SETTINGS}
-    own = trainer(folder / f"run_{rank}", regions(4), caption=1.0, loop2_iou=1.0, **more)
-    rollouts = noted_rollouts(own)
-    own.train()
-    assert own.ema is not None
-    save_file(copied(own.sa2va), folder / f"weights_{rank}.safetensors")
-    save_file(own.ema.weights, folder / f"ema_{rank}.safetensors")
-    logs = [line for line in own.state.log_history if "total_loss" in line]
-    seen = {"wrapped": type(own.model_wrapped).__name__, "spread": own.maker.controller.spread}
-    (folder / f"said_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **seen}))
+    trainer = make_trainer(folder / f"run_{rank}", regions(4), caption=1.0, loop2_iou=1.0, **more)
+    rollouts = noted_rollouts(trainer)
+    trainer.train()
+    assert trainer.ema is not None
+    save_file(copied(trainer.sa2va), folder / f"weights_{rank}.safetensors")
+    save_file(trainer.ema.weights, folder / f"ema_{rank}.safetensors")
+    logs = [line for line in trainer.state.log_history if "total_loss" in line]
+    state = {
+        "wrapped": type(trainer.model_wrapped).__name__,
+        "spread": trainer.rollout_generator.spread_controller.spread,
+    }
+    (folder / f"record_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **state}))
 
 
 def resume(folder: Path, curriculum: bool) -> None:
@@ -54,61 +58,61 @@ def resume(folder: Path, curriculum: bool) -> None:
     more |= {"curriculum": curriculum, "adaptive_loop_weights": curriculum}
     for name, start in (("whole", None), ("resumed", folder / f"whole_{curriculum}_0" / "checkpoint-3")):
         run = folder / f"{name}_{curriculum}_{rank}"
-        own = trainer(run, regions(4)[:8], caption=1.0, loop2_iou=1.0, **more)
-        rollouts = noted_rollouts(own)
-        own.train(resume_from_checkpoint=None if start is None else str(start))
-        save_file(copied(own.sa2va), f"{run}.safetensors")
-        logs = [line for line in own.state.log_history if "total_loss" in line]
-        said = {"logs": logs, "items": [rollout["items"] for rollout in rollouts]}
-        Path(f"{run}.json").write_text(json.dumps(said))
+        trainer = make_trainer(run, regions(4)[:8], caption=1.0, loop2_iou=1.0, **more)
+        rollouts = noted_rollouts(trainer)
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        save_file(copied(trainer.sa2va), f"{run}.safetensors")
+        logs = [line for line in trainer.state.log_history if "total_loss" in line]
+        record = {"logs": logs, "prompts": [rollout["prompts"] for rollout in rollouts]}
+        Path(f"{run}.json").write_text(json.dumps(record))
 
 
-def watch(folder: Path) -> None:
-    """Eight steps, watched: the first process sees a Dice that falls while the score rises; the other must not look."""
+def validate(folder: Path) -> None:
+    """Eight steps with validation: on rank 0 Dice falls while the score rises; the other rank must not measure."""
     rank = int(os.environ["RANK"])
-    own = trainer(folder / f"watched_{rank}", regions(4), max_steps=8)
-    own.watch = Watch(own, regions()[:1], 1)
-    own.watch.network = True
-    looks: list[int] = []
+    trainer = make_trainer(folder / f"validated_{rank}", regions(4), max_steps=8)
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1)
+    trainer.validation.network = True
+    steps: list[int] = []
 
     def points() -> dict[str, float]:
         assert rank == 0, "only the first process measures"
-        looks.append(own.state.global_step)
-        return {PROXY: 0.5 + len(looks) / 10, GOLD: 0.6 if len(looks) == 2 else 0.5}
+        steps.append(trainer.state.global_step)
+        return {PROXY: 0.5 + len(steps) / 10, GOLD: 0.6 if len(steps) == 2 else 0.5}
 
-    own.watch._points = points
-    own.add_callback(own.watch)
-    own.train()
-    back = own.watch.finish(own.state)
-    accelerator = own.accelerator
-    said = {
-        "steps": own.state.global_step,
+    trainer.validation._points = points
+    trainer.add_callback(trainer.validation)
+    trainer.train()
+    back = trainer.validation.finish(trainer.state)
+    accelerator = trainer.accelerator
+    record = {
+        "steps": trainer.state.global_step,
         "back": back,
-        "gold": own.watch.gold,
-        "first": by_first(accelerator, lambda: rank),
-        "any": [by_any(accelerator, rank == 1), by_any(accelerator, False)],
-        "told": [told_by_any(accelerator, "the second" if rank else None), told_by_any(accelerator, None)],
+        "gold": trainer.validation.gold,
+        "first": from_first_rank(accelerator, lambda: rank),
+        "any": [any_rank(accelerator, rank == 1), any_rank(accelerator, False)],
+        "told": [first_message(accelerator, "the second" if rank else None), first_message(accelerator, None)],
     }
-    save_file(copied(own.sa2va), folder / f"watched_{rank}.safetensors")
-    (folder / f"watched_{rank}.json").write_text(json.dumps(said))
+    save_file(copied(trainer.sa2va), folder / f"validated_{rank}.safetensors")
+    (folder / f"validated_{rank}.json").write_text(json.dumps(record))
 
 
 def candidates(folder: Path, accumulation: int = 1) -> None:
-    """One supervised step in which the processes see items whose masks are of different candidates."""
+    """One supervised step in which the processes get prompts whose masks are of different candidates."""
     rank = int(os.environ.get("RANK", "0"))
     more = {"objective": "supervised", "per_device_train_batch_size": 4, "max_steps": 1, "optim": "sgd"}
     more |= {"learning_rate": 0.3, "gradient_accumulation_steps": accumulation}
-    own = trainer(folder / f"candidates_{rank}", chosen_by(regions(9))[:RANKS], **more)
-    frozen = freeze_unreached(own, own.train_dataset[:1])
-    own.begin()
-    start, chosen = copied(own.sa2va), []
-    decode = own.sa2va.decode_masks
-    own.sa2va.decode_masks = lambda *args: noted(decode(*args), chosen)
-    own.train()
-    moved = sorted(name for name, tensor in copied(own.sa2va).items() if not torch.equal(tensor, start[name]))
-    save_file(copied(own.sa2va), folder / f"candidates_{rank}.safetensors")
-    said = {"chosen": chosen, "moved": moved, "frozen": frozen, "trains": sorted(start)}
-    (folder / f"candidates_{rank}.json").write_text(json.dumps(said))
+    trainer = make_trainer(folder / f"candidates_{rank}", prompts_by_candidate(regions(9))[:RANKS], **more)
+    frozen = freeze_unreached(trainer, trainer.train_dataset[:1])
+    trainer.reset_reference()
+    start, chosen = copied(trainer.sa2va), []
+    decode = trainer.sa2va.decode_masks
+    trainer.sa2va.decode_masks = lambda *args: noted(decode(*args), chosen)
+    trainer.train()
+    moved = sorted(name for name, tensor in copied(trainer.sa2va).items() if not torch.equal(tensor, start[name]))
+    save_file(copied(trainer.sa2va), folder / f"candidates_{rank}.safetensors")
+    record = {"chosen": chosen, "moved": moved, "frozen": frozen, "trains": sorted(start)}
+    (folder / f"candidates_{rank}.json").write_text(json.dumps(record))
 
 
 def noted(decoded: Any, chosen: list[int]) -> Any:
@@ -117,42 +121,45 @@ def noted(decoded: Any, chosen: list[int]) -> Any:
     return decoded
 
 
-def noted_rollouts(own: Any) -> list[dict[str, Any]]:
+def noted_rollouts(trainer: Any) -> list[dict[str, Any]]:
     """A list that grows as rollouts are made."""
     rollouts: list[dict[str, Any]] = []
-    make = own.maker.make
+    generate = trainer.rollout_generator.generate_and_score
 
-    def noted(items: Any, seed: Any) -> Any:
-        groups, samples = make(items, seed)
+    def noted(prompts: Any, seed: Any) -> Any:
+        groups, loop_rollouts = generate(prompts, seed)
         actions = [None if group.actions is None else group.actions.tolist() for group in groups]
-        said = {"items": [item.sample_id for item in items], "completions": [group.completions for group in groups]}
-        rollouts.append({"seed": list(seed), **said, "actions": actions})
-        return groups, samples
+        record = {
+            "prompts": [prompt.sample_id for prompt in prompts],
+            "completions": [group.completion_ids for group in groups],
+        }
+        rollouts.append({"seed": list(seed), **record, "actions": actions})
+        return groups, loop_rollouts
 
-    own.maker.make = noted
+    trainer.rollout_generator.generate_and_score = noted
     return rollouts
 
 
 def shard(folder: Path) -> None:
     """Outputs and gradients of the policy, whole and split over all processes, on other groups in each."""
     rank = int(os.environ["RANK"])
-    own = trainer(folder / f"sharded_{rank}", objective="supervised")
-    shake(own.sa2va)
-    policy, groups = own._policy, own.maker.supervise(regions()[: 2 * RANKS])
+    trainer = make_trainer(folder / f"sharded_{rank}", objective="supervised")
+    shake(trainer.sa2va)
+    policy, groups = trainer.policy, trainer.rollout_generator.groups_from_references(regions()[: 2 * RANKS])
     parameters = sum(p.numel() for p in policy.parameters())
     whole = {name: grad / RANKS for name, grad in gradients(policy, groups).items()}
     expected = outputs(policy, groups[rank::RANKS])
     split(policy)
     gap = [float((a - b).abs().max()) for a, b in zip(outputs(policy, groups[rank::RANKS]), expected, strict=True)]
-    found = gradients(policy, groups[rank::RANKS])
+    sharded = gradients(policy, groups[rank::RANKS])
     scale = max(float(grad.abs().max()) for grad in whole.values())
-    said = {
+    record = {
         "held": sum(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor)) / parameters,
         "gap": gap,
-        "same": sorted(found) == sorted(whole),
-        "gradients": max(float((grad - whole[name]).abs().max()) for name, grad in found.items()) / scale,
+        "same": sorted(sharded) == sorted(whole),
+        "gradients": max(float((grad - whole[name]).abs().max()) for name, grad in sharded.items()) / scale,
     }
-    (folder / f"sharded_{rank}.json").write_text(json.dumps(said))
+    (folder / f"sharded_{rank}.json").write_text(json.dumps(record))
 
 
 def split(policy: GRPOPolicy) -> None:
@@ -164,16 +171,18 @@ def split(policy: GRPOPolicy) -> None:
 
 
 @torch.no_grad()
-def outputs(policy: Any, groups: list[Group]) -> list[Tensor]:
+def outputs(policy: Any, groups: list[RolloutGroup]) -> list[Tensor]:
     """Log-probabilities, parameters and mask of each group."""
-    found, _ = policy(groups, True)
-    return [part for output in found for part in output.differentiable(True)]
+    group_outputs, _ = policy(groups, True)
+    return [part for output in group_outputs for part in output.differentiable(True)]
 
 
-def gradients(policy: Any, groups: list[Group]) -> dict[str, Tensor]:
+def gradients(policy: Any, groups: list[RolloutGroup]) -> dict[str, Tensor]:
     """Of a number that everything a loss is made of has part in; whole tensors, also of a split model."""
-    found, _ = policy(groups, True)
-    torch.stack([part.float().mean() for output in found for part in output.differentiable(True)]).sum().backward()
+    group_outputs, _ = policy(groups, True)
+    torch.stack(
+        [part.float().mean() for output in group_outputs for part in output.differentiable(True)]
+    ).sum().backward()
     grads = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad(set_to_none=True)
     return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
@@ -183,6 +192,6 @@ if __name__ == "__main__":
     train(Path(sys.argv[1]))
     resume(Path(sys.argv[1]), curriculum=False)
     resume(Path(sys.argv[1]), curriculum=True)
-    watch(Path(sys.argv[1]))
+    validate(Path(sys.argv[1]))
     candidates(Path(sys.argv[1]))
     shard(Path(sys.argv[1]))

@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.grpo.nano import trainer
+from tests.grpo.nano import make_trainer
 
 
 def test_what_had_a_gradient_is_noted(tmp_path: Path) -> None:
-    own = trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=2)
+    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=2)
     still = "grounding_encoder.prompt_encoder.point_embed.weight"
-    own.sa2va.get_parameter(still).requires_grad_(True)
-    own.begin()
-    own.train()
-    trained = {name for name, p in own.sa2va.named_parameters() if p.requires_grad}
-    assert own.reached == trained - {still}, "no point is ever clicked"
+    trainer.sa2va.get_parameter(still).requires_grad_(True)
+    trainer.reset_reference()
+    trainer.train()
+    trained = {name for name, p in trainer.sa2va.named_parameters() if p.requires_grad}
+    assert trainer.tensors_with_gradient == trained - {still}, "no point is ever clicked"
 
 
 def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path) -> None:
-    own = trainer(tmp_path, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
-    plain = trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=1)
-    own.train()
+    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
+    plain = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=1)
+    trainer.train()
     plain.train()
-    first, second = own.state.log_history[:2]
+    first, second = trainer.state.log_history[:2]
     assert first["loop1/gradient_norm"] > 0
     assert first["loop1/weight"] + first["loop2/weight"] == pytest.approx(2)
     heavier = "loop1" if first["loop1/gradient_norm"] > first["loop2/gradient_norm"] else "loop2"
@@ -36,7 +36,7 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
 
 
 def test_a_run_out_of_time_stops_whole(tmp_path: Path) -> None:
-    own = trainer(tmp_path, max_steps=50, max_minutes=1e-9, num_iterations=2)
-    own.train()
-    assert own.state.global_step == 2, "never between two uses of the same rollouts"
-    assert all(torch.isfinite(p).all() for p in own.sa2va.parameters())
+    trainer = make_trainer(tmp_path, max_steps=50, max_minutes=1e-9, num_iterations=2)
+    trainer.train()
+    assert trainer.state.global_step == 2, "never between two uses of the same rollouts"
+    assert all(torch.isfinite(p).all() for p in trainer.sa2va.parameters())

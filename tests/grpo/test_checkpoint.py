@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.grpo import checkpoint as checkpoint_file
-from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, KEPT, STATE, load_run_state, save_run_state
+from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE, load_run_state, save_run_state
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.runs.checkpoints import load_checkpoint
-from tests.grpo.nano import config, nano, regions, rewards, shake, trainer
+from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou": 1.0}
 
@@ -23,19 +23,19 @@ SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A run of three steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("run")
-    own = trainer(folder, max_steps=3, **SAVING)
-    own.train()
-    return folder, own
+    trainer = make_trainer(folder, max_steps=3, **SAVING)
+    trainer.train()
+    return folder, trainer
 
 
 @pytest.fixture
 def elsewhere(trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The trainer of that run after its first step, as if it wrote into another folder."""
-    own = trained[1]
-    monkeypatch.setattr(own.args, "output_dir", str(tmp_path))
-    monkeypatch.setattr(own.state, "global_step", 1)
-    save_run_state(own)
-    return own
+    trainer = trained[1]
+    monkeypatch.setattr(trainer.args, "output_dir", str(tmp_path))
+    monkeypatch.setattr(trainer.state, "global_step", 1)
+    save_run_state(trainer)
+    return trainer
 
 
 def names(folder: Path) -> list[str]:
@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
-    folder, own = trained
+    folder, trainer = trained
     assert names(folder / "checkpoint-3") == [
         "ema.safetensors",
         "grpo_state.pt",
@@ -53,17 +53,17 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "trainer_state.json",
     ]
     saved = load_file(folder / "checkpoint-3" / "trainable" / "trainable.safetensors")
-    now = trainable_tensors(own.sa2va)
+    now = trainable_tensors(trainer.sa2va)
     assert saved.keys() == now.keys()
     assert all(torch.equal(tensor, now[name]) for name, tensor in saved.items())
     partner = load_file(folder / "checkpoint-3" / EMA_WEIGHTS)
-    assert all(torch.equal(tensor, own.ema.weights[name]) for name, tensor in partner.items())
+    assert all(torch.equal(tensor, trainer.ema.weights[name]) for name, tensor in partner.items())
     assert any(not torch.equal(tensor, saved[name]) for name, tensor in partner.items())
     state = load_checkpoint(folder / "checkpoint-3" / STATE)
-    assert 0 < state.pop("seconds") < own.seconds
-    assert set(state.pop("reached")) == own.reached == now.keys()
+    assert 0 < state.pop("seconds") < trainer.seconds
+    assert set(state.pop("reached")) == trainer.tensors_with_gradient == now.keys()
     assert state == {
-        "spread": own.maker.controller.spread,
+        "spread": trainer.rollout_generator.spread_controller.spread,
         "ema_steps": 3,
         "any_spread": True,
         "ended": False,
@@ -73,34 +73,34 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
 
 def test_only_the_newest_are_kept(trained: tuple[Path, Any]) -> None:
     folder, _ = trained
-    assert KEPT == 2
+    assert SAVE_TOTAL_LIMIT == 2
     assert names(folder) == ["checkpoint-2", "checkpoint-3"]
     assert get_last_checkpoint(str(folder)) == str(folder / "checkpoint-3")
 
 
 def test_without_a_partner_none_is_saved(tmp_path: Path) -> None:
-    own = trainer(tmp_path, max_steps=1, ema_decay=0.0, **SAVING)
-    own.train()
+    trainer = make_trainer(tmp_path, max_steps=1, ema_decay=0.0, **SAVING)
+    trainer.train()
     assert EMA_WEIGHTS not in names(tmp_path / "checkpoint-1")
     assert "ema_steps" not in load_checkpoint(tmp_path / "checkpoint-1" / STATE)
-    own.maker.controller.spread = 9.0
-    load_run_state(own, tmp_path / "checkpoint-1")
-    assert own.maker.controller.spread != 9.0
+    trainer.rollout_generator.spread_controller.spread = 9.0
+    load_run_state(trainer, tmp_path / "checkpoint-1")
+    assert trainer.rollout_generator.spread_controller.spread != 9.0
 
 
 def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, own = trained
-    other = trainer(tmp_path, max_steps=4)
+    folder, trainer = trained
+    other = make_trainer(tmp_path, max_steps=4)
     shake(other.sa2va, 0.1)
     load_run_state(other, folder / "checkpoint-3")
-    for name, tensor in trainable_tensors(own.sa2va).items():
+    for name, tensor in trainable_tensors(trainer.sa2va).items():
         assert torch.equal(tensor, other.sa2va.get_parameter(name)), name
     assert other.ema is not None
-    for name, tensor in own.ema.weights.items():
+    for name, tensor in trainer.ema.weights.items():
         assert torch.equal(tensor, other.ema.weights[name]), name
     assert other.ema.steps == 3
-    assert other.maker.controller.spread == own.maker.controller.spread
-    assert other.maker.ema is other.ema, "rollouts go on with the partner that was put back"
+    assert other.rollout_generator.spread_controller.spread == trainer.rollout_generator.spread_controller.spread
+    assert other.rollout_generator.ema is other.ema, "rollouts go on with the partner that was put back"
 
 
 def test_a_folder_that_was_not_finished_is_never_gone_on_with(
@@ -130,7 +130,7 @@ def test_a_folder_that_was_not_finished_is_never_gone_on_with(
 def test_a_checkpoint_written_again_replaces_the_old(
     elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere.maker.controller, "spread", 0.125)
+    monkeypatch.setattr(elsewhere.rollout_generator.spread_controller, "spread", 0.125)
     (tmp_path / "checkpoint-1" / "stale").touch()
     save_run_state(elsewhere)
     assert "stale" not in names(tmp_path / "checkpoint-1")
@@ -158,4 +158,4 @@ def test_a_damaged_state_is_named(trained: tuple[Path, Any], tmp_path: Path) -> 
     shutil.copytree(trained[0] / "checkpoint-3", folder)
     (folder / STATE).write_bytes((folder / STATE).read_bytes()[:40])
     with pytest.raises(ValueError, match=r"grpo_state\.pt: damaged \(.*\); delete it"):
-        load_run_state(trainer(tmp_path / "other"), folder)
+        load_run_state(make_trainer(tmp_path / "other"), folder)

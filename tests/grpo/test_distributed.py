@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.setup import CANDIDATE_HEADS
+from rl_reward_network.grpo.trainable import CANDIDATE_HEADS
 from rl_reward_network.models.ema import copied
-from tests.grpo.nano import trainer
+from tests.grpo.nano import make_trainer
 from tests.grpo.rank import RANKS, candidates, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,9 +40,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(folder: Path, rank: int = 0) -> dict[str, Any]:
-    """What `rank.train` noted."""
-    found: dict[str, Any] = json.loads((folder / f"said_{rank}.json").read_text())
+def recorded(folder: Path, rank: int = 0) -> dict[str, Any]:
+    """The record of `rank.train`."""
+    found: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())
     return found
 
 
@@ -53,20 +53,20 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 
 
 def test_each_rank_makes_the_rollouts_that_one_process_makes_of_its_batch(alone: Path, ranks: Path) -> None:
-    one = said(alone)["rollouts"]
+    one = recorded(alone)["rollouts"]
     assert len(one) == 4, "two steps of two batches"
-    both = [said(ranks, rank)["rollouts"] for rank in range(RANKS)]
+    both = [recorded(ranks, rank)["rollouts"] for rank in range(RANKS)]
     for number, expected in enumerate(one):
         found = both[number % RANKS][number // RANKS]
         assert found["seed"] == expected["seed"] == [42, number // RANKS, number % RANKS]
-        assert found["items"] == expected["items"]
+        assert found["prompts"] == expected["prompts"]
         assert found["completions"] == expected["completions"]
         torch.testing.assert_close(torch.tensor(found["actions"]), torch.tensor(expected["actions"]))
     assert one[0]["completions"] != one[1]["completions"], "streams are not each other's copies"
 
 
 def test_losses_and_curves_are_those_of_one_process(alone: Path, ranks: Path) -> None:
-    one, both = said(alone)["logs"], said(ranks)["logs"]
+    one, both = recorded(alone)["logs"], recorded(ranks)["logs"]
     assert [line["step"] for line in one] == [1, 2]
     for expected, found in zip(one, both, strict=True):
         assert found.keys() == expected.keys()
@@ -83,42 +83,42 @@ def test_weights_are_those_of_one_process_and_the_same_on_both_ranks(alone: Path
     first, second = (load_file(ranks / f"weights_{rank}.safetensors") for rank in range(RANKS))
     assert_close(first, one, TOLERANCE)
     assert_close(second, first, 0)
-    start = copied(trainer(tmp_path).sa2va)
+    start = copied(make_trainer(tmp_path).sa2va)
     assert max(float((one[name] - start[name]).abs().max()) for name in one) > 1000 * TOLERANCE
-    assert said(ranks)["wrapped"] == "DistributedDataParallel"
+    assert recorded(ranks)["wrapped"] == "DistributedDataParallel"
 
 
 def test_the_partner_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Path, ranks: Path) -> None:
     first, second = (load_file(ranks / f"ema_{rank}.safetensors") for rank in range(RANKS))
     assert_close(second, first, 0)
     assert_close(first, load_file(alone / "ema_0.safetensors"), TOLERANCE)
-    assert said(ranks, 0)["spread"] == said(ranks, 1)["spread"] == said(alone)["spread"]
+    assert recorded(ranks, 0)["spread"] == recorded(ranks, 1)["spread"] == recorded(alone)["spread"]
 
 
 @pytest.mark.parametrize("curriculum", [False, True])
 def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(ranks: Path, curriculum: bool) -> None:
     """With the curriculum the weights of the loops follow the gradients as well: all the state that there is."""
-    prompts = []
+    prompts_of_ranks = []
     for rank in range(RANKS):
         runs = [ranks / f"{name}_{curriculum}_{rank}" for name in ("whole", "resumed")]
         whole, resumed = (json.loads(Path(f"{run}.json").read_text()) for run in runs)
-        assert len(whole["items"]) == 4
-        assert resumed["items"] == whole["items"][3:], "the prompts of step 4, the second of epoch 1"
+        assert len(whole["prompts"]) == 4
+        assert resumed["prompts"] == whole["prompts"][3:], "the prompts of step 4, the second of epoch 1"
         expected, found = ({k: v for k, v in one["logs"][-1].items() if k not in OWN} for one in (whole, resumed))
         assert found == expected
         assert_close(*(load_file(f"{run}.safetensors") for run in runs), 0)
-        prompts.append(whole["items"])
-    assert all(not set(one) & set(other) for one, other in zip(*prompts, strict=True)), "each rank has its own"
+        prompts_of_ranks.append(whole["prompts"])
+    assert all(not set(one) & set(other) for one, other in zip(*prompts_of_ranks, strict=True)), "each rank has its own"
 
 
 def test_all_ranks_take_the_decision_of_one(ranks: Path) -> None:
-    first, second = (json.loads((ranks / f"watched_{rank}.json").read_text()) for rank in range(RANKS))
+    first, second = (json.loads((ranks / f"validated_{rank}.json").read_text()) for rank in range(RANKS))
     assert first == second
     assert first["steps"] == 4, "three looks after the best Dice"
     assert first["back"]
     assert first["gold"] == [0.5, 0.6, 0.5, 0.5, 0.5]
     assert (first["first"], first["any"], first["told"]) == (0, [True, False], ["the second", None])
-    assert_close(*(load_file(ranks / f"watched_{rank}.safetensors") for rank in range(RANKS)), 0)
+    assert_close(*(load_file(ranks / f"validated_{rank}.safetensors") for rank in range(RANKS)), 0)
 
 
 def test_heads_that_only_one_rank_reaches_train_on_both(ranks: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
+from rl_reward_network.grpo.image_features import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, labelled_items, open_grpo_world
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.rollouts.features import FeatureCache
 from rl_reward_network.grpo.stage import RewardWeights, run_grpo_stage
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable

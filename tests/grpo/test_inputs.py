@@ -18,7 +18,7 @@ from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo import inputs as world_file
 from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, check_items, open_grpo_world
-from rl_reward_network.grpo.items import GRPOItem
+from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.runs.folder import portable_world
 from tests.conftest import write_deep_data, write_tiny_data
 
@@ -182,13 +182,13 @@ def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytes
     assert (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written
 
 
-def item(number: int, message: str | None = None) -> GRPOItem:
+def item(number: int, message: str | None = None) -> GRPOPrompt:
     def load() -> tuple[np.ndarray, None]:
         if message:
             raise ValueError(f"{number}.png: {message}")
         return np.zeros((2, 2, 3), np.uint8), None
 
-    return GRPOItem(str(number), "g", "s", str(number), "", "?", False, load)
+    return GRPOPrompt(str(number), "g", "s", str(number), "", "?", False, load)
 
 
 def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

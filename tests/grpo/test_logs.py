@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from rl_reward_network.grpo import logs as logs_file
 from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, keep_lines, picture_row
-from tests.grpo.nano import trainer
+from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
@@ -30,7 +30,7 @@ def curves(run: Path) -> EventAccumulator:
 
 def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
     """A run of two steps, one checkpoint each, as the stage logs it."""
-    own = trainer(run, caption=1.0, loop2_iou=1.0, save_strategy="steps", save_steps=1, **changed)
+    own = make_trainer(run, caption=1.0, loop2_iou=1.0, save_strategy="steps", save_steps=1, **changed)
     own.remove_callback(PrinterCallback)
     own.add_callback(GRPOLogs(run, own))
     own.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -122,7 +122,7 @@ def test_pictures_come_every_so_many_calls_and_what_is_said_at_the_end_is_no_cur
     monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
     advantages = SimpleNamespace(values=np.zeros((1, 2)))
     samples = SimpleNamespace(columns=columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}, advantages=advantages)
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={"loop1": samples}))
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={"loop1": samples}))
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=3)
     own.on_train_begin(None, state, None)
     for state.global_step in (1, 2, 3):
@@ -188,7 +188,7 @@ def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge: Any = Judge()
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}), judge=judge)
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={}), judge=judge)
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     own.on_train_begin(None, state, None)
     assert own.bar is not None
@@ -208,7 +208,7 @@ def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
 
 
 def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_samples={}))
+    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={}))
     own.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
     own.on_log(None, SimpleNamespace(global_step=1), None, {"loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25})  # type: ignore[arg-type]
     assert own.bar is not None

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from rl_reward_network.grpo import measure as measure_file
-from rl_reward_network.grpo.items import DESCRIBE, GRPOItem, segment_question
-from rl_reward_network.grpo.measure import SAMPLED, Measured, iou_of_captions, items_at_once, measure, unpacked
-from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
-from rl_reward_network.grpo.rollouts.features import FeatureCache
+from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.measure import SAMPLED, Measured, batch_size, iou_of_captions, measure, unpacked
+from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
+from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from tests.grpo.nano import nano, regions, shake
-from tests.grpo.rollouts.test_generation import LONGEST, predict
+from tests.grpo.rollouts.test_image_context import LONGEST, predict
 
 ITEMS = [regions()[row] for row in (5, 2)]
 CAPTIONED = {"iou_of_drawn", "expected_iou_of_drawn", "meteor", "expected_meteor", "cycle_meteor"}
@@ -83,8 +83,8 @@ def test_captions_and_both_closed_loops(parts: tuple[Any, Any], measured: Measur
 
 def test_expected_rewards_are_means_over_sampled_captions(parts: tuple[Any, Any], measured: Measured) -> None:
     batch = open_batch(ITEMS, FeatureCache(*parts))
-    questions = [batch.describing(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
-    how = Decoding(LONGEST, 1.0, generator=random_stream((3, 0)))
+    questions = [batch.caption_question(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
+    how = Decoding(LONGEST, 1.0, generator=seeded_generator((3, 0)))
     for row, own in enumerate(batch.context(parts[0]).answer(questions, how, SAMPLED)):
         image, truth = ITEMS[row].load()
         assert truth is not None
@@ -98,7 +98,7 @@ def test_expected_rewards_are_means_over_sampled_captions(parts: tuple[Any, Any]
 def test_items_at_once_change_no_greedy_number(
     parts: tuple[Any, Any], measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure_file, "AT_ONCE", 1)
+    monkeypatch.setattr(measure_file, "BATCH_SIZE", 1)
     single = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
     assert single.captions == measured.captions
     for name in (CAPTIONED | MASKED) - {"expected_iou_of_drawn", "expected_meteor"}:
@@ -111,7 +111,7 @@ def test_tiles_make_batches_smaller(parts: tuple[Any, Any]) -> None:
     cache = FeatureCache(*parts)
     for tiles, items in ((1, 32), (12, 2), (40, 1)):
         cache.processor.max_tiles = tiles
-        assert items_at_once(cache) == items
+        assert batch_size(cache) == items
     cache.processor.max_tiles = 1
 
 
@@ -132,7 +132,7 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
     """Never a 0 in place of what cannot be known."""
     image, truth = ITEMS[0].load()
     labelled, bare = (
-        GRPOItem(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
+        GRPOPrompt(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
         for name, mask in (("labelled", truth), ("bare", None))
     )
     found = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
@@ -163,7 +163,7 @@ def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None
 def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
     image, truth = ITEMS[0].load()
     assert truth is not None
-    silent = GRPOItem("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
+    silent = GRPOPrompt("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
     found = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
     assert found.masks == [None]
     assert {name: values.tolist() for name, values in found.values.items()} == {name: [0.0] for name in MASKED}

@@ -2,11 +2,11 @@
 
 from accelerate import Accelerator
 
-from rl_reward_network.grpo.ranks import by_any, by_first, told_by_any
+from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 
 
 def test_one_process_decides_by_itself() -> None:
     accelerator = Accelerator(cpu=True)
-    assert by_first(accelerator, lambda: {"a": 1}) == {"a": 1}
-    assert [by_any(accelerator, flag) for flag in (True, False)] == [True, False]
-    assert [told_by_any(accelerator, words) for words in ("why", "", None)] == ["why", None, None]
+    assert from_first_rank(accelerator, lambda: {"a": 1}) == {"a": 1}
+    assert [any_rank(accelerator, flag) for flag in (True, False)] == [True, False]
+    assert [first_message(accelerator, words) for words in ("why", "", None)] == ["why", None, None]

@@ -1,4 +1,4 @@
-"""Validation while GRPO trains: curves, the stop against over-optimisation, and that watching changes nothing."""
+"""Validation during GRPO: curves, the stop rule against over-optimisation, and that validation changes nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo import validation as watch_file
+from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.measure import Measured
-from rl_reward_network.grpo.validation import GOLD, PROXY, Watch, mean_score
-from tests.grpo.nano import regions, trainer
+from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback, mean_score
+from tests.grpo.nano import make_trainer, regions
 
 
 class Likes:
@@ -26,63 +26,63 @@ class Likes:
         return SimpleNamespace(score=share, dice=share, spread=share, members=share[None, None].expand(1, 4, -1))
 
 
-def test_watching_draws_curves_and_changes_nothing(tmp_path: Path) -> None:
-    plain, watched = trainer(tmp_path / "plain"), trainer(tmp_path / "watched")
-    watched.watch = Watch(watched, regions()[:3], 2)
-    watched.add_callback(watched.watch)
-    for own in (plain, watched):
-        own.train()
-    logs = {name for line in watched.state.log_history for name in line}
+def test_validation_logs_curves_and_changes_nothing(tmp_path: Path) -> None:
+    plain, validated = make_trainer(tmp_path / "plain"), make_trainer(tmp_path / "validated")
+    validated.validation = ValidationCallback(validated, regions()[:3], 2)
+    validated.add_callback(validated.validation)
+    for trainer in (plain, validated):
+        trainer.train()
+    logs = {name for line in validated.state.log_history for name in line}
     assert {"val/gt_dice", "val/iou", "val/iou_of_drawn", "val/meteor", "val/cycle_meteor"} <= logs
     assert PROXY not in logs, "no reward network, no proxy"
     for name, parameter in plain.sa2va.named_parameters():
-        assert torch.equal(parameter, watched.sa2va.get_parameter(name)), name
+        assert torch.equal(parameter, validated.sa2va.get_parameter(name)), name
 
 
 def curve(monkeypatch: pytest.MonkeyPatch, proxy: list[float], gold: list[float]) -> None:
-    """Looks find these values, one after the other."""
+    """Validation gets these values, one pair after the other."""
     points = iter(zip(proxy, gold, strict=True))
     now: dict[str, float] = {}
 
-    def found(*_: Any, **__: Any) -> Measured:
+    def measured(*_: Any, **__: Any) -> Measured:
         now["proxy"], now["gold"] = next(points)
         return Measured({"dice": np.array([now["gold"]])}, [""], [None], [None], np.zeros((1, 2), dtype=np.int64))
 
-    monkeypatch.setattr(watch_file, "measure", found)
-    monkeypatch.setattr(watch_file, "mean_score", lambda *_: now["proxy"])
+    monkeypatch.setattr(validation_file, "measure", measured)
+    monkeypatch.setattr(validation_file, "mean_score", lambda *_: now["proxy"])
 
 
 def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7, 0.8, 0.9, 0.95], [0.5, 0.6, 0.57, 0.57, 0.57, 0.5])
-    own = trainer(tmp_path, max_steps=8)
-    own.watch = Watch(own, regions()[:1], 1, Likes())
-    own.add_callback(own.watch)
+    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+    trainer.add_callback(trainer.validation)
     kept: dict[int, torch.Tensor] = {}
-    name = next(name for name, p in own.sa2va.named_parameters() if p.requires_grad and "text_hidden" in name)
-    step = own.training_step
+    name = next(name for name, p in trainer.sa2va.named_parameters() if p.requires_grad and "text_hidden" in name)
+    step = trainer.training_step
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        kept[own.state.global_step] = own.sa2va.get_parameter(name).detach().clone()
+        kept[trainer.state.global_step] = trainer.sa2va.get_parameter(name).detach().clone()
         return step(*args, **kwargs)
 
-    own.training_step = noted  # type: ignore[method-assign]
-    own.train()
-    assert own.state.global_step == 4, "looked at before and after each of four steps"
-    assert own.watch.finish(own.state)
-    assert torch.equal(own.sa2va.get_parameter(name), kept[1]), "the weights of the second look, whose Dice was best"
+    trainer.training_step = noted  # type: ignore[method-assign]
+    trainer.train()
+    assert trainer.state.global_step == 4, "validated before and after each of four steps"
+    assert trainer.validation.finish(trainer.state)
+    assert torch.equal(trainer.sa2va.get_parameter(name), kept[1]), "the weights with the best Dice"
     assert not torch.equal(kept[1], kept[3])
 
 
 def test_a_run_that_only_gets_better_keeps_its_last_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
-    own = trainer(tmp_path)
-    own.watch = Watch(own, regions()[:1], 1, Likes())
-    own.add_callback(own.watch)
-    own.train()
-    end = {n: p.detach().clone() for n, p in own.sa2va.named_parameters() if p.requires_grad}
-    assert not own.watch.finish(own.state)
-    assert all(torch.equal(own.sa2va.get_parameter(n), tensor) for n, tensor in end.items())
-    assert (own.watch.proxy, own.watch.gold) == ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
+    trainer = make_trainer(tmp_path)
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+    trainer.add_callback(trainer.validation)
+    trainer.train()
+    end = {n: p.detach().clone() for n, p in trainer.sa2va.named_parameters() if p.requires_grad}
+    assert not trainer.validation.finish(trainer.state)
+    assert all(torch.equal(trainer.sa2va.get_parameter(n), tensor) for n, tensor in end.items())
+    assert (trainer.validation.proxy, trainer.validation.gold) == ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
 
 
 def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
@@ -95,14 +95,17 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
 
 def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path) -> None:
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    whole, again = trainer(tmp_path / "whole", **settings), trainer(tmp_path / "again", **settings)
-    for own in (whole, again):
-        own.watch = Watch(own, regions()[:1], 1, Likes())
-        own.add_callback(own.watch)
+    whole, again = make_trainer(tmp_path / "whole", **settings), make_trainer(tmp_path / "again", **settings)
+    for trainer in (whole, again):
+        trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+        trainer.add_callback(trainer.validation)
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert whole.watch.gold == again.watch.gold
-    assert whole.watch.proxy == again.watch.proxy
-    assert len(whole.watch.gold) == 3
-    assert all(torch.equal(tensor, again.watch.peak[name]) for name, tensor in whole.watch.peak.items())
+    assert whole.validation.gold == again.validation.gold
+    assert whole.validation.proxy == again.validation.proxy
+    assert len(whole.validation.gold) == 3
+    assert all(
+        torch.equal(tensor, again.validation.best_weights[name])
+        for name, tensor in whole.validation.best_weights.items()
+    )
     assert GOLD in {name for line in whole.state.log_history for name in line}

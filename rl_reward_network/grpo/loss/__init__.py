@@ -1,1 +1,1 @@
-"""From groups of rollouts to one number."""
+"""From the rollouts of a micro-batch to one number, the loss."""

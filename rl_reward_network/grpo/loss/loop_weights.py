@@ -1,7 +1,7 @@
-"""Weights of the two loops, by the size of their gradients: the loop that pulls harder is turned down.
+"""Weights of the two loops, balanced by the norms of their gradients.
 
-Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both share, and both are scaled so
-that their sum stays what was asked for. In the manner of GradNorm (arXiv 1711.02257), without its training rates.
+Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and both weights
+are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its training rates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,39 +11,39 @@ import torch
 from torch import Tensor, nn
 
 EVERY = 10  # optimisation steps between two measurements: each takes a backward pass for each loop
-MEMORY = 0.5  # how much of the earlier norms stays
-MOST = 10.0  # largest ratio of a weight to what was asked for
+MEMORY = 0.5  # weight of the earlier norms in the running mean
+MAX_RATIO = 10.0  # of a weight to the configured one
 
 
 class LoopWeights:
-    """The weights now in force.
+    """The current weights.
 
     Args:
-        asked: loop -> weight that was asked for.
-        adaptive: whether they follow the gradients; else they stay.
+        configured: loop -> weight from the settings.
+        adaptive: whether the weights follow the gradients; otherwise they are constant.
     """
 
-    def __init__(self, asked: Mapping[str, float], adaptive: bool) -> None:
-        self.asked, self.adaptive = dict(asked), adaptive
+    def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:
+        self.configured, self.adaptive = dict(configured), adaptive
         self.norms: dict[str, float] = {}
 
     def __getitem__(self, loop: str) -> float:
         """The weight of a loop in this step."""
         if not self.norms:
-            return self.asked[loop]
-        pulls = {name: weight / max(self.norms[name], 1e-12) for name, weight in self.asked.items()}
-        scale = sum(self.asked.values()) / sum(pulls.values())
-        return min(pulls[loop] * scale, MOST * self.asked[loop])
+            return self.configured[loop]
+        balanced = {name: weight / max(self.norms[name], 1e-12) for name, weight in self.configured.items()}
+        scale = sum(self.configured.values()) / sum(balanced.values())
+        return min(balanced[loop] * scale, MAX_RATIO * self.configured[loop])
 
-    def wants(self, step: int) -> bool:
-        """Whether gradients are to be measured in this step."""
+    def measures_at(self, step: int) -> bool:
+        """Whether gradient norms are measured in this step."""
         return self.adaptive and step % EVERY == 0
 
-    def note(self, norms: Mapping[str, float]) -> None:
-        """Norms of this step, the same on every process; a loop without any gradient says nothing about its size."""
-        if set(norms) == set(self.asked) and all(norms.values()):
-            before = self.norms or norms
-            self.norms = {name: MEMORY * before[name] + (1 - MEMORY) * norm for name, norm in norms.items()}
+    def update(self, norms: Mapping[str, float]) -> None:
+        """Update with the norms of this step, equal on every process; ignored if a loop had no gradient."""
+        if set(norms) == set(self.configured) and all(norms.values()):
+            earlier = self.norms or norms
+            self.norms = {name: MEMORY * earlier[name] + (1 - MEMORY) * norm for name, norm in norms.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -55,7 +55,7 @@ class LoopWeights:
 
 
 def gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Norm of the gradient of `loss`, a scalar whose graph stays; nothing is added to any `grad`."""
-    found = torch.autograd.grad(loss, list(parameters), retain_graph=True, allow_unused=True)
-    norms = [gradient.norm() for gradient in found if gradient is not None]
+    """Norm of the gradient of the scalar `loss`; its graph is kept, and no `grad` is changed."""
+    gradients = torch.autograd.grad(loss, list(parameters), retain_graph=True, allow_unused=True)
+    norms = [gradient.norm() for gradient in gradients if gradient is not None]
     return torch.stack(norms).norm() if norms else torch.zeros((), device=loss.device)

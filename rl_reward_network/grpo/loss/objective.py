@@ -1,4 +1,4 @@
-"""From a batch of groups and what the policy says of them to one loss, and the numbers that are logged beside it."""
+"""From the groups of a micro-batch and the policy's outputs for them to the loss of each loop."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.loss.losses import LossParts, LossSettings, grpo_loss
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicy
-from rl_reward_network.grpo.loss.policy import Group, GroupOutput
+from rl_reward_network.grpo.mask_policies import MaskPolicy
+from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 
-Pairs = list[tuple[Group, GroupOutput]]
+Pairs = Sequence[tuple[RolloutGroup, GroupOutput]]
 
 
 class StepCounts(NamedTuple):
-    """What one optimisation step's losses are divided by, per process and micro-batch.
+    """Divisors of the losses of one optimisation step, per process and micro-batch.
 
-    So each token and each group of a step weighs the same, whatever shares its micro-batch or process.
+    With them each token and each group of a step has the same weight, whatever its micro-batch and process.
 
     Args:
-        tokens: that count in loop 1; those of groups without spread are among them, as in TRL.
-        masks: groups that answered with a mask.
+        tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
+        masks: groups whose answer has a mask.
         true_masks: those of them with a true mask.
     """
 
@@ -32,66 +32,92 @@ class StepCounts(NamedTuple):
     true_masks: Tensor | float
 
 
+def loop_losses(
+    pairs: Pairs, config: Sa2VAGRPOConfig, mask_policy: MaskPolicy, counts: StepCounts
+) -> dict[str, LossParts]:
+    """loop -> its loss; a loop that no group takes part in is left out, and so is loop 2 in supervised training."""
+    losses = {"loop1": caption_loss(pairs, config.loss_settings, counts.tokens)}
+    if config.objective == "grpo":
+        losses["loop2"] = mask_policy_loss(pairs, mask_policy, config, counts.masks)
+    return {loop: parts for loop, parts in losses.items() if parts is not None}
+
+
 def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
-    """Loop 1's loss over all groups that take part in it; None when there is none."""
-    own = [(group, output) for group, output in pairs if group.describe_ids]
-    if not own:
+    """Loss of loop 1 over all groups that take part in it; None if there is none."""
+    pairs = [(group, output) for group, output in pairs if group.describe_ids]
+    if not pairs:
         return None
-    log_probs = torch.cat([_required(output.log_probs) for _, output in own])
-    advantages = torch.cat([_required(group.token_advantages) for group, _ in own]).to(log_probs)
-    mask = torch.cat([completion_mask(group, log_probs.shape[1]) for group, _ in own]).to(log_probs)
-    old = _kept([group.old for group, _ in own], log_probs.shape[1])
-    reference = _kept([group.reference for group, _ in own], log_probs.shape[1]) if settings.beta else None
-    entropies = torch.cat([_required(output.entropies) for _, output in own])
-    return grpo_loss(log_probs, advantages, mask, settings, old, reference, entropies, num_items)
+    log_probs = torch.cat([_required(output.log_probs) for _, output in pairs])
+    longest = log_probs.shape[1]
+    advantages = torch.cat([_required(group.caption_advantages) for group, _ in pairs]).to(log_probs)
+    mask = torch.cat([completion_mask(group, longest) for group, _ in pairs]).to(log_probs)
+    old_log_probs = _stored_log_probs([group.old_output for group, _ in pairs], longest)
+    ref_log_probs = _stored_log_probs([group.ref_output for group, _ in pairs], longest) if settings.beta else None
+    entropies = torch.cat([_required(output.entropies) for _, output in pairs])
+    return grpo_loss(log_probs, advantages, mask, settings, old_log_probs, ref_log_probs, entropies, num_items)
 
 
-def mask_loss(
-    pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig, groups: Tensor | float | None = None
+def mask_policy_loss(
+    pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig, num_groups: Tensor | float | None = None
 ) -> LossParts | None:
-    """Loop 2's loss: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL.
+    """Loss of loop 2: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL.
 
-    A sum over the groups of the micro-batch, divided by `groups`; without it by their own number.
+    A sum over the groups that take part in the loop, divided by `num_groups` (None: by their number).
     """
-    own = [(group, output) for group, output in pairs if group.segment_ids]
-    if not own:
+    pairs = [(group, output) for group, output in pairs if group.segment_ids]
+    if not pairs:
         return None
-    log_probs, old, divergences = [], [], []
-    for group, output in own:
-        parameters, width, actions = _required(output.parameters), _required(group.width), _required(group.actions)
-        log_probs.append(policy.log_prob(parameters, width, actions))
-        before = parameters.detach() if group.old is None else _required(group.old.parameters)
-        old.append(policy.log_prob(before, width, actions))
-        if config.mask_beta:
-            reference = _required(_required_output(group.reference).parameters)
-            divergences.append(policy.kl(parameters, reference, width))
-    new = torch.cat(log_probs)[:, None]
-    advantages = torch.cat([_required(group.mask_advantages) for group, _ in own]).to(new)
+    log_probs, old_log_probs = _mask_log_probs(pairs, policy)
+    advantages = torch.cat([_required(group.mask_advantages) for group, _ in pairs]).to(log_probs)
     settings = LossSettings("grpo", "token", config.mask_epsilon, config.mask_epsilon, 0.0, 0.0, 1)
-    parts = grpo_loss(new, advantages, torch.ones_like(new), settings, torch.cat(old)[:, None])
-    share = 1.0 if groups is None else len(own) / groups
-    kl = torch.stack(divergences).mean() if divergences else new.new_zeros(())
+    parts = grpo_loss(log_probs, advantages, torch.ones_like(log_probs), settings, old_log_probs)
+    kl = _mask_kl(pairs, policy) if config.mask_beta else log_probs.new_zeros(())
+    share = 1.0 if num_groups is None else len(pairs) / num_groups
     loss = share * (parts.loss + config.mask_beta * kl)
     return replace(parts, loss=loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
 
 
-def completion_mask(group: Group, longest: int) -> Tensor:
-    """float32 (G, longest): 1 on tokens that count."""
-    rows = [torch.ones(len(completion)) for completion in group.completions]
+def _mask_log_probs(pairs: Pairs, policy: MaskPolicy) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N, 1) of all actions, now and when they were sampled."""
+    log_probs, old_log_probs = [], []
+    for group, output in pairs:
+        parameters, width, actions = (
+            _required(value) for value in (output.parameters, group.action_width, group.actions)
+        )
+        old = parameters.detach() if group.old_output is None else _required(group.old_output.parameters)
+        log_probs.append(policy.log_prob(parameters, width, actions))
+        old_log_probs.append(policy.log_prob(old, width, actions))
+    return torch.cat(log_probs)[:, None], torch.cat(old_log_probs)[:, None]
+
+
+def _mask_kl(pairs: Pairs, policy: MaskPolicy) -> Tensor:
+    """Mean over groups of KL(policy || reference)."""
+    divergences = []
+    for group, output in pairs:
+        ref_parameters = _required(_required_output(group.ref_output).parameters)
+        divergences.append(policy.kl(_required(output.parameters), ref_parameters, _required(group.action_width)))
+    return torch.stack(divergences).mean()
+
+
+def completion_mask(group: RolloutGroup, longest: int) -> Tensor:
+    """float32 (G, longest): 1 on tokens that enter the loss."""
+    rows = [torch.ones(len(ids)) for ids in group.completion_ids]
     mask = torch.stack([F.pad(row, (0, longest - len(row))) for row in rows])
-    return mask if group.counts is None else mask * group.counts[:, None]
+    return mask if group.counted is None else mask * group.counted[:, None]
 
 
-def count_step(batches: Sequence[Sequence[Group]]) -> StepCounts:
+def count_step(micro_batches: Sequence[Sequence[RolloutGroup]]) -> StepCounts:
     """`StepCounts` of all micro-batches of this process together."""
-    groups = [group for batch in batches for group in batch]
-    lengths = [completion_mask(group, max(map(len, group.completions))).sum() for group in groups if group.describe_ids]
-    drawn = [group for group in groups if group.segment_ids]
-    return StepCounts(float(sum(lengths)), float(len(drawn)), float(sum(group.truth is not None for group in drawn)))
+    groups = [group for groups in micro_batches for group in groups]
+    captioned = [group for group in groups if group.describe_ids]
+    segmented = [group for group in groups if group.segment_ids]
+    tokens = [completion_mask(group, max(map(len, group.completion_ids))).sum() for group in captioned]
+    true_masks = sum(group.truth is not None for group in segmented)
+    return StepCounts(float(sum(tokens)), float(len(segmented)), float(true_masks))
 
 
-def _kept(outputs: Sequence[GroupOutput | None], longest: int) -> Tensor | None:
-    """Log-probabilities (N, longest) of earlier outputs, whatever batch they were padded for; None without any."""
+def _stored_log_probs(outputs: Sequence[GroupOutput | None], longest: int) -> Tensor | None:
+    """Log-probabilities (N, longest) of earlier outputs, padded anew; None if there are none."""
     if outputs[0] is None:
         return None
     rows = [_required(_required_output(output).log_probs) for output in outputs]

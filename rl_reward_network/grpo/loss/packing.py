@@ -1,8 +1,8 @@
-"""Several texts that begin alike, as one sequence: each shared beginning is read once, with gradient.
+"""Several texts with common beginnings, as one sequence: each common beginning is read once, with gradient.
 
-A group's G completions share their prompt, and the prompts of both loops share the image. Packed, they are a tree of
-segments; a token sees its own segment up to itself and everything on the way to the root, at the positions it would
-have alone. So states, log-probabilities and gradients are those of the separate texts.
+The G completions of a group share their prompt, and the prompts of both loops share the image. Packed, they are a tree
+of segments; a token attends to its own segment up to itself and to all segments on the way to the root, at the
+positions they would have alone. So states, log-probabilities and gradients are those of the separate texts.
 
 Axes: B trees, L tokens (right-padded).
 """
@@ -20,7 +20,7 @@ class Segment:
 
     Args:
         token_ids: not empty.
-        parent: index of the segment it goes on from, None at the root.
+        parent: index of the segment it continues, None at the root.
     """
 
     token_ids: Sequence[int]
@@ -33,7 +33,7 @@ class Packed:
 
     Args:
         input_ids, position_ids: int64 (B, L).
-        attention_mask: bool (B, 1, L, L), True where the row's token sees the column's.
+        attention_mask: bool (B, 1, L, L), True if the row's token attends to the column's.
         starts: starts[tree][segment] is the index of the segment's first token.
     """
 
@@ -49,26 +49,26 @@ def pack(trees: Sequence[Sequence[Segment]], pad_id: int) -> Packed:
     Raises:
         ValueError: an empty segment.
     """
-    rows = [_row(tree) for tree in trees]
-    length = max(len(row[0]) for row in rows)
-    ids = torch.full((len(rows), length), pad_id)
-    places = torch.zeros(len(rows), length, dtype=torch.long)
-    sees = torch.eye(length, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding sees itself: no row may see nothing
-    for number, (own_ids, own_places, own_sees, _) in enumerate(rows):
-        count = len(own_ids)
-        ids[number, :count], places[number, :count] = own_ids, own_places
-        sees[number, :count, :count] = own_sees
-    return Packed(ids, places, sees[:, None], [row[3] for row in rows])
+    rows = [_pack_tree(tree) for tree in trees]
+    length = max(len(ids) for ids, *_ in rows)
+    input_ids = torch.full((len(rows), length), pad_id)
+    position_ids = torch.zeros(len(rows), length, dtype=torch.long)
+    attention = torch.eye(length, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding attends to itself, or to nothing
+    for row, (ids, positions, attends, _) in enumerate(rows):
+        count = len(ids)
+        input_ids[row, :count], position_ids[row, :count] = ids, positions
+        attention[row, :count, :count] = attends
+    return Packed(input_ids, position_ids, attention[:, None], [starts for *_, starts in rows])
 
 
-def _row(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Ids and positions (L,), what sees what (L, L), and where each segment starts."""
+def _pack_tree(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Token ids and positions (L,), attention (L, L), and where each segment starts."""
     starts: list[int] = []
-    ends: list[int] = []  # position behind each segment's last token
+    ends: list[int] = []  # position behind the last token of each segment
     ids: list[int] = []
-    places: list[int] = []
-    owners: list[int] = []
-    above = torch.zeros(len(tree), len(tree), dtype=torch.bool)
+    positions: list[int] = []
+    owners: list[int] = []  # segment of each token
+    on_path = torch.zeros(len(tree), len(tree), dtype=torch.bool)  # [segment, itself or an ancestor]
     for number, segment in enumerate(tree):
         if not len(segment.token_ids):
             raise ValueError(f"segment {number} is empty; leave it out")
@@ -76,11 +76,11 @@ def _row(tree: Sequence[Segment]) -> tuple[Tensor, Tensor, Tensor, list[int]]:
         starts.append(len(ids))
         ends.append(first + len(segment.token_ids))
         ids += segment.token_ids
-        places += range(first, ends[-1])
+        positions += range(first, ends[-1])
         owners += [number] * len(segment.token_ids)
         if segment.parent is not None:
-            above[number] = above[segment.parent]
-        above[number, number] = True
-    position, owner = torch.tensor(places), torch.tensor(owners)
-    sees = above[owner][:, owner] & (position[None] <= position[:, None])
-    return torch.tensor(ids), position, sees, starts
+            on_path[number] = on_path[segment.parent]
+        on_path[number, number] = True
+    position, owner = torch.tensor(positions), torch.tensor(owners)
+    attends = on_path[owner][:, owner] & (position[None] <= position[:, None])
+    return torch.tensor(ids), position, attends, starts

@@ -1,1 +1,1 @@
-"""What GRPO samples and what it is paid."""
+"""What GRPO samples, and the rewards and advantages of the samples."""

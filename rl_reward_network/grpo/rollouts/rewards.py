@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.loss.policy import Group
-from rl_reward_network.grpo.rollouts.batch import Batch, Mask
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
 from rl_reward_network.rewards.combine import Advantages, group_advantages
 from rl_reward_network.rewards.functions import GroupFunction, RewardFunction
 
@@ -30,7 +30,7 @@ class Reward:
 
 
 @dataclass
-class Samples:
+class LoopRollouts:
     """What one loop has sampled.
 
     Args:
@@ -45,7 +45,7 @@ class Samples:
 
 
 def make_columns(
-    batch: Batch, rows: Sequence[int], prompts: Sequence[str], said: Sequence[str], drawn: Sequence[Mask]
+    batch: PromptBatch, rows: Sequence[int], prompts: Sequence[str], said: Sequence[str], drawn: Sequence[Mask]
 ) -> dict[str, list[Any]]:
     """Columns of a loop.
 
@@ -59,7 +59,7 @@ def make_columns(
         "prompts": list(prompts),
         "completions": list(said),
         "completion_ids": [batch.processor.token_ids(text) for text in said],
-        "captions": [batch.items[row].caption for row in rows],
+        "captions": [batch.prompts[row].caption for row in rows],
         "images": [batch.images[row] for row in rows],
         "masks": [batch.truths[row] for row in rows],
         "mask_probabilities": list(drawn),
@@ -68,8 +68,8 @@ def make_columns(
 
 
 def reward_groups(
-    samples: Mapping[str, Samples],
-    groups: Sequence[Group],
+    samples: Mapping[str, LoopRollouts],
+    groups: Sequence[RolloutGroup],
     rewards: Mapping[str, Mapping[str, Reward]],
     config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
@@ -102,12 +102,12 @@ def reward_groups(
         for number, group in enumerate(groups):
             values = torch.tensor(own.advantages.values[number]).float()
             if loop == "loop1":
-                group.token_advantages = values
+                group.caption_advantages = values
             else:
                 group.mask_advantages = values
 
 
-def paid_of_prompts(prompts: Sequence[int], samples: Mapping[str, Samples]) -> list[tuple[int, float, bool]]:
+def prompt_outcomes(prompts: Sequence[int], samples: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
     """Of P prompts: (number, mean reward over all loops and generations, whether a group of theirs had spread).
 
     A mean is NaN where a loop misses a reward altogether.
@@ -132,13 +132,13 @@ def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOCon
             )
 
 
-def _nothing_paid(samples: Samples) -> Advantages:
+def _nothing_paid(samples: LoopRollouts) -> Advantages:
     """No advantage for anybody, where only the learned reward's own gradient is followed."""
     zeros = np.zeros_like(next(iter(samples.terms.values())))
     return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool), {})
 
 
-def _terms(rewards: Mapping[str, Reward], samples: Samples, prompts: int) -> dict[str, np.ndarray]:
+def _terms(rewards: Mapping[str, Reward], samples: LoopRollouts, prompts: int) -> dict[str, np.ndarray]:
     """float64 (P, G) of each term; those of columns are known before those that are made of them."""
     found = {name: _values(reward, samples, prompts) for name, reward in rewards.items() if not reward.of}
     for name, reward in rewards.items():
@@ -147,7 +147,7 @@ def _terms(rewards: Mapping[str, Reward], samples: Samples, prompts: int) -> dic
     return found
 
 
-def _values(reward: Reward, samples: Samples, prompts: int) -> np.ndarray:
+def _values(reward: Reward, samples: LoopRollouts, prompts: int) -> np.ndarray:
     """float64 (P, G) of a reward function; NaN where it had none."""
     found = np.array(reward.function(**samples.columns), dtype=float)
     wanted = len(samples.columns["prompts"])

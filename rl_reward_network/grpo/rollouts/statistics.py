@@ -1,53 +1,74 @@
-"""What a step's rollouts looked like, as numbers for the curves; every tag is explained in docs/metrics.md."""
+"""Statistics of the rollouts of one step, for the curves; every tag is explained in docs/metrics.md."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
-from rl_reward_network.grpo.loss.policy import Group
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts
 from rl_reward_network.rewards.combine import whole_groups
 from rl_reward_network.rewards.masks import iou
 
-ALIKE, EQUAL = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # what the controller of the spread goes by
+MASK_IOU, ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the spread controller
 
 
-def rollout_statistics(groups: Sequence[Group], samples: dict[str, Any], maker: Any) -> dict[str, float]:
-    """Rewards by term, spread, lengths, and how different the masks of a group are."""
-    found: dict[str, float] = {}
-    for loop, own in samples.items():
-        rewards, spread = own.advantages.rewards, own.advantages.spread
-        whole = rewards[whole_groups(rewards)]
-        if len(whole):
-            found[f"{loop}/reward_mean"] = float(whole.mean())
-            found[f"{loop}/reward_std"] = float(whole.std(axis=1, ddof=1).mean())
-        found[f"{loop}/frac_zero_std"] = float(1 - spread.mean())
-        for name, values in own.terms.items():
-            present = values[~np.isnan(values)]
-            if len(present):  # a reward that nobody could be given is not 0
-                found[f"{loop}/reward/{name}"] = float(present.mean())
-            found[f"{loop}/missing/{name}"] = float(np.isnan(values).mean())
-    if "loop1" in samples:
-        lengths = [len(one) for group in groups for one in group.completions]
-        found["loop1/completion_length"] = float(np.mean(lengths))
-        cut = [not kept for group in groups if group.counts is not None for kept in group.counts.tolist()]
-        found["loop1/frac_truncated"] = float(np.mean(cut)) if cut else 0.0
-    if "loop2" in samples:
-        found[ALIKE] = median_pair_iou(samples["loop2"].columns["predicted_masks"], len(groups))
-        found["loop2/sigma"] = maker.controller.spread
-    cache = maker.cache
-    found["feature_cache_hits"] = cache.hits / max(1, cache.hits + cache.misses)
-    return found
+def rollout_statistics(groups: Sequence[RolloutGroup], rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
+    """Rewards by term, spread and lengths, and how similar the masks of a group are.
+
+    Args:
+        groups: P of them.
+        rollouts: loop -> its rollouts, with rewards.
+    """
+    values: dict[str, float] = {}
+    for loop, loop_rollouts in rollouts.items():
+        values |= {f"{loop}/{name}": value for name, value in _rewards(loop_rollouts).items()}
+    if "loop1" in rollouts:
+        values |= {f"loop1/{name}": value for name, value in _lengths(groups).items()}
+    if "loop2" in rollouts:
+        values[MASK_IOU] = median_pair_iou(rollouts["loop2"].columns["predicted_masks"], len(groups))
+    return values
+
+
+def _rewards(rollouts: LoopRollouts) -> dict[str, float]:
+    """Means over the generations whose reward is known."""
+    assert rollouts.advantages is not None
+    values = {}
+    rewards = rollouts.advantages.rewards[whole_groups(rollouts.advantages.rewards)]
+    if len(rewards):
+        values["reward_mean"] = float(rewards.mean())
+        values["reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
+    values["frac_zero_std"] = float(1 - rollouts.advantages.spread.mean())
+    for name, terms in rollouts.terms.items():
+        present = terms[~np.isnan(terms)]
+        if len(present):  # a reward that is missing everywhere has no mean
+            values[f"reward/{name}"] = float(present.mean())
+        values[f"missing/{name}"] = float(np.isnan(terms).mean())
+    return values
+
+
+def _lengths(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Tokens of a caption, and the share of truncated captions."""
+    lengths = [len(ids) for group in groups for ids in group.completion_ids]
+    truncated = [not counted for group in groups if group.counted is not None for counted in group.counted.tolist()]
+    return {
+        "completion_length": float(np.mean(lengths)),
+        "frac_truncated": float(np.mean(truncated)) if truncated else 0.0,
+    }
 
 
 def median_pair_iou(masks: Sequence[np.ndarray | None], prompts: int) -> float:
-    """Median over groups of the mean IoU between two masks of a group; 1 is no exploration at all."""
+    """Median over groups of the mean IoU of all pairs of masks in a group; 1 if no group has a pair.
+
+    Args:
+        masks: bool (H, W) or None, the groups one after another.
+        prompts: number of groups.
+    """
     count = len(masks) // prompts
     means = []
     for start in range(0, len(masks), count):
-        own = [mask for mask in masks[start : start + count] if mask is not None]
-        pairs = list(combinations(own, 2))
+        group_masks = [mask for mask in masks[start : start + count] if mask is not None]
+        pairs = list(combinations(group_masks, 2))
         if pairs:
             left, right = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
             means.append(float(iou(left, right).mean()))

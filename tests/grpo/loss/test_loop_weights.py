@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_reward_network.grpo.loss.loop_weights import EVERY, MOST, LoopWeights, gradient_norm
+from rl_reward_network.grpo.loss.loop_weights import EVERY, MAX_RATIO, LoopWeights, gradient_norm
 
 
 def weights(own: LoopWeights) -> list[float]:
@@ -13,37 +13,37 @@ def weights(own: LoopWeights) -> list[float]:
 
 def test_fixed_weights_stay_as_they_were_asked_for() -> None:
     own = LoopWeights({"loop1": 1.0, "loop2": 0.5}, adaptive=False)
-    assert not any(own.wants(step) for step in range(3 * EVERY))
+    assert not any(own.measures_at(step) for step in range(3 * EVERY))
     assert weights(own) == [1.0, 0.5]
 
 
 def test_the_loop_with_the_larger_gradient_is_turned_down() -> None:
     own = LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive=True)
-    assert [step for step in range(2 * EVERY + 1) if own.wants(step)] == [0, EVERY, 2 * EVERY]
-    own.note({"loop1": 3.0, "loop2": 1.0})
+    assert [step for step in range(2 * EVERY + 1) if own.measures_at(step)] == [0, EVERY, 2 * EVERY]
+    own.update({"loop1": 3.0, "loop2": 1.0})
     assert weights(own) == pytest.approx([0.5, 1.5])
-    own.note({"loop1": 1.0, "loop2": 1.0})
+    own.update({"loop1": 1.0, "loop2": 1.0})
     assert weights(own) == pytest.approx([2 / 3, 4 / 3]), "norms are averaged: 2 and 1"
 
 
 def test_what_was_asked_for_still_counts_and_the_ratio_has_a_bound() -> None:
     own = LoopWeights({"loop1": 1.0, "loop2": 3.0}, adaptive=True)
-    own.note({"loop1": 2.0, "loop2": 2.0})
+    own.update({"loop1": 2.0, "loop2": 2.0})
     assert weights(own) == pytest.approx([1, 3])
     small = LoopWeights({"loop1": 0.01, "loop2": 1.0}, adaptive=True)
-    small.note({"loop1": 1e-9, "loop2": 1.0})
-    assert small["loop1"] == pytest.approx(MOST * 0.01)
+    small.update({"loop1": 1e-9, "loop2": 1.0})
+    assert small["loop1"] == pytest.approx(MAX_RATIO * 0.01)
 
 
 def test_a_loop_without_a_gradient_says_nothing() -> None:
     own = LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive=True)
-    own.note({"loop1": 0.0, "loop2": 1.0})
+    own.update({"loop1": 0.0, "loop2": 1.0})
     assert weights(own) == [1, 1]
 
 
 def test_the_state_comes_back() -> None:
     own, again = (LoopWeights({"loop1": 1.0, "loop2": 1.0}, adaptive=True) for _ in range(2))
-    own.note({"loop1": 3.0, "loop2": 1.0})
+    own.update({"loop1": 3.0, "loop2": 1.0})
     again.load_state_dict(own.state_dict())
     assert weights(again) == weights(own)
 

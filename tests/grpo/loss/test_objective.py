@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.grpo.image_features import ImageFeatures
 from rl_reward_network.grpo.loss.losses import LossSettings
-from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.loss.objective import StepCounts, caption_loss, completion_mask, count_step, mask_loss
-from rl_reward_network.grpo.loss.policy import Group, GroupOutput
-from rl_reward_network.grpo.rollouts.features import ImageFeatures
+from rl_reward_network.grpo.loss.objective import (
+    StepCounts,
+    caption_loss,
+    completion_mask,
+    count_step,
+    mask_policy_loss,
+)
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from tests.grpo.loss.test_losses import case, trl_loss
 from tests.grpo.nano import config
@@ -19,15 +25,15 @@ from tests.grpo.nano import config
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 
 
-def caption_group(lengths: list[int], advantages: list[float], counts: list[bool] | None = None) -> Group:
-    return Group(
+def caption_group(lengths: list[int], advantages: list[float], counts: list[bool] | None = None) -> RolloutGroup:
+    return RolloutGroup(
         "image",
         NOTHING,
         [1],
         [2],
-        completions=[[3] * length for length in lengths],
-        counts=None if counts is None else torch.tensor(counts),
-        token_advantages=torch.tensor(advantages),
+        completion_ids=[[3] * length for length in lengths],
+        counted=None if counts is None else torch.tensor(counts),
+        caption_advantages=torch.tensor(advantages),
     )
 
 
@@ -39,16 +45,16 @@ def output(lengths: list[int], longest: int, value: float = -1.0) -> GroupOutput
 def test_captions_that_were_cut_off_do_not_count() -> None:
     group = caption_group([2, 3], [1.0, -1.0], [True, False])
     assert completion_mask(group, 3).tolist() == [[1, 1, 0], [0, 0, 0]]
-    drawn = Group("third", NOTHING, [1], segment_ids=[2], truth=np.zeros((1, 1), dtype=bool))
-    bare = Group("fourth", NOTHING, [1], segment_ids=[2])
-    counts = count_step([[group, Group("other", NOTHING, [1])], [drawn, bare]])
+    drawn = RolloutGroup("third", NOTHING, [1], segment_ids=[2], truth=np.zeros((1, 1), dtype=bool))
+    bare = RolloutGroup("fourth", NOTHING, [1], segment_ids=[2])
+    counts = count_step([[group, RolloutGroup("other", NOTHING, [1])], [drawn, bare]])
     assert counts == (2, 2, 1), "tokens, groups with a mask, those with a true one"
 
 
 def test_loss_1_is_the_mean_over_tokens_of_all_groups() -> None:
     groups = [caption_group([1, 3], [1.0, -1.0]), caption_group([2, 2], [0.5, -0.5])]
     outputs = [output([1, 3], 3), output([2, 2], 3)]
-    pairs = [*zip(groups, outputs, strict=True), (Group("other", NOTHING, [1]), GroupOutput())]
+    pairs = [*zip(groups, outputs, strict=True), (RolloutGroup("other", NOTHING, [1]), GroupOutput())]
     parts = caption_loss(pairs, LossSettings("dapo", beta=0.0), 8.0)
     assert parts is not None
     assert parts.loss.item() == pytest.approx(-(1 * 1.0 + 3 * -1.0 + 2 * 0.5 - 2 * 0.5) / 8)
@@ -57,7 +63,7 @@ def test_loss_1_is_the_mean_over_tokens_of_all_groups() -> None:
 
 def test_loss_1_uses_what_was_kept_even_from_a_longer_batch() -> None:
     group = caption_group([2], [1.0])
-    group.old, group.reference = output([2], 4, -1.5), output([2], 2, -2.0)
+    group.old_output, group.ref_output = output([2], 4, -1.5), output([2], 2, -2.0)
     parts = caption_loss([(group, output([2], 4))], LossSettings("bnpo", beta=0.1, epsilon_high=0.2), None)
     assert parts is not None
     k3 = torch.tensor(-1.0).exp().item() + 1 - 1
@@ -68,17 +74,17 @@ def test_loss_1_uses_what_was_kept_even_from_a_longer_batch() -> None:
 def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path: Path) -> None:
     policy, settings = MASK_POLICIES["gaussian"], config(tmp_path, mask_beta=0.5)
     mean = torch.zeros(4, requires_grad=True)
-    group = Group(
+    group = RolloutGroup(
         "image",
         NOTHING,
         [1],
         segment_ids=[2],
         actions=torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]),
-        width=torch.tensor(2.0),
+        action_width=torch.tensor(2.0),
         mask_advantages=torch.tensor([1.0, -1.0]),
-        reference=GroupOutput(parameters=torch.full((4,), 1.0)),
+        ref_output=GroupOutput(parameters=torch.full((4,), 1.0)),
     )
-    parts = mask_loss([(group, GroupOutput(parameters=mean))], policy, settings)
+    parts = mask_policy_loss([(group, GroupOutput(parameters=mean))], policy, settings)
     assert parts is not None
     assert parts.kl.item() == pytest.approx(1 / (2 * 4))
     assert parts.loss.item() == pytest.approx(0.5 * parts.kl.item())
@@ -87,17 +93,19 @@ def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path
     assert gradient[0].item() == pytest.approx(-(1 + 1) / 2 / (4 * 4) + 0.5 * -1 / (4 * 4))
     assert gradient[1].item() == pytest.approx(0.5 * -1 / (4 * 4))
     assert parts.policy_loss.item() == 0, "without the divergence: the ratio is 1 and advantages sum to 0"
-    whole = mask_loss([(group, GroupOutput(parameters=mean))], policy, settings, 4.0)
+    whole = mask_policy_loss([(group, GroupOutput(parameters=mean))], policy, settings, 4.0)
     assert whole is not None
     assert whole.loss.item() == pytest.approx(parts.loss.item() / 4), "one of the four groups of a step"
-    assert mask_loss([(Group("other", NOTHING, [1]), GroupOutput())], policy, settings) is None
+    assert mask_policy_loss([(RolloutGroup("other", NOTHING, [1]), GroupOutput())], policy, settings) is None
 
 
 RANKS, MICRO_BATCHES = 2, 2
 PARTS = [[0], [1, 2], [3], []]  # groups of each micro-batch, those of the first rank first; group 1 is all alike
 
 
-def over_parts(losses: Callable[[list[int], StepCounts], torch.Tensor | None], groups: list[Group]) -> torch.Tensor:
+def over_parts(
+    losses: Callable[[list[int], StepCounts], torch.Tensor | None], groups: list[RolloutGroup]
+) -> torch.Tensor:
     """A step's loss as trainer and ranks put it together: a sum over micro-batches, the mean over ranks."""
     whole = [value / (RANKS * MICRO_BATCHES) for value in count_step([groups])]
     found = [losses(part, StepCounts(*whole)) for part in PARTS if part]
@@ -115,8 +123,8 @@ def test_loop_1_over_micro_batches_and_ranks_is_trls_loss_of_the_whole_step() ->
     log_probs = one_each["log_probs"].clone().requires_grad_()
     for number, rows in enumerate((slice(0, 2), slice(2, 4), slice(4, 5), slice(5, 6))):
         group = caption_group(lengths[rows], [])
-        group.image_id, group.token_advantages = str(number), one_each["advantages"][rows]
-        group.old, group.reference = (GroupOutput(one_each[name][rows]) for name in ("old", "ref"))
+        group.image_id, group.caption_advantages = str(number), one_each["advantages"][rows]
+        group.old_output, group.ref_output = (GroupOutput(one_each[name][rows]) for name in ("old", "ref"))
         groups.append(group)
         outputs.append(GroupOutput(log_probs[rows], one_each["entropies"][rows]))
     settings = LossSettings("dapo", epsilon_high=0.28, beta=0.04)
@@ -142,13 +150,13 @@ def test_loop_2_over_micro_batches_and_ranks_weighs_each_group_the_same(tmp_path
     for number in range(4):
         advantages = torch.zeros(2) if number == 1 else torch.tensor([1.0, -1.0])
         actions, reference = torch.randn(2, 3, generator=generator), torch.randn(3, generator=generator)
-        group = Group("image", NOTHING, [1], segment_ids=[2], actions=actions, width=torch.tensor(2.0))
-        group.mask_advantages, group.reference = advantages, GroupOutput(parameters=reference)
+        group = RolloutGroup("image", NOTHING, [1], segment_ids=[2], actions=actions, action_width=torch.tensor(2.0))
+        group.mask_advantages, group.ref_output = advantages, GroupOutput(parameters=reference)
         groups.append(group)
 
     def losses(part: list[int], counts: StepCounts) -> torch.Tensor | None:
         pairs = [(groups[n], GroupOutput(parameters=means[n])) for n in part]
-        parts = mask_loss(pairs, policy, settings, counts.masks)
+        parts = mask_policy_loss(pairs, policy, settings, counts.masks)
         return None if parts is None else parts.loss
 
     whole = losses([0, 1, 2, 3], count_step([groups]))

@@ -7,54 +7,55 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.loss import policy as policy_file
-from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.loss.policy import Group, GRPOPolicy, token_log_probs
-from tests.grpo.nano import nano, regions, shake, trainer
+from rl_reward_network.grpo.loss.policy import GRPOPolicy, token_log_probs
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from tests.grpo.nano import make_trainer, nano, regions, shake
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Group]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[RolloutGroup]]:
     """A trainer whose weights are not those of the start, and groups with completions of different lengths."""
-    own = trainer(tmp_path_factory.mktemp("policy"))
-    shake(own.sa2va)
-    groups = own.maker.sample(regions()[:6], (0, 0, 0))[0]
-    assert len({len(one) for group in groups for one in group.completions}) > 1
+    trainer = make_trainer(tmp_path_factory.mktemp("policy"))
+    shake(trainer.sa2va)
+    groups = trainer.rollout_generator.generate(regions()[:6], (0, 0, 0))[0]
+    assert len({len(one) for group in groups for one in group.completion_ids}) > 1
     assert len({group.image_id for group in groups}) == 2, "several regions of one image, and several images"
-    return own, groups
+    return trainer, groups
 
 
-def plain_log_probs(own: Any, group: Group, completion: list[int]) -> Tensor:
+def plain_log_probs(trainer: Any, group: RolloutGroup, completion: list[int]) -> Tensor:
     """The usual layout: the whole text of one completion by itself, all logits."""
-    model, processor = own.sa2va, own.maker.processor
+    model, processor = trainer.sa2va, trainer.rollout_generator.processor
     ids = torch.tensor([group.prefix_ids + group.describe_ids + completion])
     logits = model(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         vision_features=group.features.vision,
-        prompt_masks=[group.cells],
+        prompt_masks=[group.region_cells],
         vp_overall_mask=torch.tensor([True]),
     ).logits[0, -len(completion) - 1 : -1]
     logits[:, processor.never_sampled_ids] = float("-inf")
     return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-def test_log_probs_are_those_of_each_text_by_itself(made: tuple[Any, list[Group]]) -> None:
-    own, groups = made
-    outputs, _ = own._policy(groups)
+def test_log_probs_are_those_of_each_text_by_itself(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
+    outputs, _ = trainer.policy(groups)
     for group, output in zip(groups, outputs, strict=True):
-        for row, completion in zip(output.log_probs, group.completions, strict=True):
-            alone = plain_log_probs(own, group, completion)
+        for row, completion in zip(output.log_probs, group.completion_ids, strict=True):
+            alone = plain_log_probs(trainer, group, completion)
             torch.testing.assert_close(row[: len(completion)], alone, atol=2e-4, rtol=1e-4)
             assert not row[len(completion) :].any()
 
 
-def test_the_gradient_is_that_of_the_repeated_layout(made: tuple[Any, list[Group]]) -> None:
-    own, groups = made
-    names = [name for name, p in own.sa2va.named_parameters() if p.requires_grad]
-    weights = [own.sa2va.get_parameter(name) for name in names]
-    outputs, _ = own._policy(groups[:3])
+def test_the_gradient_is_that_of_the_repeated_layout(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
+    names = [name for name, p in trainer.sa2va.named_parameters() if p.requires_grad]
+    weights = [trainer.sa2va.get_parameter(name) for name in names]
+    outputs, _ = trainer.policy(groups[:3])
     packed = torch.autograd.grad(sum(output.log_probs.sum() for output in outputs), weights, allow_unused=True)
-    total = sum(plain_log_probs(own, group, one).sum() for group in groups[:3] for one in group.completions)
+    total = sum(plain_log_probs(trainer, group, one).sum() for group in groups[:3] for one in group.completion_ids)
     apart = torch.autograd.grad(total, weights, allow_unused=True)
     compared = 0
     for name, ours, theirs in zip(names, packed, apart, strict=True):
@@ -65,12 +66,12 @@ def test_the_gradient_is_that_of_the_repeated_layout(made: tuple[Any, list[Group
     assert compared >= 20
 
 
-def test_images_stay_with_their_prompts_whatever_order_and_batch(made: tuple[Any, list[Group]]) -> None:
-    own, groups = made
-    together, _ = own._policy(groups)
-    turned, _ = own._policy(groups[::-1])
+def test_images_stay_with_their_prompts_whatever_order_and_batch(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
+    together, _ = trainer.policy(groups)
+    turned, _ = trainer.policy(groups[::-1])
     for number, group in enumerate(groups):
-        (alone,), _ = own._policy([group])
+        (alone,), _ = trainer.policy([group])
         width = alone.log_probs.shape[1]
         for other in (together[number], turned[::-1][number]):
             torch.testing.assert_close(other.log_probs[:, :width], alone.log_probs, atol=1e-4, rtol=1e-4)
@@ -78,22 +79,22 @@ def test_images_stay_with_their_prompts_whatever_order_and_batch(made: tuple[Any
     assert not torch.allclose(together[0].parameters, together[-1].parameters, atol=1e-2)
 
 
-def test_loop_2_reads_the_state_at_seg(made: tuple[Any, list[Group]]) -> None:
-    own, groups = made
+def test_loop_2_reads_the_state_at_seg(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
     group = groups[0]
-    (output,), _ = own._policy([group], True)
+    (output,), _ = trainer.policy([group], True)
     ids = torch.tensor([group.prefix_ids + group.segment_ids])
-    states = own.sa2va.model(input_ids=ids, vision_features=group.features.vision).last_hidden_state
-    (embedding,) = own.sa2va.seg_embeddings(states, ids)
+    states = trainer.sa2va.model(input_ids=ids, vision_features=group.features.vision).last_hidden_state
+    (embedding,) = trainer.sa2va.seg_embeddings(states, ids)
     torch.testing.assert_close(output.parameters, embedding[0], atol=1e-4, rtol=1e-4)
-    mask = own.sa2va.decode_masks(group.features.sam, embedding[:1]).mask_logits[0]
+    mask = trainer.sa2va.decode_masks(group.features.sam, embedding[:1]).mask_logits[0]
     torch.testing.assert_close(output.mask_logits, mask, atol=1e-3, rtol=1e-3)
 
 
 def test_the_zero_reaches_every_trainable_tensor_and_nothing_needs_no_group() -> None:
     model, processor = nano()
-    own = GRPOPolicy(model, MASK_POLICIES["gaussian"], 1.0, processor.never_sampled_ids, 0)
-    outputs, anchor = own([])
+    trainer = GRPOPolicy(model, MASK_POLICIES["gaussian"], 1.0, processor.never_sampled_ids, 0)
+    outputs, anchor = trainer([])
     assert (outputs, float(anchor.detach())) == ([], 0.0)
     anchor.backward()
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -116,16 +117,16 @@ def test_chunks_change_nothing_and_never_sampled_ids_have_no_share(monkeypatch: 
     torch.testing.assert_close(whole[1], torch.distributions.Categorical(logits=allowed).entropy())
 
 
-def test_activations_computed_twice_give_the_same_gradient(made: tuple[Any, list[Group]]) -> None:
-    own, groups = made
-    weight = next(p for name, p in own.sa2va.named_parameters() if "lora_B" in name)
+def test_activations_computed_twice_give_the_same_gradient(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
+    weight = next(p for name, p in trainer.sa2va.named_parameters() if "lora_B" in name)
     found = []
     for twice in (False, True):
         if twice:
-            own._policy.activation_checkpointing_enable()
-        own.sa2va.train()
-        outputs, _ = own._policy(groups[:2])
+            trainer.policy.activation_checkpointing_enable()
+        trainer.sa2va.train()
+        outputs, _ = trainer.policy(groups[:2])
         found.append(torch.autograd.grad(outputs[0].log_probs.sum(), weight)[0])
-    own.sa2va.activation_checkpointing_disable()
-    own.sa2va.eval()
+    trainer.sa2va.activation_checkpointing_disable()
+    trainer.sa2va.eval()
     torch.testing.assert_close(found[0], found[1])

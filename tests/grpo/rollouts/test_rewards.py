@@ -10,11 +10,11 @@ import torch
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.items import region_item
-from rl_reward_network.grpo.loss.policy import Group
-from rl_reward_network.grpo.rollouts.batch import Batch
-from rl_reward_network.grpo.rollouts.features import ImageFeatures
-from rl_reward_network.grpo.rollouts.rewards import Reward, Samples, check_paid, make_columns, reward_groups
+from rl_reward_network.grpo.image_features import ImageFeatures
+from rl_reward_network.grpo.prompts import region_prompt
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts.batch import PromptBatch
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_paid, make_columns, reward_groups
 from rl_reward_network.grpo.stage import GRPOPlan, loop_rewards
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward
@@ -28,9 +28,9 @@ from tests.rewards.judge.test_judge import REFERENCE, play
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 
 
-def groups(count: int = 2) -> list[Group]:
+def groups(count: int = 2) -> list[RolloutGroup]:
     """Groups that take part in both loops."""
-    return [Group(str(number), NOTHING, [1], describe_ids=[2], segment_ids=[3]) for number in range(count)]
+    return [RolloutGroup(str(number), NOTHING, [1], describe_ids=[2], segment_ids=[3]) for number in range(count)]
 
 
 def gives(*values: float | None) -> Any:
@@ -40,9 +40,9 @@ def gives(*values: float | None) -> Any:
 
 def paid(
     folder: Path, terms: dict[str, Reward], loop: str = "loop1", shuffled_by: Any = None, **settings: Any
-) -> tuple[list[Group], Samples]:
+) -> tuple[list[RolloutGroup], LoopRollouts]:
     """Two groups of three generations and their samples, paid by `terms`."""
-    own, samples = groups(), Samples({"prompts": ["?"] * 6})
+    own, samples = groups(), LoopRollouts({"prompts": ["?"] * 6})
     reward_groups({loop: samples}, own, {loop: terms}, config(folder, **settings), shuffled_by)
     return own, samples
 
@@ -57,9 +57,9 @@ class Processor:
 def test_columns_are_those_of_the_reward_functions() -> None:
     image, mask = np.zeros((2, 2, 3), np.uint8), np.array([[True, False], [False, False]])
     items = [
-        region_item(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
+        region_prompt(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
     ]
-    batch = Batch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, Processor())  # type: ignore[arg-type]
+    batch = PromptBatch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, Processor())  # type: ignore[arg-type]
     soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
     columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
     assert {len(column) for column in columns.values()} == {3}
@@ -80,11 +80,11 @@ def test_advantages_are_the_centred_rewards_over_their_deviation(tmp_path: Path)
     assert samples.terms["a"].tolist() == [[1, 2, 3], [0, 0, 6]]
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[2, 4, 6], [0, 0, 12]]
-    assert own[0].token_advantages is not None
-    assert own[1].token_advantages is not None
-    assert own[0].token_advantages.dtype == torch.float32
-    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
-    assert own[1].token_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
+    assert own[0].caption_advantages is not None
+    assert own[1].caption_advantages is not None
+    assert own[0].caption_advantages.dtype == torch.float32
+    assert own[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert own[1].caption_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
     assert own[0].mask_advantages is None, "loop 2 was not sampled"
 
 
@@ -95,7 +95,7 @@ def test_a_weight_of_0_is_noted_and_not_paid(tmp_path: Path) -> None:
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[1, 2, 3], [3, 2, 1]]
     assert samples.advantages.missing == {"a": 0}, "what is not paid takes no part at all"
-    assert [group.token_advantages.tolist() for group in own if group.token_advantages is not None] == [
+    assert [group.caption_advantages.tolist() for group in own if group.caption_advantages is not None] == [
         pytest.approx([-1, 0, 1]),
         pytest.approx([1, 0, -1]),
     ]
@@ -106,17 +106,17 @@ def test_a_missing_value_is_neutral_and_no_0(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.terms["a"], [[1, np.nan, 3], [np.nan] * 3])
     assert samples.advantages is not None
     assert samples.advantages.missing == {"a": 4}
-    assert own[0].token_advantages is not None
-    assert own[0].token_advantages.tolist() == pytest.approx([-1, 0, 1])
-    assert own[1].token_advantages is not None
-    assert own[1].token_advantages.tolist() == [0, 0, 0], "a group without any value tells nothing"
+    assert own[0].caption_advantages is not None
+    assert own[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert own[1].caption_advantages is not None
+    assert own[1].caption_advantages.tolist() == [0, 0, 0], "a group without any value tells nothing"
 
 
 @pytest.mark.parametrize("loop", ["loop1", "loop2"])
 def test_a_group_without_spread_has_advantages_of_0_and_still_counts(tmp_path: Path, loop: str) -> None:
     own, _ = paid(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, loop)
     assert [(group.describe_ids, group.segment_ids) for group in own] == [([2], [3])] * 2
-    first, second = [group.token_advantages if loop == "loop1" else group.mask_advantages for group in own]
+    first, second = [group.caption_advantages if loop == "loop1" else group.mask_advantages for group in own]
     assert first is not None
     assert second is not None
     assert first.tolist() == [0, 0, 0]
@@ -127,7 +127,7 @@ def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
     terms = {"a": Reward(gives(0, 0, 10, 0, 0, 10), 1.0), "b": Reward(gives(0.2, 0.1, 0, 0.2, 0.1, 0), 1.0)}
 
     def first(**settings: Any) -> Any:
-        values = paid(tmp_path, terms, **settings)[0][0].token_advantages
+        values = paid(tmp_path, terms, **settings)[0][0].caption_advantages
         assert values is not None
         return pytest.approx(values.tolist(), abs=1e-6)
 
@@ -162,7 +162,7 @@ def test_an_infinite_reward_names_its_term(tmp_path: Path) -> None:
 
 def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
     own, settings = groups(), config(tmp_path)
-    samples = {"loop1": Samples({"prompts": ["?"] * 4}), "loop2": Samples({"prompts": ["?"] * 6})}
+    samples = {"loop1": LoopRollouts({"prompts": ["?"] * 4}), "loop2": LoopRollouts({"prompts": ["?"] * 6})}
     terms = {
         "loop1": {"a": Reward(gives(0, 1, 1, 0), 1.0)},
         "loop2": {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0)},
@@ -170,9 +170,9 @@ def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
     assert isinstance(settings, Sa2VAGRPOConfig)
     reward_groups(samples, own, terms, settings)
     half = 0.5 / np.std([0, 1], ddof=1)
-    assert own[0].token_advantages is not None
+    assert own[0].caption_advantages is not None
     assert own[1].mask_advantages is not None
-    assert own[0].token_advantages.tolist() == pytest.approx([-half, half])
+    assert own[0].caption_advantages.tolist() == pytest.approx([-half, half])
     assert own[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
 
 
@@ -219,7 +219,7 @@ def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply
         "completions": said,
         "captions": [REFERENCE] * 3 + ["A nerve."] * 3,
     }
-    samples = Samples(columns | {"predicted_masks": [None] * 6, "masks": [np.ones((2, 2), dtype=bool)] * 6})
+    samples = LoopRollouts(columns | {"predicted_masks": [None] * 6, "masks": [np.ones((2, 2), dtype=bool)] * 6})
     with judge_server(lambda prompt: reply if "broken" in prompt or "A nerve." in prompt else play(prompt)) as server:
         judge = Judge(JudgeConfig(server.url, "m", max_retries=1))
         own = groups()

@@ -1,15 +1,15 @@
-"""Which tensors GRPO trains: LoRA and what the enabled losses reach; all else is frozen, and proved to stay so."""
+"""Which tensors GRPO trains: LoRA and what the enabled losses reach. All others are frozen and checked for changes."""
 
 import hashlib
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_reward_network.grpo.items import GRPOItem
-from rl_reward_network.grpo.measure import mixed_precision
-from rl_reward_network.grpo.ranks import by_first
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
 
@@ -18,7 +18,7 @@ SELECTABLE = ("1", "2", "3")  # 0 is the head of the single mask, which Sa2VA ne
 
 
 def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0) -> None:
-    """Put LoRA on a loaded Sa2VA, freeze the rest but `lora.TRAINABLE`, and make float32 what trains.
+    """Put LoRA on a loaded Sa2VA, freeze all others but `lora.TRAINABLE`, and make trainable tensors float32.
 
     Raises:
         ValueError: dropout is not 0, or `setup_lora` refuses.
@@ -26,39 +26,47 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
     if lora_dropout:
         raise ValueError(
             f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
-            "one caption differ by chance; supervised training may use it, GRPO may not"
+            "one caption differ at random; supervised training may use it, GRPO may not"
         )
     setup_lora(model, r, lora_alpha, 0.0)
     freeze_parameters(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # steps of RL size round away in bfloat16
+            parameter.data = parameter.data.float()  # steps of RL size would round away in bfloat16
 
 
-def freeze_unreached(trainer: Any, items: Sequence[GRPOItem]) -> list[str]:
-    """Freeze what no enabled loss gives a gradient to, found by one backward pass per prompt; returns the names.
+def mixed_precision(model: Any) -> AbstractContextManager[Any]:
+    """Autocast if frozen weights are bfloat16 and trainable ones float32; nothing for a float32 model."""
+    return torch.autocast(model.device.type, torch.bfloat16) if model.dtype == torch.bfloat16 else nullcontext()
 
-    The first process looks, and tells the others. A mask shows only the candidate that SAM 2 chose for it, so where one
-    candidate's head is reached all that may be chosen on some other prompt train.
+
+def freeze_unreached(trainer: Any, prompts: Sequence[GRPOPrompt]) -> list[str]:
+    """Freeze the tensors that no enabled loss gives a gradient to, found by one backward pass per prompt.
+
+    Rank 0 decides for all. A mask depends only on the candidate that SAM 2 selects for it, so if the head of one
+    candidate is reached, the heads of all candidates that may be selected for other prompts train.
 
     Args:
         trainer: Sa2VAGRPOTrainer, before its first step.
-        items: a few prompts to try, one after the other: a trial must not take more memory than training.
+        prompts: a few, tried one after the other: a trial must not take more memory than training.
+
+    Returns:
+        Names of the frozen tensors.
     """
     trainer.sa2va.train()
-    if trainer.args.activation_checkpointing:  # the Trainer turns it on when training begins
+    if trainer.args.activation_checkpointing:  # the Trainer turns it on only when training begins
         trainer.model.activation_checkpointing_enable()
-    losses = (_trial_loss(trainer, item) for item in items)
-    unreached = by_first(trainer.accelerator, lambda: unreached_parameters(trainer.sa2va, losses))
+    losses = (_trial_loss(trainer, prompt) for prompt in prompts)
+    unreached = from_first_rank(trainer.accelerator, lambda: unreached_parameters(trainer.sa2va, losses))
     reached = trainable_tensors(trainer.sa2va).keys() - set(unreached)
-    unreached = [name for name in unreached if not _twins(name) & reached]
+    unreached = [name for name in unreached if not _same_tensor_of_candidates(name) & reached]
     for name in unreached:
         trainer.sa2va.get_parameter(name).requires_grad_(False)
     return unreached
 
 
-def _twins(name: str) -> set[str]:
-    """The same tensor of every candidate's head, where the name is of a head that may be chosen; else nothing."""
+def _same_tensor_of_candidates(name: str) -> set[str]:
+    """For a tensor of a selectable candidate's head its counterparts in all such heads; otherwise empty."""
     before, heads, behind = name.partition(CANDIDATE_HEADS)
     number, _, rest = behind.partition(".")
     if not heads or number not in SELECTABLE:
@@ -66,10 +74,10 @@ def _twins(name: str) -> set[str]:
     return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE}
 
 
-def _trial_loss(trainer: Any, item: GRPOItem) -> Tensor:
-    """A sum of everything that the enabled losses look at."""
+def _trial_loss(trainer: Any, prompt: GRPOPrompt) -> Tensor:
+    """A sum of all outputs that the enabled losses depend on."""
     with mixed_precision(trainer.sa2va):
-        outputs, anchor = trainer._policy(trainer.probe([item]), trainer.needs_masks)
+        outputs, anchor = trainer.policy(trainer.groups_from_references([prompt]), trainer.needs_masks)
     parts = [part for output in outputs for part in output.differentiable(trainer.samples_masks)]
     total: Tensor = anchor + sum(part.float().sum() for part in parts)
     return total
@@ -84,14 +92,14 @@ def digests(model: nn.Module) -> dict[str, str]:
 
 
 def check_movement(before: dict[str, str], after: dict[str, str], training: Collection[str]) -> list[str]:
-    """Names of what trained and did not move, in the model's order.
+    """Names of trainable tensors that did not change, in the model's order.
 
     Args:
         before, after: digests.
-        training: names of what trains.
+        training: names of the trainable tensors.
 
     Raises:
-        ValueError: a frozen tensor is not what it was, to the bit; names the tensors.
+        ValueError: a frozen tensor changed, if only by one bit; names the tensors.
     """
     same = {name for name, digest in before.items() if after.get(name) == digest}
     if changed := [name for name in before if name not in same and name not in training]:
@@ -99,24 +107,24 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
     return [name for name in before if name in same and name in training]
 
 
-def why_still(
-    still: Sequence[str], reached: Collection[str], any_spread: bool, steps: int, learning_rate: float
+def unmoved_reasons(
+    unmoved: Sequence[str], with_gradient: Collection[str], any_spread: bool, steps: int, learning_rate: float
 ) -> dict[str, str]:
-    """Why tensors did not move, by name.
+    """For each tensor that did not change the reason.
 
     Args:
-        still: what `check_movement` found.
-        reached: names of what had a gradient at some step.
+        unmoved: result of `check_movement`.
+        with_gradient: names of tensors that had a gradient at some step.
         any_spread: whether the rewards of some group differed, or no rewards were needed.
         steps, learning_rate: optimisation steps, and the largest rate of one.
     """
     if not learning_rate:
-        return dict.fromkeys(still, "learning_rate is 0")
+        return dict.fromkeys(unmoved, "learning_rate is 0")
     never = f"no loss reached it in {steps} steps" if any_spread else "the rewards of every group were all alike"
     late = "its gradient passes lora_B, which began at 0; train for more than one step"
     reasons = {}
-    for name in still:
-        if name in reached:
+    for name in unmoved:
+        if name in with_gradient:
             reasons[name] = "its steps were too small for float32: raise the learning rate"
         else:
             reasons[name] = late if "lora_A" in name and any_spread and steps == 1 else never

@@ -8,7 +8,7 @@ import pytest
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
-from rl_reward_network.grpo.items import GRPOItem, prompted_item, region_item, segment_question
+from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt, region_prompt, segment_question
 from tests.conftest import tube_image, write_tiny_data
 
 
@@ -41,7 +41,7 @@ def test_a_question_is_not_changed_by_asking_for_its_own_phrase() -> None:
 def test_a_region_takes_part_in_both_loops() -> None:
     image, mask = tube_image(64, 0)
     region = make_region(" A bright tube. ", to_rle(mask), "0" * 12, "here", lambda: image, group_id="1" * 12)
-    item = region_item(region)
+    item = region_prompt(region)
     assert (item.caption, item.question, item.labelled) == ("A bright tube.", "Please segment the bright tube.", True)
     assert (item.image_id, item.group_id, item.series_id) == ("0" * 12, "1" * 12, "1" * 12)
     assert item.sample_id == region.sample_id
@@ -53,7 +53,7 @@ def test_a_region_takes_part_in_both_loops() -> None:
 
 def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_path: Path) -> None:
     (sample, *_) = read_annotations(write_tiny_data(tmp_path, images=4, size=64))
-    item = prompted_item(sample, "Please segment the vessel.")
+    item = image_prompt(sample, "Please segment the vessel.")
     assert (item.caption, item.question, item.labelled) == ("", "Please segment the vessel.", True)
     assert (item.image_id, item.sample_id) == (sample.sample_id, sample.sample_id)
     assert (item.group_id, item.series_id) == (sample.group_id, sample.series_id)
@@ -62,12 +62,12 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
     np.testing.assert_array_equal(image, sample.load_image())
     np.testing.assert_array_equal(truth, sample.load_mask())
     sample.image_path.unlink()
-    assert prompted_item(sample, "?").question == "?", "nothing is read before it is asked for"
+    assert image_prompt(sample, "?").question == "?", "nothing is read before it is asked for"
     with pytest.raises(ValueError, match=sample.image_path.name.split("(")[0]):
         item.load()
 
 
 def test_pictures_do_not_fill_a_message() -> None:
-    item = GRPOItem("i", "g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
+    item = GRPOPrompt("i", "g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
     assert "lambda" not in repr(item)
     assert item.load()[1] is None

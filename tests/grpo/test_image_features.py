@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.rollouts import features as features_file
-from rl_reward_network.grpo.rollouts.features import GIBIBYTE, FeatureCache, ImageFeatures, encode_image
+from rl_reward_network.grpo import image_features as features_file
+from rl_reward_network.grpo.image_features import GIBIBYTE, FeatureCache, ImageFeatures, encode_image
 from tests.conftest import smooth_image
 from tests.grpo.nano import nano
 
@@ -72,18 +72,27 @@ def test_the_images_seen_longest_ago_go_when_the_memory_is_full(
     encoded.clear()
     cache = FeatureCache(*parts, limit_gib=2.5 * size / GIBIBYTE)
     cache.get(["a", "b", "a", "c"], [*IMAGES[:2], IMAGES[0], IMAGES[2]])
-    assert list(cache.kept) == ["a", "c"], "b was seen longest ago, though a came first"
+    assert list(cache.entries) == ["a", "c"], "b was seen longest ago, though a came first"
     assert cache.nbytes == 2 * size
     cache.get(["b"], IMAGES[1:2])
-    assert list(cache.kept) == ["c", "b"]
+    assert list(cache.entries) == ["c", "b"]
     assert len(encoded) == 4
 
 
 def test_one_image_stays_however_small_the_memory(parts: tuple[Any, Any], encoded: list[np.ndarray]) -> None:
     cache = FeatureCache(*parts, limit_gib=0.0)
     cache.get(["a", "b", "b"], [*IMAGES[:2], IMAGES[1]])
-    assert list(cache.kept) == ["b"]
+    assert list(cache.entries) == ["b"]
     assert (cache.hits, cache.misses, len(encoded)) == (1, 2, 2)
+
+
+def test_the_hit_rate_counts_look_ups_without_an_encoder(parts: tuple[Any, Any]) -> None:
+    cache = FeatureCache(*parts)
+    assert cache.hit_rate == 0
+    cache.get(["a", "a", "b", "a"], [IMAGES[0], IMAGES[0], IMAGES[1], IMAGES[0]])
+    assert cache.hit_rate == 0.5
+    cache.clear()
+    assert (cache.nbytes, len(cache.entries)) == (0, 0)
 
 
 def test_each_name_needs_its_image(parts: tuple[Any, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What GRPO trains on: images with a region or a phrase, and the words that are asked."""
+"""The prompts of GRPO: an image with a region or a phrase, and the questions about it."""
 
 import re
 from collections.abc import Callable
@@ -10,22 +10,22 @@ from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
 
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
-DESCRIBE = "Please describe region1."  # what the embedded model was taught
+DESCRIBE = "Please describe region1."  # the question the embedded model was trained on
 DESCRIBE_REAL = "Can you provide me with a detailed description of the region in the picture marked by region1?"
 
 
 @dataclass(frozen=True, eq=False)
-class GRPOItem:
+class GRPOPrompt:
     """One prompt of GRPO.
 
     Args:
-        image_id: equal for items of one image, whose features are computed once.
+        image_id: equal for prompts about one image, whose features are computed once.
         group_id, series_id, sample_id: pseudonyms, see `RegionSample`.
-        caption: the reference; empty where there is none, so no caption loop.
-        question: what asks for the mask.
+        caption: the reference caption; empty if there is none, then the prompt takes no part in the caption loop.
+        question: asks for the mask.
         labelled: whether there is a true mask.
-        load: image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
-        describe: what asks for the caption of a region that is pointed at.
+        load: returns image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
+        describe: asks for the caption of a marked region.
     """
 
     image_id: str
@@ -39,9 +39,9 @@ class GRPOItem:
     describe: str = DESCRIBE
 
 
-def region_item(sample: RegionSample, describe: str = DESCRIBE) -> GRPOItem:
-    """A region with its caption: for both loops."""
-    return GRPOItem(
+def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
+    """The prompt of a region with a caption, for both loops."""
+    return GRPOPrompt(
         sample.image_id,
         sample.group_id,
         sample.series_id,
@@ -54,9 +54,9 @@ def region_item(sample: RegionSample, describe: str = DESCRIBE) -> GRPOItem:
     )
 
 
-def prompted_item(sample: Sample, question: str) -> GRPOItem:
-    """An annotated image with one prompt for all, such as an angiogram: for the mask loop on a learned reward."""
-    return GRPOItem(
+def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
+    """The prompt of an annotated image, such as an angiogram, for the mask loop; all images share one question."""
+    return GRPOPrompt(
         sample.sample_id,
         sample.group_id,
         sample.series_id,
@@ -69,9 +69,9 @@ def prompted_item(sample: Sample, question: str) -> GRPOItem:
 
 
 def segment_question(caption: str) -> str:
-    """What asks for the mask of what a caption describes: "a red circle." -> "Please segment the red circle.".
+    """The question for the mask of what a caption describes: "a red circle." -> "Please segment the red circle.".
 
-    Tags such as "<image>" are left out: a model that writes one must not change the prompt.
+    Tags such as "<image>" are removed: if the model writes one into a caption, it must not change the prompt.
     """
     phrase = " ".join(TAG.sub(" ", caption).split()).rstrip(".").strip()
     first, _, rest = phrase.partition(" ")

@@ -1,4 +1,4 @@
-"""What the frozen encoders make of an image, computed once and kept: the vision tower's output and SAM 2's maps."""
+"""Features of images from the frozen encoders, computed once and cached: vision tower and SAM 2 image encoder."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,62 +18,72 @@ GIBIBYTE = 2**30
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of one image, before every part that trains.
+    """Features of one image, before any part that is trained.
 
     Args:
-        vision: (tiles, patches, V), before `mlp1`.
-        sam: SAM 2's maps before conv_s0 / conv_s1, batch axis 1.
+        vision: (tiles, patches, V), input of `mlp1`.
+        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1.
     """
 
     vision: Tensor
     sam: Sam2Features
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
-        """The same on another device."""
+        """The same features on another device."""
         fine, middle, coarse = (level.to(device) for level in self.sam.maps)
         return ImageFeatures(self.vision.to(device), Sam2Features((fine, middle, coarse)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Size in bytes."""
         return sum(tensor.nbytes for tensor in (self.vision, *self.sam.maps))
 
 
 class FeatureCache:
-    """The features of the images seen last, in main memory.
+    """Least-recently-used cache of image features, in main memory.
 
     Args:
-        model: a frozen-encoder Sa2VA.
-        processor: its processor.
-        limit_gib: memory for features; the images seen longest ago are let go.
+        model: Sa2VA with frozen encoders.
+        processor: of the model.
+        limit_gib: size limit in GiB.
     """
 
     def __init__(self, model: Any, processor: Sa2VAProcessor, limit_gib: float = 4.0) -> None:
         self.model, self.processor, self.limit = model, processor, int(limit_gib * GIBIBYTE)
-        self.kept: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
         self.hits = self.misses = self.nbytes = 0
 
     def get(self, image_ids: Sequence[str], images: Sequence[np.ndarray]) -> list[ImageFeatures]:
-        """Features on the model's device, of uint8 (H, W, 3) images named by `image_ids`."""
-        return [self._one(name, image) for name, image in zip(image_ids, images, strict=True)]
+        """Features, on the model's device, of uint8 (H, W, 3) images with the keys `image_ids`."""
+        return [self._get_one(image_id, image) for image_id, image in zip(image_ids, images, strict=True)]
 
-    def _one(self, name: str, image: np.ndarray) -> ImageFeatures:
-        if name in self.kept:
+    @property
+    def hit_rate(self) -> float:
+        """Share of look-ups that needed no encoder, in [0, 1]."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    def clear(self) -> None:
+        """Drop all features; the counts of hits and misses stay."""
+        self.entries.clear()
+        self.nbytes = 0
+
+    def _get_one(self, image_id: str, image: np.ndarray) -> ImageFeatures:
+        if image_id in self.entries:
             self.hits += 1
-            self.kept.move_to_end(name)
-            return self.kept[name].to(self.model.device)
+            self.entries.move_to_end(image_id)
+            return self.entries[image_id].to(self.model.device)
         self.misses += 1
         features = encode_image(self.model, self.processor, image)
-        self.kept[name] = features.to("cpu")
+        self.entries[image_id] = features.to("cpu")
         self.nbytes += features.nbytes
-        while self.nbytes > self.limit and len(self.kept) > 1:
-            self.nbytes -= self.kept.popitem(last=False)[1].nbytes
+        while self.nbytes > self.limit and len(self.entries) > 1:
+            self.nbytes -= self.entries.popitem(last=False)[1].nbytes
         return features
 
 
 @torch.no_grad()
 def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
-    """Both encoders on one uint8 (H, W, 3) image."""
+    """Output of both encoders for one uint8 (H, W, 3) image."""
     with evaluating(model):
         pixels = processor.pixel_values(processor.tiles(image)).to(model.device)
         sam_pixels = processor.sam_pixel_values(image).to(model.device)

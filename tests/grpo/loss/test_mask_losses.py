@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_reward_network.grpo.loss import mask_rewards as mask_rewards_file
-from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward, supervised_mask_losses
-from rl_reward_network.grpo.loss.policy import Group
-from rl_reward_network.grpo.rollouts.features import ImageFeatures
-from rl_reward_network.grpo.setup import freeze_unreached
+from rl_reward_network.grpo.image_features import ImageFeatures
+from rl_reward_network.grpo.loss import mask_losses as mask_losses_file
+from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, supervised_mask_losses
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.trainable import freeze_unreached
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -25,8 +25,8 @@ NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3
 SIDE = 64  # of the square between grid and image
 
 
-def group(name: str, image: np.ndarray | None = None, truth: np.ndarray | None = None) -> Group:
-    return Group(name, NOTHING, [1], image=image, truth=truth)
+def group(name: str, image: np.ndarray | None = None, truth: np.ndarray | None = None) -> RolloutGroup:
+    return RolloutGroup(name, NOTHING, [1], image=image, truth=truth)
 
 
 def seeing() -> RewardNetwork:
@@ -101,11 +101,11 @@ def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch
 def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of()
     one_image = network.truth_maps(torch.zeros(1, 3, 32, 32)).nbytes
-    monkeypatch.setattr(mask_rewards_file, "MAPS_BYTES", 2 * one_image)
+    monkeypatch.setattr(mask_losses_file, "CACHE_BYTES", 2 * one_image)
     reward = PathwiseReward(network, SIDE)
     for name in "abc":
         reward.scores([(group(name, smooth_image(32, 32)), start())]).mean()
-    assert list(reward.maps) == ["b", "c"]
+    assert list(reward.cache) == ["b", "c"]
 
 
 def test_the_mean_is_over_groups() -> None:
@@ -148,7 +148,7 @@ def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     alone = [supervised_mask_losses([one]).item() for one in (first, second)]
     bare = (group("c"), torch.full((2, 2), 9.0))
     assert supervised_mask_losses([first, bare, second]).tolist() == pytest.approx(alone, rel=1e-6)
-    with pytest.raises(ValueError, match="supervised training needs true masks, and no item of this batch has one"):
+    with pytest.raises(ValueError, match="true mask"):
         supervised_mask_losses([bare])
 
 
@@ -158,7 +158,7 @@ def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -
     pathwise = PathwiseReward(seeing(), processor.sam_image_size)
     own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
     freeze_unreached(own, regions()[:2])
-    own.begin()
+    own.reset_reference()
     before = copied(model)
     own.train()
     scores = [log["loop2/pathwise_score"] for log in own.state.log_history if "loop2/pathwise_score" in log]

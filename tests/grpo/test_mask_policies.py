@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+from torch import Tensor
+from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES, SpreadController
-from rl_reward_network.grpo.loss.objective import mask_loss
-from rl_reward_network.grpo.loss.policy import Group, GroupOutput
+from rl_reward_network.grpo.loss.objective import mask_policy_loss
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from tests.grpo.nano import config
 
 FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
-SIZES = {"gaussian": 8, "bernoulli": 256, "candidates": 3}
-WIDTHS = {"gaussian": 0.5, "bernoulli": 1.5, "candidates": 1.0}
+SIZES = {"gaussian": 8, "bernoulli": 256}
+WIDTHS = {"gaussian": 0.5, "bernoulli": 1.5}
 
 
 def parameters_of(name: str, seed: int = 0) -> Tensor:
@@ -25,38 +25,31 @@ def parameters_of(name: str, seed: int = 0) -> Tensor:
 
 
 def distribution(name: str, parameters: Tensor, width: float) -> Any:
-    if name == "gaussian":
-        return Normal(parameters, width)
-    return Bernoulli(logits=parameters / width) if name == "bernoulli" else Categorical(logits=parameters / width)
+    return Normal(parameters, width) if name == "gaussian" else Bernoulli(logits=parameters / width)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_log_probability_and_divergence_are_torchs(name: str) -> None:
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
-    own, other = parameters_of(name), parameters_of(name, 1)
-    actions = policy.sample(own, width, 5, torch.Generator().manual_seed(2))
-    exact, reference = (distribution(name, values, WIDTHS[name]) for values in (own, other))
-    wanted = exact.log_prob(actions[:, 0] if name == "candidates" else actions)
-    wanted = wanted if name == "candidates" else wanted.mean(dim=1)
-    found = policy.log_prob(own, width, actions)
-    torch.testing.assert_close(found - found[0], wanted - wanted[0])  # a Gaussian's constant is left out
-    torch.testing.assert_close(policy.kl(own, other, width), kl_divergence(exact, reference).mean())
-    assert policy.kl(own, own, width).item() == pytest.approx(0, abs=1e-7)
+    parameters, ref_parameters = parameters_of(name), parameters_of(name, 1)
+    actions = policy.sample(parameters, width, 5, torch.Generator().manual_seed(2))
+    exact, reference = (distribution(name, values, WIDTHS[name]) for values in (parameters, ref_parameters))
+    expected = exact.log_prob(actions).mean(dim=1)
+    log_probs = policy.log_prob(parameters, width, actions)
+    torch.testing.assert_close(log_probs - log_probs[0], expected - expected[0])  # a Gaussian's constant is left out
+    torch.testing.assert_close(policy.kl(parameters, ref_parameters, width), kl_divergence(exact, reference).mean())
+    assert policy.kl(parameters, parameters, width).item() == pytest.approx(0, abs=1e-7)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
-    own = parameters_of(name)
-    draws = [policy.sample(own, width, 4000, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    parameters = parameters_of(name)
+    draws = [policy.sample(parameters, width, 4000, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-    exact = distribution(name, own, WIDTHS[name])
-    if name == "candidates":
-        shares = torch.bincount(draws[0][:, 0].long(), minlength=3) / 4000
-        torch.testing.assert_close(shares, exact.probs, atol=0.04, rtol=0)
-    else:
-        torch.testing.assert_close(draws[0].mean(dim=0), exact.mean, atol=0.05, rtol=0)
+    exact = distribution(name, parameters, WIDTHS[name])
+    torch.testing.assert_close(draws[0].mean(dim=0), exact.mean, atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -65,17 +58,16 @@ def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_pa
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
     start = parameters_of(name)
     actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
-    actions = torch.tensor([[0.0], [2.0]]) if name == "candidates" else actions  # those drawn might be equal
     parameters = start.clone().requires_grad_(True)
-    group = Group("image", None, [], segment_ids=[1], actions=actions, width=width)  # type: ignore[arg-type]
+    group = RolloutGroup("image", None, [], segment_ids=[1], actions=actions, action_width=width)  # type: ignore[arg-type]
     group.mask_advantages = torch.tensor([1.0, -1.0])
-    parts = mask_loss([(group, GroupOutput(parameters=parameters))], policy, config(tmp_path, mask_beta=0.0))
+    parts = mask_policy_loss([(group, GroupOutput(parameters=parameters))], policy, config(tmp_path, mask_beta=0.0))
     assert parts is not None
     (gradient,) = torch.autograd.grad(parts.loss, parameters)
-    chosen = actions[:, 0] if name == "candidates" else actions
     step = 0.1 * gradient / gradient.norm()
-    exact = [distribution(name, where, WIDTHS[name]).log_prob(chosen) for where in (start, start - step)]
-    before, after = (found if name == "candidates" else found.mean(dim=1) for found in exact)
+    before, after = (
+        distribution(name, values, WIDTHS[name]).log_prob(actions).mean(dim=1) for values in (start, start - step)
+    )
     assert after[0] - after[1] > before[0] - before[1] + 1e-4
 
 
@@ -84,13 +76,9 @@ def fake_model() -> Any:
 
     def decode_masks(features: Sam2Features, embeddings: Tensor) -> Any:
         base = embeddings.sum(dim=1)[:, None, None].expand(-1, 32, 32)
-        candidates = torch.stack([base, base + 1, base + 2, base + 3], dim=1)
-        scores = torch.tensor([[0.0, 0.1, 0.2, 0.3]]).expand(len(embeddings), -1)
-        return SimpleNamespace(mask_logits=base, candidates=candidates, candidate_scores=scores)
+        return SimpleNamespace(mask_logits=base)
 
-    decoder = nn.Module()
-    decoder.iou_prediction_head = nn.Identity()
-    return SimpleNamespace(decode_masks=decode_masks, grounding_encoder=SimpleNamespace(mask_decoder=decoder))
+    return SimpleNamespace(decode_masks=decode_masks)
 
 
 def test_each_policy_turns_actions_into_masks() -> None:
@@ -102,8 +90,6 @@ def test_each_policy_turns_actions_into_masks() -> None:
     bernoulli = MASK_POLICIES["bernoulli"].mask_logits(model, FEATURES, embedding, cells)
     assert (bernoulli[0] < 0).all()
     assert (bernoulli[1] > 0).nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    chosen = MASK_POLICIES["candidates"].mask_logits(model, FEATURES, embedding, torch.tensor([[2.0], [0.0]]))
-    assert [mask[0, 0].item() for mask in chosen] == [31.0, 29.0]
     for policy in MASK_POLICIES.values():
         assert policy.parameters(model, FEATURES, embedding).ndim == 1
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.items import DESCRIBE, segment_question
-from rl_reward_network.grpo.rollouts.batch import Batch, open_batch, random_stream
-from rl_reward_network.grpo.rollouts.features import FeatureCache
-from rl_reward_network.grpo.rollouts.generation import ImageContext, Question, ask
+from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.prompts import DESCRIBE, segment_question
+from rl_reward_network.grpo.rollouts.batch import PromptBatch, open_batch, seeded_generator
+from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question, make_question
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from tests.conftest import smooth_image
 from tests.grpo.nano import nano, regions, shake
@@ -30,7 +30,7 @@ def predict(model: Any, processor: Any, image: np.ndarray, text: str, mask: np.n
 
 
 @pytest.fixture(scope="module")
-def opened() -> tuple[Any, Any, Batch]:
+def opened() -> tuple[Any, Any, PromptBatch]:
     """A model that is not at its start, and what it is asked about."""
     model, processor = nano()
     shake(model, 0.005)
@@ -38,20 +38,20 @@ def opened() -> tuple[Any, Any, Batch]:
 
 
 @pytest.fixture(scope="module")
-def mixed(opened: tuple[Any, Any, Batch]) -> list[Question]:
+def mixed(opened: tuple[Any, Any, PromptBatch]) -> list[Question]:
     """Captions of regions and masks of phrases, of very different lengths, about three images in no order."""
     _, _, batch = opened
-    describe = [batch.describing(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
-    draw = [batch.drawing(2, LONG), batch.drawing(0, ITEMS[0].question), batch.drawing(3, "Hello")]
+    describe = [batch.caption_question(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
+    draw = [batch.mask_question(2, LONG), batch.mask_question(0, ITEMS[0].question), batch.mask_question(3, "Hello")]
     return [*describe[::-1], *draw]
 
 
-def texts(batch: Batch, answers: list[list[Answer]]) -> list[list[str]]:
+def texts(batch: PromptBatch, answers: list[list[Answer]]) -> list[list[str]]:
     return [[batch.text(answer) for answer in own] for own in answers]
 
 
 def test_greedy_answers_are_those_of_one_prediction_at_a_time(
-    opened: tuple[Any, Any, Batch], mixed: list[Question]
+    opened: tuple[Any, Any, PromptBatch], mixed: list[Question]
 ) -> None:
     model, processor, batch = opened
     assert len({len(question.suffix_ids) for question in mixed}) > 3, "so that shorter questions are padded"
@@ -63,16 +63,18 @@ def test_greedy_answers_are_those_of_one_prediction_at_a_time(
     assert len(set(alone)) >= 5, "answers must differ, or mixed-up rows would not be seen"
 
 
-def test_rows_at_once_changes_nothing(opened: tuple[Any, Any, Batch], mixed: list[Question]) -> None:
+def test_rows_at_once_changes_nothing(opened: tuple[Any, Any, PromptBatch], mixed: list[Question]) -> None:
     model, _, batch = opened
     whole, one_by_one, pairs = (batch.context(model, rows) for rows in (128, 1, 5))
     expected = [answer.token_ids for (answer,) in whole.answer(mixed, Decoding(LONGEST))]
     assert [answer.token_ids for (answer,) in one_by_one.answer(mixed, Decoding(LONGEST))] == expected
-    several = pairs.answer(mixed, Decoding(LONGEST), times=2)
+    several = pairs.answer(mixed, Decoding(LONGEST), num_answers=2)
     assert [[answer.token_ids for answer in own] for own in several] == [[ids, ids] for ids in expected]
 
 
-def test_several_greedy_answers_to_a_question_are_equal(opened: tuple[Any, Any, Batch], mixed: list[Question]) -> None:
+def test_several_greedy_answers_to_a_question_are_equal(
+    opened: tuple[Any, Any, PromptBatch], mixed: list[Question]
+) -> None:
     """Their question is read once, all but its last token: nothing else may come out."""
     model, _, batch = opened
     context = batch.context(model)
@@ -84,7 +86,7 @@ def test_several_greedy_answers_to_a_question_are_equal(opened: tuple[Any, Any, 
             assert answer.stopped == one.stopped
 
 
-def test_a_context_can_be_asked_again(opened: tuple[Any, Any, Batch], mixed: list[Question]) -> None:
+def test_a_context_can_be_asked_again(opened: tuple[Any, Any, PromptBatch], mixed: list[Question]) -> None:
     """Answers are decoded on copies of the keys and values."""
     model, _, batch = opened
     context = batch.context(model)
@@ -93,12 +95,12 @@ def test_a_context_can_be_asked_again(opened: tuple[Any, Any, Batch], mixed: lis
     assert texts(batch, context.answer(mixed[1:3], Decoding(LONGEST), 2)) == first[1:3]
 
 
-def test_chance_comes_from_the_generator_alone(opened: tuple[Any, Any, Batch], mixed: list[Question]) -> None:
+def test_chance_comes_from_the_generator_alone(opened: tuple[Any, Any, PromptBatch], mixed: list[Question]) -> None:
     model, _, batch = opened
 
     def sampled(seed: int, unrelated: int) -> list[list[str]]:
         torch.manual_seed(unrelated)
-        how = Decoding(LONGEST, 1.5, generator=random_stream((seed,)))
+        how = Decoding(LONGEST, 1.5, generator=seeded_generator((seed,)))
         return texts(batch, batch.context(model).answer(mixed[:4], how, 4))
 
     first = sampled(0, 0)
@@ -107,18 +109,18 @@ def test_chance_comes_from_the_generator_alone(opened: tuple[Any, Any, Batch], m
     assert any(len(set(own)) > 1 for own in first)
 
 
-def test_sampled_answers_are_as_likely_as_the_model_says(opened: tuple[Any, Any, Batch]) -> None:
+def test_sampled_answers_are_as_likely_as_the_model_says(opened: tuple[Any, Any, PromptBatch]) -> None:
     """Probabilities are those behind the whole question, image and region included."""
     model, processor, batch = opened
-    question, many = batch.describing(0, batch.truths[0]), 400
-    how = Decoding(1, 3.0, generator=random_stream((0,)))
+    question, many = batch.caption_question(0, batch.truths[0]), 400
+    how = Decoding(1, 3.0, generator=seeded_generator((0,)))
     (answers,) = batch.context(model, many).answer([question], how, many)
     ids = torch.tensor([question.prefix_ids + question.suffix_ids])
     with torch.no_grad():
         logits = model(
             input_ids=ids,
             vision_features=batch.features[0].vision,
-            prompt_masks=[question.cells],
+            prompt_masks=[question.region_cells],
             vp_overall_mask=torch.tensor([True]),
         ).logits[0, -1]
     said = torch.tensor([answer.token_ids[0] for answer in answers])
@@ -130,13 +132,15 @@ def test_sampled_answers_are_as_likely_as_the_model_says(opened: tuple[Any, Any,
     assert (said == best).float().mean().item() == pytest.approx(share.item(), abs=0.07)
 
 
-def test_segment_gives_the_embedding_whose_mask_is_predicted(opened: tuple[Any, Any, Batch]) -> None:
+def test_segment_gives_the_embedding_whose_mask_is_predicted(opened: tuple[Any, Any, PromptBatch]) -> None:
     """Whether the expected answer is given, [SEG] comes later in another one, or never."""
     model, processor, batch = opened
     asked = [(2, LONG), (0, ITEMS[0].question), (3, "Hello"), (1, segment_question("a cross")), (3, NO_MASK)]
     context = batch.context(model)
-    answers = context.segment([batch.drawing(row, text) for row, text in asked], LONGEST)
-    logits = context.mask_logits([batch.places[row] for row, _ in asked], [embedding for _, embedding in answers])
+    answers = context.segment([batch.mask_question(row, text) for row, text in asked], LONGEST)
+    logits = context.mask_logits(
+        [batch.image_indices[row] for row, _ in asked], [embedding for _, embedding in answers]
+    )
     drawn = []
     for (row, text), (ids, _), own in zip(asked, answers, logits, strict=True):
         plain = predict(model, processor, batch.images[row], text)
@@ -144,23 +148,25 @@ def test_segment_gives_the_embedding_whose_mask_is_predicted(opened: tuple[Any, 
         if own is not None:
             assert ids.index(processor.seg_token_id) == len(ids) - 1
             assert plain["prediction"].startswith(processor.text(ids).strip())
-            np.testing.assert_allclose(batch.probabilities(row, own[None]), plain["mask_probabilities"][0], atol=1e-3)
+            np.testing.assert_allclose(
+                batch.mask_probabilities(row, own[None]), plain["mask_probabilities"][0], atol=1e-3
+            )
         else:
             assert ids == plain["mask_probabilities"] == []
     assert [drawn[n] for n in (0, 1, 3, 4)] == [True, True, True, False]
 
 
 def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
-    opened: tuple[Any, Any, Batch], monkeypatch: pytest.MonkeyPatch
+    opened: tuple[Any, Any, PromptBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _, batch = opened
     context = batch.context(model)
-    answers = context.segment([batch.drawing(row, item.question) for row, item in enumerate(ITEMS)])
+    answers = context.segment([batch.mask_question(row, item.question) for row, item in enumerate(ITEMS)])
     embeddings = [embedding for _, embedding in answers]
-    images = [batch.places[row] for row in (3, 0, 2, 1, 0)]
+    images = [batch.image_indices[row] for row in (3, 0, 2, 1, 0)]
     wanted = [embeddings[3], embeddings[0], None, embeddings[1], embeddings[1]]
     whole = context.mask_logits(images, wanted)
-    monkeypatch.setattr("rl_reward_network.grpo.rollouts.generation.MASKS_AT_ONCE", 1)
+    monkeypatch.setattr("rl_reward_network.grpo.rollouts.image_context.MASKS_AT_ONCE", 1)
     parts = context.mask_logits(images, wanted)
     for own, other, image, embedding in zip(whole, parts, images, wanted, strict=True):
         if embedding is None:
@@ -173,17 +179,17 @@ def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
             torch.testing.assert_close(other, direct, atol=1e-3, rtol=1e-4)
 
 
-def test_a_question_is_cut_where_the_image_ends(opened: tuple[Any, Any, Batch]) -> None:
+def test_a_question_is_cut_where_the_image_ends(opened: tuple[Any, Any, PromptBatch]) -> None:
     _, processor, batch = opened
-    question, other = ask(processor, 0, 1, "Where is it?"), ask(processor, 1, 1, "Who?")
+    question, other = make_question(processor, 0, 1, "Where is it?"), make_question(processor, 1, 1, "Who?")
     assert question.prefix_ids == other.prefix_ids
     assert processor.text(question.prefix_ids).endswith("</img>")
     whole = processor("<image>Where is it?", batch.images[0])["input_ids"][0].tolist()
     assert question.prefix_ids + question.suffix_ids == whole
-    assert (question.image, question.cells, other.image) == (0, None, 1)
+    assert (question.image_index, question.region_cells, other.image_index) == (0, None, 1)
 
 
-def test_images_of_several_tiles_keep_apart(opened: tuple[Any, Any, Batch]) -> None:
+def test_images_of_several_tiles_keep_apart(opened: tuple[Any, Any, PromptBatch]) -> None:
     """Prefixes of different lengths are padded; a region's rows are those of the thumbnail, the last tile."""
     model, processor, _ = opened
     images = [smooth_image(256, 256, 1), smooth_image(256, 520, 2)]
@@ -194,8 +200,11 @@ def test_images_of_several_tiles_keep_apart(opened: tuple[Any, Any, Batch]) -> N
         features = FeatureCache(model, processor).get(["a", "b"], images)
         tiles = [len(own.vision) for own in features]
         cells = processor.region_cells(mask[None])
-        questions = [ask(processor, 1, tiles[1], DESCRIBE, cells), ask(processor, 0, tiles[0], LONG)]
-        prefixes = [ask(processor, place, count, DESCRIBE).prefix_ids for place, count in enumerate(tiles)]
+        questions = [
+            make_question(processor, 1, tiles[1], DESCRIBE, cells),
+            make_question(processor, 0, tiles[0], LONG),
+        ]
+        prefixes = [make_question(processor, place, count, DESCRIBE).prefix_ids for place, count in enumerate(tiles)]
         answers = ImageContext(model, processor, features, prefixes).answer(questions, Decoding(LONGEST))
         alone = [
             predict(model, processor, images[1], DESCRIBE, mask)["prediction"],

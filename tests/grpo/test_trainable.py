@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
-from rl_reward_network.grpo.setup import (
+from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.trainable import (
     CANDIDATE_HEADS,
     check_movement,
     digests,
     freeze_unreached,
     prepare_model,
-    why_still,
+    unmoved_reasons,
 )
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from tests.grpo.nano import chosen_by, config, nano, regions, rewards
+from tests.grpo.nano import config, nano, prompts_by_candidate, regions, rewards
 
 DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."
 
@@ -30,9 +30,9 @@ def trained(model: nn.Module) -> set[str]:
 def frozen_by(folder: Path, **changed: Any) -> tuple[set[str], set[str]]:
     """What trains in a new trainer once the unreached is frozen, and what was frozen as unreached."""
     model, processor = nano()
-    own = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), regions(), rewards())
+    trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), regions(), rewards())
     before = trained(model)
-    unreached = set(freeze_unreached(own, regions()[:2]))
+    unreached = set(freeze_unreached(trainer, regions()[:2]))
     assert trained(model) == before - unreached
     assert unreached < before
     assert all(parameter.grad is None for parameter in model.parameters()), "the trial leaves no gradient behind"
@@ -81,15 +81,6 @@ def test_the_mask_decoder_is_out_of_reach_of_sampled_rewards(tmp_path: Path) -> 
     )
 
 
-def test_choosing_among_candidates_redraws_none(tmp_path: Path) -> None:
-    names, unreached = frozen_by(tmp_path, mask_policy="candidates")
-    reached = {name for name in names if name.startswith(DECODER)}
-    assert reached
-    assert all("iou_prediction_head" in name for name in reached)
-    assert any("transformer" in name for name in unreached)
-    assert any(name.startswith("text_hidden_fcs") for name in names), "activations pass the gradient on"
-
-
 def test_losses_on_the_mask_itself_reach_it(tmp_path: Path) -> None:
     names, unreached = frozen_by(tmp_path, objective="supervised")
     reached = {name for name in names if name.startswith(DECODER)}
@@ -110,8 +101,8 @@ def test_a_loop_that_is_off_leaves_its_part_frozen(tmp_path: Path) -> None:
 def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) -> None:
     model, processor = nano()
     pathwise = PathwiseReward(nn.Identity(), processor.sam_image_size)  # type: ignore[arg-type]
-    own = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
-    freeze_unreached(own, regions()[:2])
+    trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
+    freeze_unreached(trainer, regions()[:2])
     assert any(name.startswith(DECODER) for name in trained(model))
 
 
@@ -151,24 +142,24 @@ def test_frozen_tensors_that_changed_are_a_bug_and_still_ones_are_named() -> Non
 
 def test_what_did_not_move_has_a_reason() -> None:
     names = ["q.lora_A", "q.lora_B", "head"]
-    assert set(why_still(names, [], True, 9, 0.0).values()) == {"learning_rate is 0"}
-    assert set(why_still(names, [], False, 9, 0.1).values()) == {"the rewards of every group were all alike"}
-    one = why_still(names, ["head"], True, 1, 0.1)
+    assert set(unmoved_reasons(names, [], True, 9, 0.0).values()) == {"learning_rate is 0"}
+    assert set(unmoved_reasons(names, [], False, 9, 0.1).values()) == {"the rewards of every group were all alike"}
+    one = unmoved_reasons(names, ["head"], True, 1, 0.1)
     assert "lora_B, which began at 0" in one["q.lora_A"]
     assert one["q.lora_B"] == "no loss reached it in 1 steps"
     assert "too small" in one["head"]
-    assert why_still(names, [], True, 2, 0.1)["q.lora_A"] == "no loss reached it in 2 steps"
+    assert unmoved_reasons(names, [], True, 2, 0.1)["q.lora_A"] == "no loss reached it in 2 steps"
 
 
 def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path: Path) -> None:
     """Of 85 regions under the lamp each candidate is chosen for some; one item shows only one of them."""
     found = []
-    for number, item in enumerate(chosen_by(regions(9))):
+    for number, item in enumerate(prompts_by_candidate(regions(9))):
         model, processor = nano()
-        own = Sa2VAGRPOTrainer(
+        trainer = Sa2VAGRPOTrainer(
             model, processor, config(tmp_path / str(number), mask_policy="bernoulli"), regions(), rewards()
         )
-        found.append(freeze_unreached(own, [item]))
+        found.append(freeze_unreached(trainer, [item]))
     assert len(found) == 3, "items for which each of the three candidates is chosen"
     assert found[0] == found[1] == found[2]
     heads = {name for name in trained(model) if CANDIDATE_HEADS in name}

@@ -1,0 +1,89 @@
+"""Losses on the mask of the mean action, which reach the mask decoder: the reward network's score, supervision."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.loss.objective import Pairs, StepCounts
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+
+GroupMasks = Sequence[tuple[RolloutGroup, Tensor]]  # with logits (h, w)
+CACHE_BYTES = 2 * 2**30  # of main memory, for the reward network's predictions of images
+FINER = 2  # masks are compared on a grid finer than the decoder's by this factor, or thin objects have no cell
+
+
+class PathwiseReward:
+    """The score of a reward network, differentiable in soft masks; each image is encoded once.
+
+    Args:
+        network: its parameters are frozen here.
+        sam_image_size: side of SAM 2's square input, in pixels.
+    """
+
+    def __init__(self, network: RewardNetwork, sam_image_size: int) -> None:
+        self.network, self.side = network.requires_grad_(False), sam_image_size
+        self.cache: OrderedDict[str, Tensor] = OrderedDict()
+
+    def scores(self, masks: GroupMasks) -> Tensor:
+        """float32 (N,): scores of the soft masks of N groups, in [0, 1] up to the ensemble's penalty for its spread."""
+        return torch.stack([self._score(group, logits) for group, logits in masks])
+
+    def _score(self, group: RolloutGroup, logits: Tensor) -> Tensor:
+        assert group.image is not None
+        mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
+        score: Tensor = self.network.judge(mask, self._maps(group.image_id, group.image).to(mask.device)).score
+        return score.mean()
+
+    @torch.no_grad()
+    def _maps(self, image_id: str, image: np.ndarray) -> Tensor:
+        """The network's foreground probabilities of an image, cached."""
+        if image_id not in self.cache:
+            device = next(self.network.parameters()).device
+            picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
+            self.cache[image_id] = self.network.truth_maps(picture).cpu()
+            while sum(maps.nbytes for maps in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
+                self.cache.popitem(last=False)
+        return self.cache[image_id]
+
+
+def direct_mask_loss(
+    pairs: Pairs, config: Sa2VAGRPOConfig, counts: StepCounts, pathwise: PathwiseReward | None
+) -> tuple[Tensor, dict[str, float]]:
+    """Sum of the weighted losses on the masks of the mean actions, and the values to log by tag; 0 without masks."""
+    total, values = torch.zeros((), device=config.device), {}
+    masks = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
+    labelled = [(group, logits) for group, logits in masks if group.truth is not None]
+    if labelled and config.objective == "supervised":
+        losses = supervised_mask_losses(labelled)
+        values["loss/mask"] = float(losses.detach().mean())
+        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
+    if masks and config.pathwise_weight and pathwise is not None:
+        scores = pathwise.scores(masks)
+        values["loop2/pathwise_score"] = float(scores.detach().mean())
+        total = total - config.pathwise_weight * scores.sum() / counts.masks
+    return total, values
+
+
+def supervised_mask_losses(masks: GroupMasks) -> Tensor:
+    """float32 (N,): cross-entropy and Dice of Sa2VA's own training recipe, for N groups with a true mask.
+
+    Raises:
+        ValueError: no group has a true mask.
+    """
+    labelled = [(group.truth, logits) for group, logits in masks if group.truth is not None]
+    if not labelled:
+        raise ValueError("supervised training needs true masks, and no prompt of this batch has one")
+    losses = []
+    for truth, logits in labelled:  # images differ in size
+        size = [FINER * side for side in logits.shape]
+        finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
+        losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None]).values()))
+    return torch.stack([torch.as_tensor(loss) for loss in losses])

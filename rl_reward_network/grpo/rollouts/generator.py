@@ -1,0 +1,187 @@
+"""Rollouts of both loops: completions sampled from the policy, the partner's answers to them, rewards and advantages.
+
+Loop 1: mask -> caption (sampled) -> mask' (partner, greedy). Loop 2: caption -> mask (sampled) -> caption' (partner,
+greedy). The partner is the moving average of the policy, so that a reward does not measure how well the policy agrees
+with itself. Axes: P prompts, G generations of each.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
+from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
+from rl_reward_network.grpo.rollouts.image_context import ImageContext
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, reward_groups
+from rl_reward_network.models.ema import EMA, swapped
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
+
+
+class RolloutGenerator:
+    """Samples rollouts and scores them.
+
+    Args:
+        model: Sa2VA with its current weights.
+        processor: of the model.
+        config: of the run.
+        rewards: loop ("loop1", "loop2") -> name -> Reward.
+        shuffle_rewards: control experiment: permute the values of each reward at random over all groups.
+    """
+
+    ema: EMA | None = None  # the partner's weights; None: the model itself is the partner
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Sa2VAProcessor,
+        config: Sa2VAGRPOConfig,
+        rewards: Mapping[str, Mapping[str, Reward]],
+        shuffle_rewards: bool = False,
+    ) -> None:
+        self.model, self.processor, self.config, self.rewards = model, processor, config, rewards
+        self.shuffle_rewards = shuffle_rewards
+        self.cache = FeatureCache(model, processor, config.feature_cache_gib)
+        self.mask_policy = MASK_POLICIES[config.mask_policy]
+        self.spread_controller = SpreadController(self.mask_policy.first_spread)
+
+    def generate_and_score(
+        self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
+    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
+        """P groups with their advantages, and the rollouts of each loop; all randomness comes from `seed`."""
+        groups, rollouts = self.generate(prompts, seed)
+        reward_groups(rollouts, groups, self.rewards, self.config, seed if self.shuffle_rewards else None)
+        return groups, rollouts
+
+    def generate(
+        self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
+    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
+        """The same without rewards."""
+        batch, rng = open_batch(prompts, self.cache), seeded_generator(seed)
+        groups = self.empty_groups(batch)
+        policy = batch.context(self.model, self.config.rows_at_once)
+        captions = self.sample_captions(batch, policy, groups, rng) if self.config.mask_to_caption_weight else None
+        masks = self.sample_masks(batch, policy, groups, rng) if self._samples_masks else None
+        rollouts = {}
+        with self._partner_weights():
+            partner = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
+            if captions is not None:
+                rollouts["loop1"] = self.masks_of_captions(batch, partner, captions)
+            if masks is not None:
+                rollouts["loop2"] = self.captions_of_masks(batch, partner, masks)
+        return groups, rollouts
+
+    def groups_from_references(self, prompts: Sequence[GRPOPrompt]) -> list[RolloutGroup]:
+        """Groups for supervised training: the reference caption and answer as one completion of advantage 1."""
+        batch = open_batch(prompts, self.cache)
+        answer = self.processor.token_ids(SEG_ANSWERS[1])
+        seg_answer = answer[: answer.index(self.processor.seg_token_id) + 1]
+        groups = self.empty_groups(batch)
+        for row, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+            if self._samples_masks:
+                group.segment_ids = batch.mask_question(row, prompt.question).suffix_ids + seg_answer
+            if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
+                question = batch.caption_question(row, mask)
+                group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
+                group.completion_ids = [self.processor.token_ids(prompt.caption + self.processor.template.suffix)]
+                group.caption_advantages = torch.ones(1)
+        return groups
+
+    def empty_groups(self, batch: PromptBatch) -> list[RolloutGroup]:
+        """A group for each prompt, without completions and masks."""
+        return [
+            RolloutGroup(
+                prompt.image_id,
+                batch.features[batch.image_indices[row]],
+                batch.prefix_ids(batch.image_indices[row]),
+                image=batch.images[row],
+                truth=batch.truths[row],
+            )
+            for row, prompt in enumerate(batch.prompts)
+        ]
+
+    @property
+    def _samples_masks(self) -> bool:
+        """Whether masks are sampled: for loop 2, or for the gradient of the reward network."""
+        return bool(self.config.caption_to_mask_weight or self.config.pathwise_weight)
+
+    def _partner_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else swapped(self.model, self.ema.weights)
+
+    # ---- loop 1 -------------------------------------------------------------------------------------------------
+
+    def sample_captions(
+        self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
+    ) -> list[list[str]]:
+        """G captions of each region; their token ids are stored in its group.
+
+        Raises:
+            ValueError: a prompt has no region.
+        """
+        masks = [mask for mask in batch.truths if mask is not None]
+        if len(masks) < len(groups):
+            raise ValueError("loop 1 describes regions, and a prompt has none; set mask_to_caption_weight to 0")
+        questions = [batch.caption_question(row, mask) for row, mask in enumerate(masks)]
+        decoding = Decoding(self.config.max_completion_length, self.config.temperature, generator=rng)
+        answers = policy.answer(questions, decoding, self.config.num_generations)
+        count_truncated = not self.config.mask_truncated_completions
+        for group, question, completions in zip(groups, questions, answers, strict=True):
+            group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
+            group.completion_ids = [answer.token_ids for answer in completions]
+            group.counted = torch.tensor([answer.stopped or count_truncated for answer in completions])
+        return [[batch.text(answer) for answer in completions] for completions in answers]
+
+    def masks_of_captions(self, batch: PromptBatch, partner: ImageContext, captions: list[list[str]]) -> LoopRollouts:
+        """Loop 1, second half: the partner's mask of each caption."""
+        rows = [row for row, group_captions in enumerate(captions) for _ in group_captions]
+        flat = [caption for group_captions in captions for caption in group_captions]
+        by_caption = batch.masks_from_captions(partner, rows, flat)
+        masks = [by_caption.get(key) for key in zip(rows, flat, strict=True)]
+        return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].describe for row in rows], flat, masks))
+
+    # ---- loop 2 -------------------------------------------------------------------------------------------------
+
+    def sample_masks(
+        self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
+    ) -> list[Mask]:
+        """G masks of each prompt, float32 (G, H, W) probabilities; None for an answer without `[SEG]`."""
+        questions = [batch.mask_question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
+        answers = policy.segment(questions)
+        masks: list[Mask] = [None] * len(groups)
+        for row, (group, question, (ids, embedding)) in enumerate(zip(groups, questions, answers, strict=True)):
+            if embedding is not None:
+                group.segment_ids = question.suffix_ids + ids
+                masks[row] = batch.mask_probabilities(row, self._sample_actions(group, embedding, rng))
+        return masks
+
+    @torch.no_grad()
+    def _sample_actions(self, group: RolloutGroup, embedding: Tensor, rng: torch.Generator) -> Tensor:
+        """Sample G actions of the mask policy, store them in the group, and return their mask logits (G, h, w)."""
+        sam, policy = group.features.sam, self.mask_policy
+        parameters = policy.parameters(self.model, sam, embedding)
+        group.action_width = policy.width(parameters, self.spread_controller.spread)
+        group.actions = policy.sample(parameters, group.action_width, self.config.num_mask_generations, rng)
+        return policy.mask_logits(self.model, sam, embedding, group.actions)
+
+    def captions_of_masks(self, batch: PromptBatch, partner: ImageContext, masks: Sequence[Mask]) -> LoopRollouts:
+        """Loop 2, second half: the partner's caption of each sampled mask; "" of an empty mask, with a reward of 0."""
+        count = self.config.num_mask_generations
+        rows = [row for row in range(len(batch.prompts)) for _ in range(count)]
+        flat = [mask for group_masks in masks for mask in (group_masks if group_masks is not None else [None] * count)]
+        captions = [""] * len(rows)
+        regions = {i: mask > 0.5 for i, mask in enumerate(flat) if mask is not None and (mask > 0.5).any()}
+        if any(prompt.caption for prompt in batch.prompts):
+            texts = batch.captions(
+                partner, [rows[i] for i in regions], list(regions.values()), self.config.max_completion_length
+            )
+            for i, text in zip(regions, texts, strict=True):
+                captions[i] = text
+        return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat))
