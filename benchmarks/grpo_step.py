@@ -1,11 +1,11 @@
-"""One GRPO step against the same step in the usual layout: how much faster, where, and that the gradients are equal.
+"""One GRPO step compared with the same step in the usual layout: speed of each part, and equality of the gradients.
 
     python -m benchmarks.grpo_step
 
-The usual layout (as in trainers that know nothing of images): both image encoders for every generation, prompts
-repeated for every generation, logits of the whole text over the whole vocabulary; generations are batched there, too.
-Both layouts are given the same samples for the loss, so that their gradients can be compared; they are timed in turn.
-Rewards, optimiser and partner's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
+The usual layout (as in trainers for text): both image encoders for every generation, prompts repeated for every
+generation, logits of the whole text over the whole vocabulary; generations are batched there, too. Both layouts get the
+same samples for the loss, so that their gradients can be compared; they are timed in turn. Rewards, optimiser and the
+partner's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
 """
 
 import statistics
@@ -77,18 +77,18 @@ class Seconds:
 def main(args: Args) -> None:
     """Measure and print."""
     with TemporaryDirectory() as folder:
-        trainer, items = make_trainer(args, Path(folder))
-        groups = samples(trainer, items)
-        different = gradient_difference(trainer, items, groups)
-        ours(trainer, items, groups), usual(trainer, items, groups)
-        pairs = [(ours(trainer, items, groups), usual(trainer, items, groups)) for _ in range(args.repeats)]
+        trainer, prompts = make_trainer(args, Path(folder))
+        groups = samples(trainer, prompts)
+        different = gradient_difference(trainer, prompts, groups)
+        ours(trainer, prompts, groups), usual(trainer, prompts, groups)
+        pairs = [(ours(trainer, prompts, groups), usual(trainer, prompts, groups)) for _ in range(args.repeats)]
     show(pairs)
     print(f"largest difference of a gradient, relative to its tensor's largest: {different:.1e}")
 
 
 def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
-    """A trainer on the embedded regions, and the items of one step, all of different images."""
-    items = {item.image_id: item for item in open_grpo_world(GRPOWorldConfig()).pick("policy")}
+    """A trainer on the embedded regions, and the prompts of one step, all about different images."""
+    prompts = {prompt.image_id: prompt for prompt in open_grpo_world(GRPOWorldConfig()).pick("policy")}
     model, processor = load_sa2va_model(args.model_path, args.device)
     prepare_model(model, 16, 32)
     settings = Sa2VAGRPOConfig(
@@ -101,16 +101,16 @@ def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOP
         use_cpu=args.device == "cpu",
     )
     loop1, loop2 = {"iou": Reward(iou_reward, 1.0)}, {"meteor": Reward(meteor_reward, 1.0)}
-    picked = list(items.values())[: args.prompts]
+    picked = list(prompts.values())[: args.prompts]
     trainer = Sa2VAGRPOTrainer(model, processor, settings, picked, {"loop1": loop1, "loop2": loop2})
     freeze_unreached(trainer, picked[:2])
     trainer.reset_reference()
     return trainer, picked
 
 
-def samples(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt]) -> list[RolloutGroup]:
-    """Groups with advantages of both signs, so that every one takes part; what the reference says of them."""
-    groups, _ = trainer.rollout_generator.generate(items, (0, 0, 0))
+def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> list[RolloutGroup]:
+    """Groups with advantages of both signs, so that each completion has a gradient, and the reference's outputs."""
+    groups, _ = trainer.rollout_generator.generate(prompts, (0, 0, 0))
     for group in groups:
         group.caption_advantages = torch.linspace(-1, 1, len(group.completion_ids))
         assert group.actions is not None
@@ -124,19 +124,19 @@ def samples(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt]) -> list[RolloutG
 # ---- our layout ----
 
 
-def ours(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
-    """One step as the trainer takes it, image features computed anew as for images never seen."""
+def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
+    """One step as in the trainer, with image features computed anew as for new images."""
     seconds = Seconds()
-    maker, policy = trainer.rollout_generator, trainer.policy
-    maker.cache.entries.clear()
-    batch = seconds.of("image encoders", lambda: open_batch(items, maker.cache))
-    chance, fresh = seeded_generator((0, 0, 0)), maker.empty_groups(batch)
-    context = seconds.of("sampling captions", lambda: batch.context(maker.model))
-    captions = seconds.of("sampling captions", lambda: maker.sample_captions(batch, context, fresh, chance))
-    masks = seconds.of("sampling masks", lambda: maker.sample_masks(batch, context, fresh, chance))
-    partner = seconds.of("drawing captions", lambda: batch.context(maker.model))
-    seconds.of("drawing captions", lambda: maker.masks_of_captions(batch, partner, captions))
-    seconds.of("describing masks", lambda: maker.captions_of_masks(batch, partner, masks))
+    generator, policy = trainer.rollout_generator, trainer.policy
+    generator.cache.entries.clear()
+    batch = seconds.of("image encoders", lambda: open_batch(prompts, generator.cache))
+    rng, empty = seeded_generator((0, 0, 0)), generator.empty_groups(batch)
+    context = seconds.of("sampling captions", lambda: batch.context(generator.model))
+    captions = seconds.of("sampling captions", lambda: generator.sample_captions(batch, context, empty, rng))
+    masks = seconds.of("sampling masks", lambda: generator.sample_masks(batch, context, empty, rng))
+    partner = seconds.of("drawing captions", lambda: batch.context(generator.model))
+    seconds.of("drawing captions", lambda: generator.masks_of_captions(batch, partner, captions))
+    seconds.of("describing masks", lambda: generator.captions_of_masks(batch, partner, masks))
 
     def reference() -> None:
         with torch.no_grad(), trainer.reference_weights():
@@ -161,27 +161,31 @@ def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: l
 # ---- the usual layout ----
 
 
-def usual(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
-    """The same step, every generation by itself."""
-    seconds, loaded = Seconds(), [item.load() for item in items]
+def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
+    """The same step, each generation computed separately."""
+    seconds, loaded = Seconds(), [prompt.load() for prompt in prompts]
     count, masks = trainer.args.num_generations, trainer.args.num_mask_generations
     regions = [(image, DESCRIBE, mask) for image, mask in loaded for _ in range(count)]
     answers = seconds.of("sampling captions", lambda: answered(trainer, regions, 1.0))
-    said = [trainer.rollout_generator.processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers]
-    drawn = [(image, segment_question(text), None) for (image, _, _), text in zip(regions, said, strict=True)]
+    captions = [
+        trainer.rollout_generator.processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers
+    ]
+    drawn = [(image, segment_question(text), None) for (image, _, _), text in zip(regions, captions, strict=True)]
     seconds.of("drawing captions", lambda: segmented(trainer, drawn))
-    asked = [(image, item.question, None) for item, (image, _) in zip(items, loaded, strict=True) for _ in range(masks)]
+    asked = [
+        (image, prompt.question, None) for prompt, (image, _) in zip(prompts, loaded, strict=True) for _ in range(masks)
+    ]
     found = seconds.of("sampling masks", lambda: segmented(trainer, asked))
     shown = [(image, DESCRIBE, mask) for (image, _, _), mask in zip(asked, found, strict=True) if mask.any()]
     seconds.of("describing masks", lambda: answered(trainer, shown, 0.0))
 
     def reference() -> None:
         with torch.no_grad(), trainer.reference_weights():
-            repeated(trainer, items, groups)
+            repeated(trainer, prompts, groups)
 
     seconds.of("reference", reference)
     trainer.sa2va.zero_grad()
-    seconds.of("loss and gradients", lambda: total_loss(trainer, groups, repeated(trainer, items, groups)).backward())
+    seconds.of("loss and gradients", lambda: total_loss(trainer, groups, repeated(trainer, prompts, groups)).backward())
     return seconds
 
 
@@ -204,7 +208,7 @@ def _inputs(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]])
 
 def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> list[np.ndarray]:
     """The mask of each (image, question): answers in one batch, SAM 2's encoder in one batch, one decoding each."""
-    model, processor, found = trainer.sa2va, trainer.rollout_generator.processor, []
+    model, processor, masks = trainer.sa2va, trainer.rollout_generator.processor, []
     inputs = _inputs(trainer, asked)
     with evaluating(model), torch.no_grad():
         answers = answer_batch(model, processor, inputs, Decoding(24))
@@ -212,16 +216,16 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
         for number, ((image, _, _), answer) in enumerate(zip(asked, answers, strict=True)):
             states = answer.states_at(processor.seg_token_id)
             if not states:
-                found.append(np.zeros(image.shape[:2], dtype=bool))
+                masks.append(np.zeros(image.shape[:2], dtype=bool))
                 continue
             logits = model.decode_masks(features[number], model.text_hidden_fcs(states[0][None])).mask_logits
-            found.append((upsample_mask_logits(logits, image.shape[:2], processor.sam_image_size)[0] > 0).cpu().numpy())
-    return found
+            masks.append((upsample_mask_logits(logits, image.shape[:2], processor.sam_image_size)[0] > 0).cpu().numpy())
+    return masks
 
 
-def repeated(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
-    """What `GRPOPolicy` gives, from every text in full with its own image, and all logits of all tokens."""
-    outputs = [_repeated_captions(trainer, item, group) for item, group in zip(items, groups, strict=True)]
+def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
+    """The outputs of `GRPOPolicy`, from each whole text with its own image, and all logits of all tokens."""
+    outputs = [_repeated_captions(trainer, prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
     longest = max(output.log_probs.shape[1] for output in outputs if output.log_probs is not None)
     for output in outputs:
         assert output.log_probs is not None
@@ -230,11 +234,11 @@ def repeated(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[Ro
     return outputs
 
 
-def _repeated_captions(trainer: Sa2VAGRPOTrainer, item: GRPOPrompt, group: RolloutGroup) -> GroupOutput:
-    model, processor, (image, _) = trainer.sa2va, trainer.rollout_generator.processor, item.load()
+def _repeated_captions(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, group: RolloutGroup) -> GroupOutput:
+    model, processor, (image, _) = trainer.sa2va, trainer.rollout_generator.processor, prompt.load()
     count = len(group.completion_ids)
     pixels = processor.pixel_values(processor.tiles(image)).to(model.device)
-    texts = [group.prefix_ids + group.describe_ids + one for one in group.completion_ids]
+    texts = [group.prefix_ids + group.describe_ids + ids for ids in group.completion_ids]
     padded = {name: tensor.to(model.device) for name, tensor in processor.pad(texts).items()}
     assert group.region_cells is not None
     logits = model(
@@ -245,45 +249,47 @@ def _repeated_captions(trainer: Sa2VAGRPOTrainer, item: GRPOPrompt, group: Rollo
     ).logits.float()
     logits[..., processor.never_sampled_ids] = float("-inf")
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, padded["input_ids"][:, 1:, None])[..., 0]
-    rows = [log_probs[row, -len(one) :] for row, one in enumerate(group.completion_ids)]
+    rows = [log_probs[row, -len(ids) :] for row, ids in enumerate(group.completion_ids)]
     longest = max(map(len, rows))
     stacked = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
     ids = torch.tensor([group.prefix_ids + group.segment_ids], device=model.device)
     assert group.actions is not None
     masks = len(group.actions)
     states = model(input_ids=ids.repeat(masks, 1), pixel_values=pixels.repeat(masks, 1, 1, 1)).last_hidden_state
-    embeddings = torch.stack([own[0] for own in model.seg_embeddings(states, ids.repeat(masks, 1))])
+    embeddings = torch.stack([row[0] for row in model.seg_embeddings(states, ids.repeat(masks, 1))])
     return GroupOutput(stacked, None, embeddings.mean(dim=0))
 
 
 # ---- comparison ----
 
 
-def gradient_difference(trainer: Sa2VAGRPOTrainer, items: list[GRPOPrompt], groups: list[RolloutGroup]) -> float:
+def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> float:
     """Largest difference between the two layouts' gradients, relative to the largest number of each tensor."""
-    found = []
-    for outputs in (trainer.policy(groups)[0], repeated(trainer, items, groups)):
+    gradients = []
+    for outputs in (trainer.policy(groups)[0], repeated(trainer, prompts, groups)):
         trainer.sa2va.zero_grad()
         total_loss(trainer, groups, outputs).backward()
         named = trainer.sa2va.named_parameters()
-        found.append({name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None})
+        gradients.append({name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None})
     return max(
-        float((found[0][name] - found[1][name]).abs().max() / found[0][name].abs().max().clamp(min=1e-6))
-        for name in found[0]
+        float((gradients[0][name] - gradients[1][name]).abs().max() / gradients[0][name].abs().max().clamp(min=1e-6))
+        for name in gradients[0]
     )
 
 
 def show(pairs: list[tuple[Seconds, Seconds]]) -> None:
     """Medians by part, and the ratio of whole steps."""
     table = Table("part", "ours, s", "usual, s", "ratio", "share of ours", title="one optimisation step")
-    names = list(dict.fromkeys(name for own, other in pairs for name in (*own.parts, *other.parts)))
-    whole = statistics.median(sum(own.parts.values()) for own, _ in pairs)
+    names = list(dict.fromkeys(name for packed, plain in pairs for name in (*packed.parts, *plain.parts)))
+    whole = statistics.median(sum(packed.parts.values()) for packed, _ in pairs)
     for name in names:
-        own, other = (statistics.median(pair[side].parts.get(name, 0.0) for pair in pairs) for side in (0, 1))
-        table.add_row(name, f"{own:.3f}", f"{other:.3f}", f"{other / own:.1f}" if own else "-", f"{own / whole:.0%}")
-    ratios = [sum(other.parts.values()) / sum(own.parts.values()) for own, other in pairs]
-    usual_whole = statistics.median(sum(other.parts.values()) for _, other in pairs)
-    table.add_row("whole step", f"{whole:.3f}", f"{usual_whole:.3f}", f"{statistics.median(ratios):.1f}", "100%")
+        packed, plain = (statistics.median(pair[side].parts.get(name, 0.0) for pair in pairs) for side in (0, 1))
+        table.add_row(
+            name, f"{packed:.3f}", f"{plain:.3f}", f"{plain / packed:.1f}" if packed else "-", f"{packed / whole:.0%}"
+        )
+    ratios = [sum(plain.parts.values()) / sum(packed.parts.values()) for packed, plain in pairs]
+    usual_total = statistics.median(sum(plain.parts.values()) for _, other in pairs)
+    table.add_row("whole step", f"{whole:.3f}", f"{usual_total:.3f}", f"{statistics.median(ratios):.1f}", "100%")
     Console().print(table)
     print(f"ratio: {statistics.median(ratios):.2f}x (pairs {min(ratios):.2f} to {max(ratios):.2f})")
 

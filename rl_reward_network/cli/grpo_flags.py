@@ -68,8 +68,8 @@ class GRPOArgs:
     """Tokens of a caption: 24 on the embedded model, else 128."""
     mask_policy: MaskPolicyName | None = None
     """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
-    mask decoder, too, but is coarse; candidates, SAM 2's, which must differ (those of the embedded model do not: it
-    forgets how to draw). By default gaussian, on regions with the embedded model bernoulli (docs/log.md)."""
+    mask decoder, too, but is coarse. By default gaussian, on regions with the embedded model bernoulli
+    (docs/log.md)."""
     ema_decay: float = 0.999
     """Decay of the partner, which is a moving average of the model."""
     no_ema: bool = False

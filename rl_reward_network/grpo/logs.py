@@ -1,4 +1,4 @@
-"""What a GRPO run says while it works: curves for TensorBoard, the same numbers as lines, pictures, a progress bar."""
+"""Logs of a GRPO run: TensorBoard curves, the same numbers in metrics.jsonl, pictures, a progress bar."""
 
 import json
 import sys
@@ -17,10 +17,10 @@ from rl_reward_network.artefacts import whole_file
 from rl_reward_network.rewards.functions import CaptionJudge
 
 TAGS_FROM_TRAINER = {"grad_norm", "learning_rate", "epoch"}
-ENDS = "train_"  # what the Trainer says of the whole run
+SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
-SHOWN = 4  # groups
-REASON = 40  # characters of a judge's failure beside the bar
+MAX_GROUPS = 4  # in a picture
+REASON_LENGTH = 40  # characters of a judge's failure beside the bar
 TRUTH, MADE = (0, 200, 90), (255, 160, 0)
 
 
@@ -31,35 +31,35 @@ class GRPOLogs(TrainerCallback):
         run: run folder.
         trainer: Sa2VAGRPOTrainer.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
-        judge: whose failures are told: by a line when the first is seen, and then beside the bar.
+        judge: its first failure is printed as a warning, later ones are counted beside the bar.
     """
 
     def __init__(self, run: Path, trainer: Any, wandb: bool = False, judge: CaptionJudge | None = None) -> None:
         self.run, self.trainer, self.wandb, self.judge, self.calls = run, trainer, wandb, judge, 0
-        self.warned = False
+        self.has_warned = False
         self.writer: SummaryWriter | None = None
         self.bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Open the files; lines and points behind the step that a resumed run goes on from are cut off."""
+        """Open the files; a resumed run drops lines and points after the step of its checkpoint."""
         if not state.is_world_process_zero:
             return
         keep_lines(self.run / "metrics.jsonl", state.global_step)
         if self.wandb:
-            import wandb  # here: an extra
+            import wandb  # an optional dependency
 
             wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
         self.writer = SummaryWriter(str(self.run / "logs"), purge_step=state.global_step + 1)
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         if self.bar is not None:
             self.bar.update()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        """One point of each curve."""
-        if self.writer is None or not logs or any(name.startswith(ENDS) for name in logs):
+        """Add a point to each curve."""
+        if self.writer is None or not logs or any(name.startswith(SUMMARY_PREFIX) for name in logs):
             return
         for name, value in logs.items():
             self.writer.add_scalar(name, value, state.global_step)
@@ -67,34 +67,34 @@ class GRPOLogs(TrainerCallback):
             file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         if self.bar is not None:
             means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
-            shown = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
-            self.bar.set_postfix_str(", ".join([*self._failures(logs), *shown]))
+            rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
+            self.bar.set_postfix_str(", ".join([*self._failures(logs), *rewards]))
         if self.calls % PICTURES_EVERY == 0:
             self._pictures(state.global_step)
         self.calls += 1
 
     def _failures(self, logs: dict[str, float]) -> list[str]:
-        """What stands beside the bar about a judge that failed, if it did."""
+        """The text beside the bar about failures of the judge, if there are any."""
         count = int(logs.get("judge/failures", 0))
         if self.judge is None or not count:
             return []
         reason = self.judge.last_failure or "in another process"
-        if not self.warned:
-            self.warned = True
+        if not self.has_warned:
+            self.has_warned = True
             tqdm.write(
-                f"warning: the LLM judge failed {count}x, the last time by {reason}; what it has not scored gets the "
-                "mean of its group, or METEOR alone where a group has no score",
+                f"warning: the LLM judge failed {count}x, the last time by {reason}; missing scores get the mean of "
+                "their group, or METEOR alone if a group has no score",
                 file=sys.stderr,
             )
-        return [f"judge failed {count}x: {reason[:REASON]}"]
+        return [f"judge failed {count}x: {reason[:REASON_LENGTH]}"]
 
     def _pictures(self, step: int) -> None:
         assert self.writer is not None
-        for loop, samples in self.trainer.last_rollouts.items():
-            columns = samples.columns
+        for loop, rollouts in self.trainer.last_rollouts.items():
+            columns = rollouts.columns
             count = len(columns["prompts"])
-            every = max(1, count // (samples.advantages.values.shape[0] or 1))
-            rows = list(range(0, count, every))[:SHOWN]
+            every = max(1, count // (rollouts.advantages.values.shape[0] or 1))
+            rows = list(range(0, count, every))[:MAX_GROUPS]
             self.writer.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
             text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
             self.writer.add_text(f"{loop}/completions", text, step)
@@ -108,7 +108,7 @@ class GRPOLogs(TrainerCallback):
 
 
 def keep_lines(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`: a run that was cut off writes them again."""
+    """Drop the lines of steps after `step`: a resumed run writes them again."""
     if not path.exists():
         return
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
@@ -119,12 +119,12 @@ def keep_lines(path: Path, step: int) -> None:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except json.JSONDecodeError:  # the line that a kill cut off
+    except json.JSONDecodeError:  # a line that was interrupted while it was written
         return float("inf")
 
 
 def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 192) -> np.ndarray:
-    """uint8 (side, n * side, 3): images with the outlines of the truth (green) and the made mask (orange)."""
+    """uint8 (side, n * side, 3): images with the outlines of the true (green) and the predicted mask (orange)."""
     panels = []
     for row in rows:
         image = columns["images"][row].copy()

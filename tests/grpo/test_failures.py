@@ -40,7 +40,7 @@ def test_only_errors_of_values_get_the_resume_hint(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, 1)
     with pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint"), hint_to_resume(trainer):
         raise ValueError("server down")
-    with pytest.raises(RuntimeError, match="^bug$"), hint_to_resume(trainer):
+    with pytest.raises(RuntimeError, match=r"^bug$"), hint_to_resume(trainer):
         raise RuntimeError("bug")
 
 

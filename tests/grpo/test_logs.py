@@ -1,4 +1,4 @@
-"""What a run says while it works: curves, the same numbers as lines, pictures; a resumed run says nothing twice."""
+"""Logs of a run: curves, the same numbers as lines, pictures; a resumed run has no step twice."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) ->
     assert curves(tmp_path).Tags()["images"] == []
 
 
-def test_pictures_come_every_so_many_calls_and_what_is_said_at_the_end_is_no_curve(
+def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
@@ -184,7 +184,7 @@ class Judge:
     last_failure = "HTTP 429: " + "slow down " * 10
 
 
-def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
+def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge: Any = Judge()
@@ -204,7 +204,7 @@ def test_a_failing_judge_is_told_once_by_a_line_and_then_beside_the_bar(
     own.on_train_end(None, state, None)
     warnings = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "warning" in line]
     assert len(warnings) == 1
-    assert f"warning: the LLM judge failed 12x, the last time by {Judge.last_failure}; what it has not" in warnings[0]
+    assert f"failed 12x, the last time by {Judge.last_failure}" in warnings[0]
 
 
 def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
