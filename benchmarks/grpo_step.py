@@ -167,17 +167,15 @@ def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[Rol
     count, masks = trainer.args.num_generations, trainer.args.num_mask_generations
     regions = [(image, DESCRIBE, mask) for image, mask in loaded for _ in range(count)]
     answers = seconds.of("sampling captions", lambda: answered(trainer, regions, 1.0))
-    captions = [
-        trainer.rollout_generator.processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers
-    ]
-    drawn = [(image, segment_question(text), None) for (image, _, _), text in zip(regions, captions, strict=True)]
-    seconds.of("drawing captions", lambda: segmented(trainer, drawn))
-    asked = [
-        (image, prompt.question, None) for prompt, (image, _) in zip(prompts, loaded, strict=True) for _ in range(masks)
-    ]
-    found = seconds.of("sampling masks", lambda: segmented(trainer, asked))
-    shown = [(image, DESCRIBE, mask) for (image, _, _), mask in zip(asked, found, strict=True) if mask.any()]
-    seconds.of("describing masks", lambda: answered(trainer, shown, 0.0))
+    processor = trainer.rollout_generator.processor
+    captions = [processor.text(answer.token_ids).removesuffix("<|im_end|>") for answer in answers]
+    segment = [(image, segment_question(text), None) for (image, _, _), text in zip(regions, captions, strict=True)]
+    seconds.of("drawing captions", lambda: segmented(trainer, segment))
+    pairs = zip(prompts, loaded, strict=True)
+    questions = [(image, prompt.question, None) for prompt, (image, _) in pairs for _ in range(masks)]
+    sampled = seconds.of("sampling masks", lambda: segmented(trainer, questions))
+    describe = [(image, DESCRIBE, mask) for (image, _, _), mask in zip(questions, sampled, strict=True) if mask.any()]
+    seconds.of("describing masks", lambda: answered(trainer, describe, 0.0))
 
     def reference() -> None:
         with torch.no_grad(), trainer.reference_weights():
@@ -278,18 +276,17 @@ def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], gr
 
 
 def show(pairs: list[tuple[Seconds, Seconds]]) -> None:
-    """Medians by part, and the ratio of whole steps."""
+    """Print medians by part, and the ratio of whole steps."""
     table = Table("part", "ours, s", "usual, s", "ratio", "share of ours", title="one optimisation step")
-    names = list(dict.fromkeys(name for packed, plain in pairs for name in (*packed.parts, *plain.parts)))
-    whole = statistics.median(sum(packed.parts.values()) for packed, _ in pairs)
-    for name in names:
-        packed, plain = (statistics.median(pair[side].parts.get(name, 0.0) for pair in pairs) for side in (0, 1))
-        table.add_row(
-            name, f"{packed:.3f}", f"{plain:.3f}", f"{plain / packed:.1f}" if packed else "-", f"{packed / whole:.0%}"
-        )
-    ratios = [sum(plain.parts.values()) / sum(packed.parts.values()) for packed, plain in pairs]
-    usual_total = statistics.median(sum(plain.parts.values()) for _, other in pairs)
-    table.add_row("whole step", f"{whole:.3f}", f"{usual_total:.3f}", f"{statistics.median(ratios):.1f}", "100%")
+    totals = [(sum(ours.parts.values()), sum(usual.parts.values())) for ours, usual in pairs]
+    ours_total, usual_total = (statistics.median(pair[side] for pair in totals) for side in (0, 1))
+    for name in dict.fromkeys(name for ours, usual in pairs for name in (*ours.parts, *usual.parts)):
+        ours, usual = (statistics.median(pair[side].parts.get(name, 0.0) for pair in pairs) for side in (0, 1))
+        ratio = f"{usual / ours:.1f}" if ours else "-"
+        table.add_row(name, f"{ours:.3f}", f"{usual:.3f}", ratio, f"{ours / ours_total:.0%}")
+    ratios = [usual / ours for ours, usual in totals]
+    ratio = f"{statistics.median(ratios):.1f}"
+    table.add_row("whole step", f"{ours_total:.3f}", f"{usual_total:.3f}", ratio, "100%")
     Console().print(table)
     print(f"ratio: {statistics.median(ratios):.2f}x (pairs {min(ratios):.2f} to {max(ratios):.2f})")
 

@@ -28,7 +28,7 @@ from rl_reward_network.grpo.failures import fail_not_finite, hint_out_of_memory,
 from rl_reward_network.grpo.loss.loop_weights import LoopWeights, gradient_norm
 from rl_reward_network.grpo.loss.losses import LossParts
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, direct_mask_loss
-from rl_reward_network.grpo.loss.objective import StepCounts, count_step, loop_losses
+from rl_reward_network.grpo.loss.objective import StepCounts, count_step, loop_losses, loss_metrics
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.metrics import StepMetrics, summed_counts
@@ -157,6 +157,12 @@ class Sa2VAGRPOTrainer(Trainer):
         return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight)
 
     @property
+    def _rewarded_loops(self) -> list[str]:
+        """Loops that learn from rewards."""
+        loops = self.loop_weights.configured.items() if self.args.objective == "grpo" else ()
+        return [loop for loop, weight in loops if weight]
+
+    @property
     def seconds(self) -> float:
         """Training time so far, including the time before an interruption."""
         return self.earlier_seconds + time.monotonic() - self.start_time
@@ -283,7 +289,7 @@ class Sa2VAGRPOTrainer(Trainer):
         steps = self.current_gradient_accumulation_steps
         counts = StepCounts(*count_step([inputs]) if num_items_in_batch is None else (num_items_in_batch / steps))
         losses = loop_losses(pairs, self.args, self.policy.mask_policy, counts)
-        self._record_losses(losses)
+        self.metrics.record(loss_metrics(losses, self._rewarded_loops))
         self._measure_gradients(losses)
         for loop, parts in losses.items():
             loss = loss + self.loop_weights[loop] * parts.loss / steps
@@ -297,14 +303,6 @@ class Sa2VAGRPOTrainer(Trainer):
             for group, output in pairs:
                 group.old_output = group.old_output or output.detached()
         return loss
-
-    def _record_losses(self, losses: Mapping[str, LossParts]) -> None:
-        for loop, parts in losses.items():
-            self.metrics.record(_logged_parts(loop, parts))
-        if self.args.objective == "grpo":  # a loop without groups counts as 0, or the mean of its curve would omit it
-            for loop, weight in self.loop_weights.configured.items():
-                if weight and loop not in losses:
-                    self.metrics.record({f"{loop}/loss": 0.0, f"{loop}/policy_loss": 0.0})
 
     def _measure_gradients(self, losses: Mapping[str, LossParts]) -> None:
         """Gradient norms of both loops, for `StepCallback`, in the steps in which the loop weights need them."""
@@ -349,14 +347,3 @@ def _check_supported(args: Sa2VAGRPOConfig, pathwise: PathwiseReward | None) -> 
         raise ValueError(
             f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"
         )
-
-
-def _logged_parts(loop: str, parts: LossParts) -> dict[str, float]:
-    """The parts of a loop's loss by tag; loop 2 has no entropy."""
-    values = {
-        f"{loop}/loss": float(parts.loss.detach()),
-        f"{loop}/policy_loss": float(parts.policy_loss),
-        f"{loop}/kl_div": float(parts.kl),
-        f"{loop}/clip_fraction": float(parts.clip_fraction),
-    }
-    return values | ({"loop1/entropy": float(parts.entropy)} if loop == "loop1" else {})

@@ -1,6 +1,6 @@
 """From the groups of a micro-batch and the policy's outputs for them to the loss of each loop."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,6 +40,23 @@ def loop_losses(
     if config.objective == "grpo":
         losses["loop2"] = mask_policy_loss(pairs, mask_policy, config, counts.masks)
     return {loop: parts for loop, parts in losses.items() if parts is not None}
+
+
+def loss_metrics(losses: Mapping[str, LossParts], rewarded_loops: Sequence[str]) -> dict[str, float]:
+    """The parts of the losses by tag; loop 2 has no entropy.
+
+    A rewarded loop that no group takes part in has a loss of 0: the mean of its curve must not leave the step out.
+    """
+    values: dict[str, float] = {}
+    for loop, parts in losses.items():
+        values |= {f"{loop}/loss": float(parts.loss.detach()), f"{loop}/policy_loss": float(parts.policy_loss)}
+        values |= {f"{loop}/kl_div": float(parts.kl), f"{loop}/clip_fraction": float(parts.clip_fraction)}
+        if loop == "loop1":
+            values["loop1/entropy"] = float(parts.entropy)
+    for loop in rewarded_loops:
+        if loop not in losses:
+            values |= {f"{loop}/loss": 0.0, f"{loop}/policy_loss": 0.0}
+    return values
 
 
 def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.loss.losses import LossSettings
+from rl_reward_network.grpo.loss.losses import LossParts, LossSettings
 from rl_reward_network.grpo.loss.objective import (
     StepCounts,
     caption_loss,
     completion_mask,
     count_step,
+    loss_metrics,
     mask_policy_loss,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
@@ -97,6 +98,15 @@ def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path
     assert whole is not None
     assert whole.loss.item() == pytest.approx(parts.loss.item() / 4), "one of the four groups of a step"
     assert mask_policy_loss([(RolloutGroup("other", NOTHING, [1]), GroupOutput())], policy, settings) is None
+
+
+def test_metrics_are_the_parts_by_tag_and_a_rewarded_loop_without_groups_is_0() -> None:
+    parts = LossParts(*(torch.tensor(float(number)) for number in range(1, 6)))
+    names = ("loss", "policy_loss", "kl_div", "clip_fraction", "entropy")
+    loop1 = {f"loop1/{name}": float(number) for number, name in enumerate(names, 1)}
+    assert loss_metrics({"loop1": parts}, []) == loop1
+    assert loss_metrics({"loop1": parts}, ["loop1", "loop2"]) == loop1 | {"loop2/loss": 0, "loop2/policy_loss": 0}
+    assert "loop2/entropy" not in loss_metrics({"loop2": parts}, [])
 
 
 RANKS, MICRO_BATCHES = 2, 2
