@@ -1,6 +1,5 @@
 """Step 2: PPO learns which prompt suits which image, from the table of scores that the frozen model's masks get."""
 
-import json
 import math
 import time
 import warnings
@@ -15,15 +14,14 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger, filter_excluded_keys
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
 from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import architecture, choose_prompts
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.stop_rule import over_optimised
 
 CHECKPOINT_SECONDS = 1.0  # no more often: writing one takes as long as ten steps
@@ -56,9 +54,10 @@ def train_prompt_policy(
     model = new_ppo(venv, train_contexts, config)
     run.mkdir(parents=True, exist_ok=True)
     state = load_checkpoint(run / CHECKPOINT)
-    curves = _Curves(run, state)
+    done = state.get("num_timesteps", 0)
+    curves = Curves(run, {"step": done}, board_step=done)
     recorder = _Recorder(val_contexts, config, reward, run, curves, state)
-    logger = Logger(str(run / "logs"), [curves])
+    logger = Logger(str(run / "logs"), [_CurvesWriter(curves)])
     model.set_logger(logger)
     if state:
         _restore(model, state)
@@ -117,7 +116,7 @@ class _Recorder(BaseCallback):
         config: PromptPPOConfig,
         reward: Reward,
         run: Path,
-        curves: "_Curves",
+        curves: Curves,
         state: dict[str, Any],
     ) -> None:
         super().__init__()
@@ -134,7 +133,7 @@ class _Recorder(BaseCallback):
         if time.monotonic() < self.next_checkpoint:
             return
         assert isinstance(self.model, PPO)
-        state = {**_state(self.model), "rows": self.curves.rows, "peak": self.peak}
+        state = {**_state(self.model), "peak": self.peak}
         save_checkpoint(self.run / CHECKPOINT, state)
         self.next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
 
@@ -188,35 +187,24 @@ class _Recorder(BaseCallback):
             self.logger.record(tag, float(np.mean(values)))
 
 
-class _Curves(KVWriter):
-    """TensorBoard, and metrics.jsonl with one JSON object per rollout; numbers that are not finite are left out.
+class _CurvesWriter(KVWriter):
+    """Writes what SB3's logger dumps after a rollout to `Curves`.
 
-    After a resume both go on behind the checkpoint: what was written after it is dropped. Clock times are not in
-    metrics.jsonl, so that equal runs give equal files.
+    Clock times and numbers that are not finite are left out of metrics.jsonl, so that equal runs give equal files.
     """
 
-    def __init__(self, run: Path, state: dict[str, Any]) -> None:
-        self.path, self.rows = run / "metrics.jsonl", list(state.get("rows", []))
-        self.board = SummaryWriter(str(run / "logs"), purge_step=state.get("num_timesteps", -1) + 1)
-
-    def column(self, tag: str) -> list[float]:
-        """The values of one curve so far."""
-        return [row[tag] for row in self.rows if tag in row]
+    def __init__(self, curves: Curves) -> None:
+        self.curves = curves
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Add the rollout that ended at `step`."""
-        for name, value in filter_excluded_keys(key_values, key_excluded, "tensorboard").items():
-            self.board.add_scalar(name, value, step)
-        self.board.flush()
+        self.curves.add_scalars(filter_excluded_keys(key_values, key_excluded, "tensorboard"), step)
         numbers = {name: float(value) for name, value in key_values.items() if not name.startswith("time/")}
-        self.rows.append({"step": step, **{name: value for name, value in numbers.items() if math.isfinite(value)}})
-        with whole_file(self.path) as temporary:
-            lines = [json.dumps(row, allow_nan=False) + "\n" for row in self.rows]
-            temporary.write_text("".join(lines), encoding="utf-8")
+        self.curves.add_row({"step": step, **{name: value for name, value in numbers.items() if math.isfinite(value)}})
 
     def close(self) -> None:
         """Close the event file."""
-        self.board.close()
+        self.curves.close()
 
 
 def _state(model: PPO) -> dict[str, Any]:
