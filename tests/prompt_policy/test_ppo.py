@@ -173,6 +173,6 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
 
 
 def test_contexts_that_do_not_fit_write_nothing(tmp_path):
-    with pytest.raises(ValueError, match="contexts: got none"):
+    with pytest.raises(ValueError, match="contexts is empty"):
         train_prompt_policy([], [], PromptPPOConfig(), tmp_path)
     assert list(tmp_path.iterdir()) == []
