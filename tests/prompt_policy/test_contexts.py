@@ -28,7 +28,8 @@ def test_contexts_of_images_masks_and_scores() -> None:
     labelled, unlabelled = contexts_from_masks(IMAGES, MASKS, SCORES, [TRUTHS[0], None])
     np.testing.assert_array_equal(labelled.features, observe_image(IMAGES[0]))
     np.testing.assert_allclose(labelled.scores, SCORES[0], rtol=1e-6)
-    assert labelled.dice is not None and labelled.iou is not None  # noqa: PT018
+    assert labelled.dice is not None
+    assert labelled.iou is not None
     share = TRUTHS[0].mean()
     np.testing.assert_allclose(labelled.dice, [1, 0, 2 * share / (1 + share)])
     np.testing.assert_allclose(labelled.iou, [1, 0, share])
