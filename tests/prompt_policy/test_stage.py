@@ -25,7 +25,7 @@ from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_p
 from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.folder import describe_run, only_here
 from tests.conftest import write_tiny_data
-from tests.prompt_policy.test_ppo import Killed
+from tests.prompt_policy.test_checkpoint import Killed
 from tests.reward_training.test_stage import plan_of
 
 
