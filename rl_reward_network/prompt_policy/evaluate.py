@@ -19,8 +19,8 @@ from rl_reward_network.inputs.loading import World, open_world
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
-from rl_reward_network.prompt_policy.stage import REWARD_NET, TABLES
-from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, prompt_tables, ridge_choices
+from rl_reward_network.prompt_policy.stage import REWARD_NET
+from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import truth_map
 from rl_reward_network.runs.folder import world_config

@@ -13,7 +13,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
-from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, prompt_tables, save_tables
+from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.runs.folder import (
     began_with,
@@ -27,7 +27,7 @@ from rl_reward_network.runs.folder import (
 )
 
 KIND = "sa2va_rl_finetune"
-TABLES, FINAL = "tables.json", "final_model"  # the latter is written last: without it a run was cut off
+FINAL = "final_model"  # written last: without it a run was cut off
 REWARD_NET = "reward_net"  # the run's own copy, so that it can be evaluated wherever it is moved
 IMAGES = {"quick": 20, "full": 100}
 VAL_IMAGES = {"quick": 48, "full": 100}  # they decide what is deployed, so as many as seconds allow

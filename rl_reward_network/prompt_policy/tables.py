@@ -18,6 +18,8 @@ from rl_reward_network.inputs.loading import World
 from rl_reward_network.rewards.learned import Judge, judge_masks
 from rl_reward_network.rewards.masks import dice
 
+TABLES = "tables.json"  # in the folder of a run
+
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:

@@ -18,14 +18,14 @@ from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
 from rl_reward_network.inputs.loading import World, WorldConfig, open_world
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.prompt_policy import ppo as prompt_ppo
+from rl_reward_network.prompt_policy.callbacks import RolloutCurves
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.prompt_policy.tables import load_tables
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
 from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.folder import describe_run, only_here
 from tests.conftest import write_tiny_data
-from tests.prompt_policy.test_ppo import Killed
+from tests.prompt_policy.test_checkpoint import Killed
 from tests.reward_training.test_stage import plan_of
 
 
@@ -165,7 +165,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1), rewards) is None
     assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
-        patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
+        patch.setattr(RolloutCurves, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             trained(world, reward_net, "sa2va_rl_finetune_2")
     cut = world.config.output_dir / "sa2va_rl_finetune_2"

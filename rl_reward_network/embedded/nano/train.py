@@ -34,6 +34,7 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.prediction_sa2va import to_device
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
+from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.folder import provenance
 
 
@@ -129,7 +130,7 @@ class NanoTrainer:
         optimiser, schedule = self._optimiser(stage)
         self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
         first, seconds = self._resume(number, optimiser, schedule)
-        self._forget_lines(number + 1, first)
+        curves = Curves(self.folder, {"stage": number + 1, "step": first})
         started = time.monotonic() - seconds
         self.model.train()
         bar = tqdm(range(first, stage.steps), f"stage {number + 1}", initial=first, total=stage.steps, unit="step")
@@ -138,7 +139,8 @@ class NanoTrainer:
             schedule.step()
             seconds, done = time.monotonic() - started, step + 1
             if done % LOG_EVERY == 0 or done == stage.steps:
-                self._log({"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses))
+                row = {"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses)
+                curves.add_row({name: round(value, 5) for name, value in row.items()})
             if done % CHECKPOINT_EVERY == 0 and done < stage.steps:
                 self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
         return self._finish(result, seconds)
@@ -151,18 +153,6 @@ class NanoTrainer:
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [*self.model.parameters(), *self.helpers.parameters()]
-
-    def _forget_lines(self, stage: int, step: int) -> None:
-        """Drop what was logged after `step` of `stage`: those steps are taken again."""
-        file = self.folder / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        kept = [line for line in lines if (json.loads(line)["stage"], json.loads(line)["step"]) <= (stage, step)]
-        with whole_file(file) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-
-    def _log(self, line: dict[str, float]) -> None:
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({name: round(value, 5) for name, value in line.items()}) + "\n")
 
     def _step(self, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
         batch = batch_of(stage, self.pictures, self.processor, key)
