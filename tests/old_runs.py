@@ -18,8 +18,7 @@ from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
-from rl_reward_network.inputs.loading import WorldConfig
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.reward_training.stage import reward_plan
 from tests.conftest import write_tiny_data
 
@@ -42,19 +41,19 @@ class Killed(Exception):
 
 def grpo_args(folder: Path, **changed: Any) -> train_sa2va_rl.Args:
     """Of a GRPO run of seconds on `folder`/scenes."""
-    world = GRPOWorldConfig(data_root=folder / "scenes", output_dir=folder / "runs", gpu=-1)
+    world = RunConfig(data_root=folder / "scenes", output_dir=folder / "runs", gpu=-1)
     return train_sa2va_rl.Args(mode="quick", world=world, grpo=train_sa2va_rl.GRPOArgs(**GRPO), **changed)
 
 
 def step_1_args(folder: Path, **changed: Any) -> train_reward_network.Args:
     """Of a run of step 1 on `folder`/tubes."""
-    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    world = RunConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
     return train_reward_network.Args(mode="quick", world=world, steps=STEPS, **changed)
 
 
 def step_2_args(folder: Path, **changed: Any) -> finetune_sa2va_with_rl.Args:
     """Of a run of step 2 there, on the reward network of a finished step 1."""
-    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    world = RunConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
     ppo = finetune_sa2va_with_rl.PPOArgs(total_timesteps=64)
     return finetune_sa2va_with_rl.Args(mode="quick", world=world, ppo=ppo, reward_steps=STEPS, **changed)
 

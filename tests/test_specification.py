@@ -14,8 +14,8 @@ from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
 from rl_reward_network.cli.grpo import make_plan
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.inputs import DEFAULT_REGIONS, check_config, open_grpo_world
-from rl_reward_network.grpo.stage import GRPOPlan
+from rl_reward_network.grpo.inputs import DEFAULT_REGIONS, check_config, open_grpo_inputs
+from rl_reward_network.grpo.plan import GRPOPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 GRPO = "--model_path M/4B --data_dir D --output_dir O"
@@ -58,7 +58,7 @@ def test_every_line_of_grpo_is_taken_and_runs_in_full(name: str) -> None:
 
 def planned(line: str, scenes: Path) -> GRPOPlan:
     args = grpo(line.replace("--data_dir D", f"--data_dir {shlex.quote(str(scenes))}").replace("--use_flash_attn", ""))
-    return make_plan(args, open_grpo_world(args.world), None)
+    return make_plan(args, open_grpo_inputs(args.world), None)
 
 
 def test_what_the_lines_of_document_a_mean(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:

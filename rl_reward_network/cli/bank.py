@@ -16,14 +16,15 @@ import torch
 import tyro
 from torch import distributed
 
-from rl_reward_network.inputs.loading import World, WorldConfig, check_files, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, check_files, open_inputs
 
 
 @dataclass(frozen=True)
 class Args:
     """Fill the mask bank ahead of a run, with one process or many."""
 
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    world: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
 def main(args: Args) -> None:
@@ -35,7 +36,7 @@ def main(args: Args) -> None:
         if config.gpu is None and torch.cuda.is_available():
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
-        world = open_world(config)
+        world = open_inputs(config)
         share = world.samples[rank::ranks]
         check_files(share)
         world.bank.build((sample.load_image() for sample in share), len(share))
@@ -48,7 +49,7 @@ def main(args: Args) -> None:
             distributed.destroy_process_group()
 
 
-def _summed(world: World, ranks: int) -> str:
+def _summed(world: RunInputs, ranks: int) -> str:
     """The counts of all ranks together; returns when the slowest has finished."""
     bank = world.bank
     if ranks > 1:

@@ -8,8 +8,8 @@ import tyro
 
 from rl_reward_network.cli.grpo import Args, main, make_plan
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.inputs import GRPOWorld, open_grpo_world
-from rl_reward_network.grpo.stage import GRPOPlan
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.rewards.judge.config import JudgeConfig
 from tests.conftest import write_tiny_data
@@ -40,8 +40,8 @@ def planned(data: Path, *flags: str, mode: str = "quick", network: RewardNetwork
     return make_plan(args, world_of(args), network)
 
 
-def world_of(args: Any) -> GRPOWorld:
-    return open_grpo_world(args.world)
+def world_of(args: Any) -> GRPOInputs:
+    return open_grpo_inputs(args.world)
 
 
 def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Path) -> None:

@@ -15,9 +15,11 @@ from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
 from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig
+from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.items import DESCRIBE
-from rl_reward_network.grpo.stage import STAGE, GRPOPlan, describe
+from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.stage import STAGE, describe
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -33,13 +35,13 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     model, _ = nano(plan.lora_r)
     shake(model, SCALE)
     split = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "ab" * 32)
-    world = GRPOWorld(GRPOWorldConfig(seed=7), "regions", "rendered regions, 3 images", list(regions()), split)
+    world = GRPOInputs(RunConfig(seed=7), "regions", "rendered regions, 3 images", list(regions()), split)
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": STAGE,
         "origin": describe(world, plan, weights_fingerprint(base)),
         "world": {"model_path": model_path, "max_dynamic_patch": 1},
-        "data": world.seen,
+        "data": world.summary,
         "meteor_variant": "exact+stem",
         "steps": 120,
         "commit": "0123abc",

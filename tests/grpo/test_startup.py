@@ -8,8 +8,8 @@ import torch
 
 from rl_reward_network.cli.grpo import GRPOArgs
 from rl_reward_network.grpo import startup
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
 from rl_reward_network.grpo.startup import load_model, meanings, startup_lines
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -71,7 +71,7 @@ def test_flags_that_mean_something_else_say_so() -> None:
 
 def test_flash_attention_is_for_the_vision_tower_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "FLASH", "eager")  # any other than the default, where there is no GPU
-    model, _ = load_model(GRPOWorldConfig(use_flash_attn=True, gpu=-1))
+    model, _ = load_model(RunConfig(use_flash_attn=True, gpu=-1))
     kinds = {part.config._attn_implementation for part in (model.model.language_model, model.grounding_encoder)}
     assert (model.model.vision_tower.config._attn_implementation, kinds) == ("eager", {"sdpa"})
     assert model.dtype == torch.float32

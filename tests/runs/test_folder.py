@@ -4,16 +4,16 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network import __version__
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.runs.folder import (
     located_data,
     located_model,
     new_run_folder,
     only_here,
     portable,
-    portable_world,
+    portable_settings,
     provenance,
-    world_config,
+    saved_config,
 )
 
 
@@ -36,18 +36,18 @@ def test_a_moved_project_finds_its_data_and_model(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"run/config\.json: field world\.data_root is \.\./\.\./data, no folder here; "
     ):
-        world_config(run, saved())
+        saved_config(run, saved())
     (tmp_path / "data").mkdir()
     with pytest.raises(
         ValueError, match=r"field world\.model_path is \.\./\.\./model, no folder here; give --base_model"
     ):
-        world_config(run, saved())
+        saved_config(run, saved())
     (tmp_path / "model").mkdir()
-    found = world_config(run, saved())
+    found = saved_config(run, saved())
     assert (found.data_root, found.model_path) == (tmp_path / "data", str(tmp_path / "model"))
     assert (found.output_dir, found.seed, found.prompts) == (tmp_path / "outputs", 3, None)
-    assert world_config(run, saved(), tmp_path, "elsewhere").data_root == tmp_path
-    assert world_config(run, saved(), tmp_path, "elsewhere").model_path == "elsewhere"
+    assert saved_config(run, saved(), tmp_path, "elsewhere").data_root == tmp_path
+    assert saved_config(run, saved(), tmp_path, "elsewhere").model_path == "elsewhere"
 
 
 @pytest.mark.parametrize("name", ["sa2va-nano", "ByteDance/Sa2VA-4B"])
@@ -57,7 +57,7 @@ def test_names_of_models_are_no_paths(tmp_path: Path, name: str) -> None:
 
 def test_a_hub_id_of_data_stays_what_it_is(tmp_path: Path) -> None:
     run, name = tmp_path / "outputs" / "run", Path("owner/regions")
-    kept = portable_world(GRPOWorldConfig(data_root=name, output_dir=tmp_path / "outputs"), run)
+    kept = portable_settings(RunConfig(data_root=name, output_dir=tmp_path / "outputs"), run)
     assert (kept["data_root"], kept["model_path"], kept["output_dir"]) == (str(name), "sa2va-nano", "..")
     assert located_data(run, {"world": kept}) == name
 
