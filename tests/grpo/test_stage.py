@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from rl_reward_network.grpo.evaluate import grpo_model
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.stage import check_same, find_grpo_run, loop_rewards, run_grpo_stage, training_arguments
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.models.test_reward_network import network_of
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "objective": "grpo",
     "per_device_train_batch_size": 8,
     "num_generations": 4,
@@ -35,14 +36,15 @@ SETTINGS = {
     "logging_steps": 1,
     "save_strategy": "steps",
     "save_steps": 1,
+    "warmup_steps": 0,
 }
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
-PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=SETTINGS)
+PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=GRPOSettings(**SETTINGS))
 WEIGHTS = "trainable/trainable.safetensors"
 
 
 def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
-    return replace(plan, settings=plan.settings | settings)
+    return replace(plan, settings=replace(plan.settings, **settings))
 
 
 def scenes(project: Path) -> GRPOInputs:
@@ -114,7 +116,7 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOInputs) -> N
     origin = config["origin"]
     assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", world.summary)
     assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
-    assert origin["settings"] == SETTINGS
+    assert origin["settings"] == asdict(PLAN.settings)
     assert origin["weights"] == {
         "iou": 1.0,
         "caption": 1.0,

@@ -13,7 +13,7 @@ from rl_reward_network.data import annotations
 from rl_reward_network.inputs import loading as world_file
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs, read_samples, survey
-from rl_reward_network.runs.folder import describe_run, saved_config
+from rl_reward_network.inputs.saved import describe_run, saved_config
 from tests.conftest import write_deep_data, write_tiny_data
 
 NO_GAP = Path("data/angiograms_no_gap")
@@ -69,7 +69,7 @@ def test_the_white_level_is_kept_with_the_run_and_used_again(
     Path("bits10").rename("moved")
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
     config = json.loads((run / "config.json").read_text())
-    again = open_inputs(saved_config(run, config, Path("moved")), run / "split.json")
+    again = open_inputs(*saved_config(run, config, Path("moved")), run / "split.json")
     assert again.split == world.split
     assert again.config.white_levels == {"data set": level}
     assert {sample.white_level for sample in again.samples} == {level}
@@ -95,7 +95,7 @@ def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
     config = describe_run(Path("outputs/run"), world, {})
     for name in ("bit_depth", "white_levels"):  # what 0.6 wrote
         del config["world"][name]
-    old = open_inputs(saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
+    old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
     assert asdict(old.config)["white_levels"] is None
     assert old.data_fingerprint == world.data_fingerprint
 

@@ -18,13 +18,14 @@ from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.prompt_policy import ppo as prompt_ppo
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.prompt_policy.tables import load_tables
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
 from rl_reward_network.runs.checkpoints import save_checkpoint
-from rl_reward_network.runs.folder import describe_run, only_here
+from rl_reward_network.runs.folder import only_here
 from tests.conftest import write_tiny_data
 from tests.prompt_policy.test_ppo import Killed
 from tests.reward_training.test_stage import plan_of
@@ -46,7 +47,9 @@ def reward_net(world: RunInputs) -> Path:
 
 def trained(world: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
     run = world.config.output_dir / name
-    run_policy_stage(world, policy_plan("quick", **{"total_timesteps": 64, **settings}), reward_net, run)
+    run_policy_stage(
+        world, policy_plan("quick", ppo=PPOSettings(**{"total_timesteps": 64, **settings})), reward_net, run
+    )
     return run
 
 
@@ -159,11 +162,11 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     world: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(world, reward_net, "sa2va_rl_finetune_1")
-    plan = policy_plan("quick", total_timesteps=64)
+    plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
     rewards = plan_of(world)
     assert find_policy_run(world, plan, rewards) == whole
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=72), rewards) is None
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", seed=1, ppo=PPOSettings(total_timesteps=64)), rewards) is None
     assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
         patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
@@ -179,7 +182,9 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     with pytest.raises(
         ValueError, match=r"other settings \(preset was default, now published; .*ppo\.learning_rate was"
     ):
-        run_policy_stage(world, policy_plan("quick", "published", total_timesteps=64), reward_net, cut, resume=True)
+        run_policy_stage(
+            world, policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), reward_net, cut, resume=True
+        )
     run_policy_stage(world, plan, reward_net, cut, resume=True)
     first, second = (evaluated(run)["rows"] for run in (whole, cut))
     assert first == second
@@ -196,11 +201,11 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
-    plan = policy_plan("quick", total_timesteps=64)
+    plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
     with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net\)"):
         run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
     with pytest.raises(ValueError, match=r"it began with other settings \(ppo\.total_timesteps was 64, now 72\)"):
-        check_settings(run, world, policy_plan("quick", total_timesteps=72))
+        check_settings(run, world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)))
     with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
         check_settings(tmp_path / "nowhere", world, plan)
     assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
@@ -245,7 +250,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     for line in (
         f"run folder: {given[1][0]}",
         "data: 12 annotated images, 12 with a mask",
-        "gamma: no effect while each image is asked one prompt; --max_steps asks more",
+        "--gamma: no effect while episodes have one prompt; --max_steps sets more",
         f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
     ):
         assert line in said
@@ -256,13 +261,13 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
 
 
 def test_a_plan_takes_what_the_user_changed() -> None:
-    plan = policy_plan("quick", n_envs=1, n_steps=16)
+    plan = policy_plan("quick", ppo=PPOSettings(n_envs=1, n_steps=16))
     assert (plan.ppo.batch_size, plan.images, plan.vision_features) == (16, 20, True)
     assert policy_plan("full", "published", vision_features=True).vision_features
     full = policy_plan("full", seed=3)
     assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
     with pytest.raises(ValueError, match="n_envs: got 0"):
-        policy_plan("quick", n_envs=0)
+        policy_plan("quick", ppo=PPOSettings(n_envs=0))
 
 
 def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
