@@ -21,6 +21,7 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.prompt_policy import ppo as prompt_ppo
+from rl_reward_network.prompt_policy.config import PPOSettings
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.prompt_policy.tables import load_tables
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
@@ -163,7 +164,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
 ) -> None:
     whole = trained(world, reward_net, "sa2va_rl_finetune_1")
     plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
-    rewards = plan_of(world)
+    published, rewards = policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), plan_of(world)
     assert find_policy_run(world, plan, rewards) == whole
     assert find_policy_run(world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)), rewards) is None
     assert find_policy_run(world, policy_plan("quick", seed=1, ppo=PPOSettings(total_timesteps=64)), rewards) is None
@@ -182,9 +183,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     with pytest.raises(
         ValueError, match=r"other settings \(preset was default, now published; .*ppo\.learning_rate was"
     ):
-        run_policy_stage(
-            world, policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), reward_net, cut, resume=True
-        )
+        run_policy_stage(world, published, reward_net, cut, resume=True)
     run_policy_stage(world, plan, reward_net, cut, resume=True)
     first, second = (evaluated(run)["rows"] for run in (whole, cut))
     assert first == second
@@ -229,9 +228,12 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         given.append(folder)
         RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
 
-    monkeypatch.setattr(finetune, "run_reward_stage", step_1)
+    monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
     monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)
-    monkeypatch.setattr(finetune, "run_policy_stage", lambda *given_to, resume: given.append((given_to[3], resume)))
+    monkeypatch.setattr(
+        "rl_reward_network.prompt_policy.stage.run_policy_stage",
+        lambda *given_to, resume: given.append((given_to[3], resume)),
+    )
     flags = ["--model_path", world.config.model_path, "--data_root", str(world.config.data_root), "--gpu", "-1"]
 
     def call(*more: str) -> str:
