@@ -41,6 +41,11 @@ NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
 FAULTS_TOLD = 10
 
 
+def recognise_annotations(folder: Path) -> str:
+    """ "annotated images"; "" where `folder` has no annotations.json."""
+    return "annotated images" if (folder / "annotations.json").is_file() else ""
+
+
 @dataclass
 class _Notes:
     """What is known of the whole file at its end."""

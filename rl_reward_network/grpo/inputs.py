@@ -12,7 +12,7 @@ import tyro
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
-from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
 from rl_reward_network.env.prompts import PROMPTS
@@ -30,7 +30,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_fla
 
 CHECKED = 1000  # items whose files are decoded before a run
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
-KINDS = ("auto", "gar", "dam", "annotations")
+KINDS = DATASET_NAMES
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> 
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
-    if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
+    if recognise(root, config.dataset_name) in IMAGES:
         _refuse(config, "annotated images", "max_regions", "describe_question")
         samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
         config = replace(config, white_levels=levels_of(samples) or None)
@@ -225,14 +225,3 @@ def labelled_items(items: Sequence[GRPOItem]) -> list[GRPOItem]:
             "without labels by --reward_net"
         )
     return labelled
-
-
-def _annotated(root: Path) -> bool:
-    """Whether a folder holds annotated images and neither caption set."""
-    if not (root / "annotations.json").is_file():
-        return False
-    try:
-        recognise(root)
-    except ValueError:
-        return True
-    return False
