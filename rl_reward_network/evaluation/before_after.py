@@ -16,7 +16,7 @@ from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
-from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, draw_mask
+from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
 
 NAMES = {
     "iou_of_drawn": "IoU of mask'",
@@ -205,7 +205,7 @@ def _totals(result: BeforeAfter) -> list[list[str]]:
 
 def _item(item: ShownItem) -> str:
     named = [f"{when}: {said}" if said else when for when, said in zip(WHEN, item.words, strict=True)]
-    panels = zip(named, (item.truth, item.before, item.after), (TRUTH, FIRST, CHOSEN), strict=True)
+    panels = zip(named, (item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)
     figures = "".join(
         f"<figure>{page.image(draw_mask(item.image, mask, colour), 'jpeg', name)}"
         f"<figcaption>{page.text(name)}</figcaption></figure>"

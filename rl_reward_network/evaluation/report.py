@@ -12,7 +12,7 @@ from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, Row
 from rl_reward_network.evaluation.bootstrap import group_means
-from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, Overlay, draw_errors, draw_mask
+from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 
@@ -210,10 +210,10 @@ def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
     """One image: plain, with the contours of truth, default prompt and policy, and the errors the reward expects."""
     comparison = result.comparison
     place = next(place for place, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
-    panels = [("image", draw_mask(overlay.image, None, TRUTH))]
+    panels = [("image", draw_mask(overlay.image, None, GREEN))]
     if overlay.truth is not None:
-        panels.append(("truth", draw_mask(overlay.image, overlay.truth, TRUTH)))
-    for name, mask, colour in ((DEFAULT, overlay.default, FIRST), (POLICY, overlay.policy, CHOSEN)):
+        panels.append(("truth", draw_mask(overlay.image, overlay.truth, GREEN)))
+    for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (POLICY, overlay.policy, BLUE)):
         value = comparison.values(comparison.row(name), comparison.criterion)[place]
         panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
     panels.append((f"{POLICY}: where the reward net expects errors", draw_errors(overlay.image, overlay.error_map)))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
-from skimage.segmentation import find_boundaries
 
 from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.data.sample import Sample
@@ -15,11 +14,11 @@ from rl_reward_network.embedded.datasets import read_looks
 from rl_reward_network.embedded.nano.prompt_targets import READINGS, TABLE
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.inputs.loading import World
 from rl_reward_network.rewards.masks import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of one picture; overlays per look
-TRUTH, MASK = (70, 220, 90), (255, 150, 40)  # outline and filling
 
 
 @dataclass(frozen=True)
@@ -159,20 +158,8 @@ def _strip(world: World, sample: Sample, look: str) -> np.ndarray:
 
 def _tile(image: np.ndarray, mask: np.ndarray | None, truth: np.ndarray, title: str) -> np.ndarray:
     """One picture, with mask and truth where there is a mask, and a title."""
-    shown = image if mask is None else paint(image, mask, truth)
-    picture = Image.fromarray(shown).resize((TILE, TILE), Image.Resampling.LANCZOS)
+    if mask is not None:
+        image = paint_mask(paint_mask(image, mask, ORANGE, opacity=0.5), truth, GREEN, opacity=0)
+    picture = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.LANCZOS)
     ImageDraw.Draw(picture).text((5, 3), title, fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
     return np.asarray(picture)
-
-
-def paint(image: np.ndarray, mask: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """uint8 (H, W, 3): the image with a mask filled and the truth outlined just outside its edge.
-
-    Args:
-        image: uint8 (H, W, 3).
-        mask, truth: bool (H, W).
-    """
-    shown = image.astype(np.float32)
-    shown[mask] = 0.5 * shown[mask] + 0.5 * np.array(MASK)
-    shown[find_boundaries(truth, mode="outer")] = TRUTH
-    return shown.round().astype(np.uint8)
