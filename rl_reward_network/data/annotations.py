@@ -114,8 +114,8 @@ def read_annotations(
     if faults:
         raise ValueError(f"{path}: {_told(faults)}")
     notes.warn(annotations)
-    levels = white_levels or measured_levels(notes.deep)
-    return with_white_levels(list(samples.values()), notes.deep, levels)
+    white = white_levels or measured_levels(notes.deep)
+    return with_white_levels(list(samples.values()), notes.deep, white)
 
 
 def _told(faults: list[str]) -> str:
