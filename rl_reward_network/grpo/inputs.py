@@ -8,12 +8,12 @@ from typing import Literal
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
-from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.items import DESCRIBE, DESCRIBE_REAL, GRPOItem, prompted_item, region_item
-from rl_reward_network.inputs.config import DEFAULT_REGIONS, KINDS, RegionConfig, RunConfig
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
@@ -82,7 +82,7 @@ def open_grpo_inputs(
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
-    if regions.dataset_name == "annotations" or (regions.dataset_name == "auto" and _annotated(root)):
+    if recognise(root, regions.dataset_name) in IMAGES:
         return _open_images(config, regions, split_file)
     return _open_regions(config, regions, split_file)
 
@@ -138,13 +138,13 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
 
 
 def _named_once(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """`dataset_name` one of KINDS, and the data in `data_root` alone."""
+    """`dataset_name` one of DATASET_NAMES, and the data in `data_root` alone."""
     name, root = regions.dataset_name, config.data_root
-    if name in KINDS:
+    if name in DATASET_NAMES:
         return config, regions
     if not Path(name).is_dir() and not is_hub_id(name):
         raise ValueError(
-            f"dataset_name is {name!r}, expected one of {', '.join(KINDS)}, a hub id owner/name or a folder"
+            f"dataset_name is {name!r}, expected one of {', '.join(DATASET_NAMES)}, a hub id owner/name or a folder"
         )
     if root is not DEFAULT_REGIONS and root != Path(name):
         raise ValueError(
@@ -181,14 +181,3 @@ def labelled_items(items: Sequence[GRPOItem]) -> list[GRPOItem]:
             "without labels by --reward_net"
         )
     return labelled
-
-
-def _annotated(root: Path) -> bool:
-    """Whether a folder holds annotated images and neither caption set."""
-    if not (root / "annotations.json").is_file():
-        return False
-    try:
-        recognise(root)
-    except ValueError:
-        return True
-    return False

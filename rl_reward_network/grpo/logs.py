@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from skimage.segmentation import find_boundaries
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.runs.curves import Curves
 
@@ -19,7 +19,7 @@ ENDS = "train_"  # what the Trainer says of the whole run
 PICTURES_EVERY = 25  # log calls
 SHOWN = 4  # groups
 REASON = 40  # characters of a judge's failure beside the bar
-TRUTH, MADE = (0, 200, 90), (255, 160, 0)
+TRUTH, MADE = GREEN, ORANGE
 
 
 class GRPOLogs(TrainerCallback):
@@ -107,11 +107,11 @@ def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 
     """uint8 (side, n * side, 3): images with the outlines of the truth (green) and the made mask (orange)."""
     panels = []
     for row in rows:
-        image = columns["images"][row].copy()
+        image = np.asarray(Image.fromarray(columns["images"][row]).resize((side, side)))
         for mask, colour in ((columns["masks"][row], TRUTH), (columns["predicted_masks"][row], MADE)):
             if mask is not None:
-                image[find_boundaries(mask, mode="outer")] = colour
-        panel = Image.fromarray(image).resize((side, side))
+                image = paint_mask(image, mask, colour, opacity=0)
+        panel = Image.fromarray(image)
         ImageDraw.Draw(panel).text((4, side - 14), columns["completions"][row][:36], fill=(255, 255, 255))
         panels.append(np.asarray(panel))
     return np.concatenate(panels, axis=1)

@@ -14,7 +14,6 @@ from rl_reward_network.flags import RARE, Rare
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
-KINDS = ("auto", "gar", "dam", "annotations")
 Settings = TypeVar("Settings")
 
 

@@ -10,8 +10,9 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import phrase_key, read_annotations
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.grey_levels import given_levels, levels_of
+from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.embedded.datasets import (
@@ -161,16 +162,16 @@ def read_samples(
     """The samples of a data folder; the embedded data sets are rendered first when they are not there.
 
     Args:
-        data_root, group_regex, white_levels: as `read_annotations` takes them.
+        data_root, group_regex, white_levels: as `read_images` takes them.
 
     Raises:
-        ValueError: what `read_annotations` refuses.
+        ValueError: as `read_images`.
     """
     theirs = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-    return read_annotations(data_root, group_regex, white_levels=white_levels)
+    return read_images(data_root, group_regex, white_levels)
 
 
 def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:

@@ -149,7 +149,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
-    assert "judged by the reward net" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
+    assert "reward net's score" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
