@@ -104,7 +104,7 @@ def run_parts(model: Any, processor: Sa2VAProcessor, meta: dict, image: Image.Im
         "inputs_embeds": model.model.embed(inputs["input_ids"], patches)[0],
         "prompt_logits": full.logits[0, : start + 1],
         "response_logits": full.logits[0, start:-1],
-        "response_logprobs": model.completion_log_probs(inputs, response)[0],
+        "response_logprobs": full.logits[0, start:-1].log_softmax(-1).gather(1, response[0][:, None])[:, 0],
         "loss_llm": full.loss[None],
         "last_hidden_state_from_prompt_end": full.last_hidden_state[0, start:],
         "seg_positions": (full_ids[0] == processor.seg_token_id).nonzero()[:, 0],
