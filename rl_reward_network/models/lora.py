@@ -166,12 +166,13 @@ def _own_name(peft_name: str) -> str:
     return re.sub(r"\.(lora_[AB])\.", r".\1.default.", peft_name.removeprefix(PEFT_PREFIX))
 
 
-def load_trainable(model: PreTrainedModel, folder: Path) -> None:
+def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
     """Load saved tensors into a model; LoRA layers of the saved sizes are added where it has none.
 
     Raises:
         ValueError: a file is missing or broken, or a tensor does not fit the model.
     """
+    folder = Path(folder)
     settings, state = read_json(folder / SETTINGS), read_trainable(folder)
     if settings and not _lora_layers(model):
         setup_lora(model, **settings)

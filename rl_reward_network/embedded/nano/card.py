@@ -16,6 +16,7 @@ from rl_reward_network.embedded.nano.prompt_targets import READINGS, TABLE
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import World
+from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.rewards.masks import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of one picture; overlays per look
@@ -75,6 +76,10 @@ the same mask path as a released Sa2VA. Trained from scratch by
 ```
 
 seed {facts.seed}, {minutes} minutes on {facts.machine}, on rendered patients that are in no split of the embedded data.
+
+## Use
+
+{WHOLE_MODEL}
 
 ## Scores
 
