@@ -16,7 +16,9 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
 from tests.cards import run_card
 from tests.cli.test_merge import write_run
-from tests.conftest import smooth_image
+from tests.conftest import tube_image
+
+IMAGE, _ = tube_image(64, 0)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    Image.fromarray(smooth_image(60, 80)).save(tmp_path / "scan.png")
+    Image.fromarray(IMAGE).save(tmp_path / "scan.png")
     return tmp_path / "scan.png"
 
 

@@ -15,9 +15,10 @@ from rl_reward_network.models.sa2va import Sa2VAConfig, Sa2VAForConditionalGener
 from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, EMBEDDED
 from tests.cards import card_code
-from tests.conftest import smooth_image
+from tests.conftest import tube_image
 
 NANO = EMBEDDED[DEFAULT_MODEL]
+IMAGE, _ = tube_image(64, 0)
 
 
 def test_transformers_auto_classes_load_our_folders() -> None:
@@ -45,7 +46,7 @@ def test_the_embedded_models_card_runs_in_a_new_process_and_asks_nothing(tmp_pat
     """On a terminal, where transformers would ask whether to run a checkpoint's code."""
     card = (NANO / "README.md").read_text()
     assert WHOLE_MODEL in card
-    Image.fromarray(smooth_image(60, 80)).save(tmp_path / "image.png")
+    Image.fromarray(IMAGE).save(tmp_path / "image.png")
     (code,) = card_code(card, NANO, tmp_path / "image.png")
     main_end, child_end = pty.openpty()
     process = subprocess.run(
@@ -57,6 +58,6 @@ def test_the_embedded_models_card_runs_in_a_new_process_and_asks_nothing(tmp_pat
     assert "[y/N]" not in process.stdout + process.stderr
     model, processor = (kind.from_pretrained(NANO) for kind in (Sa2VAForConditionalGeneration, Sa2VAProcessor))
     text = "<image>Please segment the blood vessel."
-    expected = model.predict_forward(image=smooth_image(60, 80), text=text, processor=processor)
+    expected = model.predict_forward(image=IMAGE, text=text, processor=processor)
     shapes = [np.shape(mask) for mask in expected["prediction_masks"]]
     assert process.stdout.strip().endswith(f"{expected['prediction']} {shapes}")
