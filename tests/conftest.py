@@ -119,7 +119,7 @@ def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat") -> Path:
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(original))
     (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
-    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict()).items()}
+    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -162,7 +162,7 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
     assert "| +0.100 [+0.100, +0.100] |" in card
     assert "| cIoU, all items together | 0.800 | 0.750 | -0.050 | |" in card
     assert "Not evaluated" not in card
-    assert "**A control run: its rewards were dealt out at random" in card
+    assert "**A control run: its rewards were shuffled" in card
     assert "| caption judge | a-judge |" in card
 
 

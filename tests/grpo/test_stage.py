@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
@@ -21,6 +20,7 @@ from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.stage import check_same, find_grpo_run, loop_rewards, run_grpo_stage, training_arguments
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.models.test_reward_network import network_of
 
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 }
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
 PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=GRPOSettings(**SETTINGS))
-WEIGHTS = "trainable/trainable.safetensors"
+WEIGHTS = "trainable"
 
 
 def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
@@ -98,14 +98,14 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
     assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
     card = (run / "final_model" / "README.md").read_text()
     for said in (
-        "rl_reward_network.cli.merge --model_path <this folder>",
+        "sa2va-rl merge --model_path <this folder>",
         "| steps | 2 |",
-        "put onto sa2va-nano",
+        "in `trainable/`, for sa2va-nano.",
         "Not evaluated",
     ):
         assert said in card
     assert str(run.parent) not in card
-    final, last = (load_file(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
+    final, last = (read_trainable(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
     assert final.keys() == last.keys()
     assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
 
@@ -130,7 +130,7 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOInputs) -> N
     assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
     assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
     assert config["world"]["model_path"] == "sa2va-nano"
-    assert set(config["trainable"]) == set(load_file(run / "final_model" / WEIGHTS))
+    assert set(config["trainable"]) == set(read_trainable(run / "final_model" / WEIGHTS))
     frozen = config["frozen_because_unreached"]
     assert frozen
     assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
@@ -171,7 +171,7 @@ def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOInpu
     again = world.config.output_dir / "sa2va_grpo_2"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model"))
     run_grpo_stage(world, PLAN, again, resume=True)
-    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
     assert read_json(again / "final_model" / "config.json")["steps"] == 2
 
@@ -180,7 +180,7 @@ def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, world: 
     again = world.config.output_dir / "sa2va_grpo_3"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("final_model"))
     run_grpo_stage(world, PLAN, again, resume=True)
-    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
     assert sorted(path.name for path in again.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
@@ -208,7 +208,7 @@ def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOInputs, t
     run_grpo_stage(world, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
     model, _ = load_sa2va_model("sa2va-nano")
     start = dict(model.named_parameters())
-    for name, tensor in load_file(tmp_path / "still" / "final_model" / WEIGHTS).items():
+    for name, tensor in read_trainable(tmp_path / "still" / "final_model" / WEIGHTS).items():
         if "lora_B" in name:
             assert not tensor.any(), name
         elif "lora_" not in name:
@@ -238,7 +238,7 @@ def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(world: GRPOInputs
         run_grpo_stage(world, one, tmp_path / "one")
     config = read_json(tmp_path / "one" / "final_model" / "config.json")
     assert config["steps"] == 1
-    moved = load_file(tmp_path / "one" / "final_model" / WEIGHTS)
+    moved = read_trainable(tmp_path / "one" / "final_model" / WEIGHTS)
     assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
 
 

@@ -16,6 +16,7 @@ from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.rewards.masks import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look
@@ -74,6 +75,10 @@ the same mask decoding as a released Sa2VA. Trained from scratch by
 ```
 
 seed {facts.seed}, {minutes} minutes on {facts.machine}, on rendered patients that are in no split of the embedded data.
+
+## Use
+
+{WHOLE_MODEL}
 
 ## Scores
 
