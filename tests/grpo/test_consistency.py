@@ -26,6 +26,7 @@ from rl_reward_network.grpo.consistency import (
     reference_conversation,
     text_rows,
 )
+from rl_reward_network.grpo.consistency_check import freeze_as_in_training
 from rl_reward_network.grpo.setup import prepare_model
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
@@ -102,7 +103,7 @@ def test_what_the_mask_policy_does_not_reach_is_frozen_and_meant(prepared: Any) 
     decoders = {}
     for mask_policy in ("gaussian", "bernoulli"):
         model, processor, folder = copy.deepcopy(prepared[0]), *prepared[1:]
-        check_consistency.freeze_as_in_training(model, processor, mask_policy)  # type: ignore[arg-type]
+        freeze_as_in_training(model, processor, mask_policy)  # type: ignore[arg-type]
         rows = consistency_rows(model, processor, folder, mask_policy)
         assert differing(rows) == []
         decoders[mask_policy] = by_item(rows)["SAM 2 mask decoder"]

@@ -12,10 +12,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 
 from rl_reward_network.artefacts import read_json, write_remedy
+from rl_reward_network.models.default import DEFAULT_MODEL as DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
-DEFAULT_MODEL = "sa2va-nano"
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 
 
