@@ -99,4 +99,4 @@ def predicted_quality(network: RewardNetwork, image: np.ndarray, mask: np.ndarra
     quality = judge_masks(network, image, mask[None].astype(np.float32))
     dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], network.config.interval)[0])
     low, high = max(0.0, dice - half), min(1.0, dice + half)
-    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(judged['score'][0]):.3f}"
+    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(quality['score'][0]):.3f}"
