@@ -354,7 +354,7 @@ def test_a_word_that_is_no_choice(
 
 def test_no_run_matches(refused: Refused) -> None:
     message = refused("evaluate", "--model_path", "outputs/sa2va_rl_finetune_*/final_model")
-    assert "outputs/sa2va_rl_finetune_*/final_model: no such folder; train a policy: bash run_step2" in message
+    assert "outputs/sa2va_rl_finetune_*/final_model: no such folder; train a policy: " in message
 
 
 def test_a_folder_that_is_no_policy(refused: Refused) -> None:

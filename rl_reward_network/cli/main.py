@@ -1,5 +1,6 @@
 """`sa2va-rl <command>`: one file of this folder for each command, imported when it is called."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -28,7 +29,17 @@ def main(words: list[str] | None = None) -> None:
     Args:
         words: what follows `sa2va-rl`; by default what was typed.
     """
-    words = sys.argv[1:] if words is None else words
+    try:
+        try:
+            _call(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `sa2va-rl ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would report it once more at exit
+        sys.exit(1)
+
+
+def _call(words: list[str]) -> None:
     if not words or words[0] in ("--help", "-h"):
         print(_overview())
     elif words[0] == "--version":

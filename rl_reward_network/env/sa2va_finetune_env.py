@@ -9,7 +9,6 @@ import numpy as np
 
 from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
 
-ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
 Reward = Literal["net", "dice", "iou", "mix"]
 
 
@@ -145,7 +144,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     `max_steps`: steps per episode, default 1.
     `reward`: `net` (default), `dice`, `iou` or `mix`, see `prompt_rewards`.
 
-    Importing `rl_reward_network.env` registers the id. `rl_reward_network.prompt_policy.contexts` builds contexts from
+    Importing `rl_reward_network` registers the id. `rl_reward_network.prompt_policy.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
 
     ```python
@@ -242,6 +241,3 @@ def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.space
         raise ValueError("contexts: a sample_id occurs twice; give each image and phrase once")
     low, high = bounds(contexts[0].vision_features)
     return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(len(contexts[0].scores))
-
-
-gym.register(id=ENV_ID, entry_point=f"{__name__}:Sa2VAFinetuneEnv")

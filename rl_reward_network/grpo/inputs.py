@@ -20,6 +20,7 @@ from rl_reward_network.inputs.loading import (
     check_readable,
     read_samples,
     seen_images,
+    seen_regions,
     split_samples,
 )
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -111,11 +112,6 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
         split = make_split(samples, config.split_seed, region_fingerprint)
     items = [region_item(sample, question) for sample in samples]
     return GRPOInputs(config, regions, "regions", seen_regions(seen, root), items, split)
-
-
-def seen_regions(seen: str, data_root: Path) -> str:
-    """What a reader said of captioned regions, and whether they are rendered."""
-    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:

@@ -156,6 +156,11 @@ def seen_images(samples: Sequence[Sample], data_root: Path) -> str:
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask"
 
 
+def seen_regions(seen: str, data_root: Path) -> str:
+    """What a reader said of captioned regions, and whether they are rendered."""
+    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
+
+
 def read_samples(
     data_root: Path, group_regex: str | None = None, white_levels: dict[str, int] | None = None
 ) -> list[Sample]:

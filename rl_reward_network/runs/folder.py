@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -174,6 +175,9 @@ def portable(path: Path, run: Path) -> str:
 
 
 def _commit() -> str | None:
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / ".git").exists() or not shutil.which("git"):
+        return None
+    head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
+    return head.stdout.strip() or None

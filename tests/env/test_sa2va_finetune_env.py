@@ -6,9 +6,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
+from rl_reward_network import ENV_ID
 from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
 from rl_reward_network.env.sa2va_finetune_env import (
-    ENV_ID,
     PromptContext,
     Sa2VAFinetuneEnv,
     observations,

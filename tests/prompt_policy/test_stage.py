@@ -283,7 +283,7 @@ def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
     assert newest == folders[-1]
     assert f"3 folders match, the newest is evaluated: {newest}" in capsys.readouterr().out
     assert evaluate_rl_finetuned_sa2va.newest((str(folders[0]),)) == folders[0]
-    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: bash run_step2"):
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: "):
         evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "nothing"),))
 
 
