@@ -24,6 +24,7 @@ from rl_reward_network.embedded.datasets import (
     embedded_angiograms,
     is_rendered,
 )
+from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
@@ -160,7 +161,7 @@ def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Seq
     segmenter = load_segmenter(
         config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
     )
-    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return World(config, samples, split, prompts, segmenter, bank)
 
 
