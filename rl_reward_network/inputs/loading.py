@@ -22,6 +22,7 @@ from rl_reward_network.embedded.datasets import (
     embedded_angiograms,
     is_rendered,
 )
+from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
@@ -118,7 +119,7 @@ def open_inputs(
     segmenter = load_segmenter(
         config.model_path, config.device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles
     )
-    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits)
 
 

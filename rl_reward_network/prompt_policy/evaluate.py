@@ -10,6 +10,7 @@ import numpy as np
 
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.embedded.datasets import is_rendered
+from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
@@ -142,7 +143,7 @@ def _overlays(
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
-        masks = world.probabilities(image) > 0.5
+        masks = action_masks(world.prompts, world.probabilities(image) > 0.5)
         mine = masks[chosen[index]]
         errors = expected_errors(mine, truth_map(network, image))
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mine, errors))

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.actions import action_masks
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
@@ -63,7 +64,7 @@ def prompt_tables(
 def _prompt_table(world: RunInputs, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
     image = sample.load_image()
     answer = world.bank.answer(image)
-    masks = world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5
+    masks = action_masks(world.prompts, world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
     judged, truth = judge_masks(network, image, masks.astype(np.float32)), sample.load_mask()
     table = measure_sample(sample.sample_id, sample.group_id, judged["score"], masks, truth)
     own = None if truth is None else float(dice(judged["truth_map"][None] > 0.5, truth[None])[0])

@@ -8,6 +8,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
+from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
@@ -75,8 +76,9 @@ class MaskMaker:
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}
-        answer: Segmentation = self.model.segment([image], [prompt], self.processor, **limits)[0][0]
-        return answer, np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
+        answer: Segmentation = self.model.segment([image], [prompt_of(prompt)], self.processor, **limits)[0][0]
+        joined = np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
+        return answer, action_mask(prompt, joined)
 
     def _choose(self, image: np.ndarray, features: Sam2Features) -> str:
         if self.policy is None:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.prompt_policy.callbacks import CurvesWriter
 from rl_reward_network.prompt_policy.policy import choose_prompts
+from rl_reward_network.runs.curves import Curves
 from tests.prompt_policy.test_ppo import curves, toy_contexts, train
 
 TAGS = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "custom/reward_net_score", "custom/best_reward"}
@@ -57,3 +59,11 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
     weights = copy.deepcopy(model.policy.state_dict())
     again = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)  # killed after the stop
     assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())
+
+
+def test_clock_times_and_infinite_numbers_stay_out_of_the_rows(tmp_path):
+    with Curves(tmp_path, {"step": 0}, board_step=0) as run_curves:
+        values = {"custom/best_reward": np.float32(0.5), "time/fps": 100, "train/explained_variance": np.nan}
+        CurvesWriter(run_curves).write(values, {name: () for name in values}, step=8)
+    assert run_curves.rows == [{"step": 8, "custom/best_reward": 0.5}]
+    assert set(curves(tmp_path)) == set(values)

@@ -2,9 +2,33 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.prompt_policy import callbacks
 from rl_reward_network.prompt_policy.callbacks import RolloutCurves
+from rl_reward_network.prompt_policy.checkpoint import ppo_state, restore_ppo
+from rl_reward_network.prompt_policy.config import PromptPPOConfig
+from rl_reward_network.prompt_policy.ppo import new_ppo
+from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests.prompt_policy.test_ppo import curves, toy_contexts, train
+
+
+def test_a_restored_model_learns_the_same(tmp_path):
+    """From a file, and whatever the random states were."""
+    contexts, config = toy_contexts(8, 0), PromptPPOConfig(total_timesteps=64)
+
+    def model(seed):
+        return new_ppo(make_vector_env(contexts, config.n_envs, seed, max_steps=1), contexts, config)
+
+    first, second = model(0), model(9)
+    first.learn(16)
+    save_checkpoint(tmp_path / "checkpoint.pt", ppo_state(first))
+    first.learn(32, reset_num_timesteps=False)
+    second.learn(8)
+    restore_ppo(second, load_checkpoint(tmp_path / "checkpoint.pt"))
+    second.learn(32, reset_num_timesteps=False)
+    assert second.num_timesteps == first.num_timesteps == 48
+    for name, value in first.policy.state_dict().items():
+        assert torch.equal(value, second.policy.state_dict()[name]), name
 
 
 class Killed(Exception):
