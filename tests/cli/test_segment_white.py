@@ -30,7 +30,7 @@ def test_what_was_taken_for_white_is_said(
     segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1))
     said = capsys.readouterr().out.splitlines()
     assert [line for line in said if "8 bit" in line] == [
-        "x.png: grey of more than 8 bit, white is 999, the 99.9 % point of its own pixels; --bit_depth sets it"
+        "x.png: grey of more than 8 bit, white is 999, the 99.9 % point of its pixels; --bit_depth sets it"
     ]
     overlay = np.asarray(Image.open(tmp_path / "x_overlay.png").convert("L"))
     assert overlay.mean() > 100, "not black"
