@@ -1,4 +1,4 @@
-"""Every number of the embedded world: nano by look and prompt, the gap, no gap, looks seen, phrases, captions.
+"""All numbers of the embedded data: Dice by look and prompt, oracle gap with and without planting, captions.
 
     python -m benchmarks.embedded_world
 
@@ -55,7 +55,7 @@ def main(args: Args) -> None:
     regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
     print(score_table(vessels))
     table = Table("what", "measured", "bar", title=f"{args.model_path}, {vessels.images} test images")
-    for line in [*vessel_lines(vessels), *other_lines(no_gap, looks_seen(world), regions)]:
+    for line in [*vessel_lines(vessels), *other_lines(no_gap, look_accuracy(world), regions)]:
         table.add_row(*line)
     Console().print(table)
 
@@ -80,13 +80,13 @@ def other_lines(no_gap: float, looks: float, regions: RegionScores) -> list[tupl
     """What, measured, bar."""
     return [
         ("oracle - best fixed without a planted gap", f"{no_gap:.3f}", "<= 0.01"),
-        ("looks told apart from the observation", f"{looks:.1%}", ">= 80 %"),
+        ("looks classified from the observation", f"{looks:.1%}", ">= 80 %"),
         ("phrases, cIoU", f"{regions.phrase_ciou:.3f}", ">= 0.40, goal 0.60"),
         ("captions right", f"{regions.captions_right:.1%}", ">= 50 %, goal 70 %"),
     ]
 
 
-def looks_seen(world: RunInputs) -> float:
+def look_accuracy(world: RunInputs) -> float:
     """Accuracy on validation patients of a logistic regression from the observation to the look."""
     looks = read_looks(world.config.data_root)
 

@@ -108,7 +108,7 @@ DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "not a list": (
         lambda: ANNOTATIONS.write_text('{"images": []}'),
-        ("data/annotations.json: expected a list of records {image, mask, text}, got dict; see the README",),
+        ("data/annotations.json: expected a list of records {image, mask, text}, got dict",),
     ),
     "no records": (lambda: ANNOTATIONS.write_text("[]"), ("expected a list of records", "got an empty list; see")),
     "image missing": (IMAGE.unlink, (RECORD, f"{IMAGE}: image file not found; put it there, or delete its record")),

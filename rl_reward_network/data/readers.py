@@ -77,9 +77,9 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     folder = Path(path)
     if not folder.is_dir():
         return _recognise_hub_id(path) if dataset_name == "auto" else dataset_name
-    descriptions = {name: found for name, (recognises, _) in READERS.items() if (found := recognises(folder))}
+    descriptions = {name: text for name, (recognises, _) in READERS.items() if (text := recognises(folder))}
     if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
-        return dataset_name  # in the second case the reader says what is missing
+        return dataset_name  # in the second case the reader raises an error on what is missing
     if len(descriptions) > 1:
         descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
     if not descriptions:

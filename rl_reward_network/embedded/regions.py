@@ -71,10 +71,10 @@ def render_scene(rng: np.random.Generator, side: int = REFERENCE_SIDE) -> Scene:
     """A random scene of `side` x `side` pixels.
 
     Raises:
-        ValueError: `side` is below 96, too small to tell the shapes apart.
+        ValueError: `side` is below 96, too small to distinguish the shapes.
     """
     if side < SMALLEST_SIDE:
-        raise ValueError(f"side is {side} pixels, but shapes need at least {SMALLEST_SIDE}; ask for a larger picture")
+        raise ValueError(f"side is {side} pixels, expected at least {SMALLEST_SIDE}; render a larger picture")
     canvas = _background(rng, side)
     kinds = [KINDS[index] for index in rng.choice(len(KINDS), int(rng.integers(3, 5)), replace=False)]
     cells = rng.choice(len(PLACES), len(kinds), replace=False)
@@ -120,7 +120,7 @@ def write_regions(
     `sa2va-nano` was trained in DAYLIGHT; under other light captions still name the unlit colours.
 
     A row holds `image` (PNG inside), `mask_rle` (compressed COCO RLE), `conversations` (the k-th answer is the caption
-    of the k-th mask) and `catagory` (GAR's own spelling; the shapes). All rows are in memory, about 0.25 MB each.
+    of the k-th mask) and `catagory` (GAR's spelling; the shapes). All rows are in memory, about 0.25 MB each.
 
     Raises:
         ValueError: `count` is below 1, or `side` too small.

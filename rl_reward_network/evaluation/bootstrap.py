@@ -92,7 +92,7 @@ def is_no_gap(gap: Estimate | None) -> bool:
 
 
 def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_choices: int = 2) -> Verdict:
-    """The verdict on a policy. With fewer than `MIN_PATIENTS` patients it is always "cannot tell".
+    """The verdict on a policy. Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
 
     Args:
         difference: Dice of the policy less Dice of the best fixed prompt on test patients; None when unlabelled.
