@@ -184,8 +184,16 @@ def names(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     image, mask = smooth_image(60, 60), np.ones((60, 60), dtype=bool)
     Image.fromarray(image).save("scan_001.png")
-    masks, scores = np.ones((3, 60, 60), dtype=np.float32), np.array([0.1, 0.9], dtype=np.float32)
-    return {"image": image, "mask": mask, "masks": masks, "scores": scores}
+    masks, candidates = np.ones((3, 60, 60), dtype=np.float32), [np.stack([mask, ~mask])]
+    scores = np.array([[0.25, 0.75]])
+    return {
+        "image": image,
+        "images": [image],
+        "mask": mask,
+        "masks": masks,
+        "candidates": candidates,
+        "scores": scores,
+    }
 
 
 @pytest.mark.parametrize(("page", "number"), SNIPPETS)
@@ -201,7 +209,8 @@ def test_every_python_snippet_runs(page: str, number: int, names: dict[str, Any]
         assert names["reward"] in names["scores"]
     if "rows" in names:
         (region,) = read_region_data("my_regions")[0]
-        assert (region.caption, region.group_id) == (names["rows"][0]["conversations"][1]["value"], "patient 7")
+        assert region.caption == "the long vessel on the left"
+        assert region.group_id != region.image_id, "the patient is not the group"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks("json", PAGES[page])])
