@@ -45,7 +45,7 @@ def lines_of(*start: str) -> list[list[str]]:
 
 
 def flags(line: list[str]) -> list[str]:
-    return [word for word in line if word.startswith("--") and word != "--help"]
+    return [word for word in line if word.startswith("--") and word not in ("--help", "--help-all")]
 
 
 # ---- form ------------------------------------------------------------------------------------------------------------
