@@ -41,7 +41,7 @@ def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     ensemble = RewardNetwork().eval().requires_grad_(False).to(args.device)
-    member = ensemble.alone(0).requires_grad_(False)
+    member = ensemble.member(0).requires_grad_(False)
     image, masks = _pair(256, 256, MANY)
 
     batch = torch.rand(IMAGES, 3, 256, 256, device=args.device), torch.rand(IMAGES, 1, 256, 256, device=args.device)

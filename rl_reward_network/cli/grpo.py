@@ -135,13 +135,14 @@ def check_together(args: Args, world: GRPOWorld, network: RewardNetwork | None) 
         if getattr(rewards, flag) and not getattr(grpo, weight):
             raise ValueError(f"--{flag} does nothing in a loop that --{weight} 0 leaves out; leave one of them out")
     if world.kind == "images":
-        if network is None and rewards.loop2_iou_weight is None and args.objective == "grpo":
+        paid_by_labels = rewards.loop2_iou_weight is not None or rewards.loop2_mask_rewards
+        if network is None and not paid_by_labels and args.objective == "grpo":
             raise ValueError(
                 "annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight"
             )
         if _judged_loops(rewards) or rewards.caption_weight or rewards.loop2_caption_weight:
             raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
-        if named := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight"):
+        if named := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
             raise ValueError(f"annotated images have no captions, so no loop 1: leave out {named[0]}")
     paid = replace(rewards, reward_net=None) != RewardArgs()
     if args.objective == "supervised" and (args.shuffle_rewards or paid):
@@ -187,6 +188,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         if loop in _judged_loops(rewards) and not weight:
             name = "caption_weight" if loop == "loop1" else "loop2_caption_weight"
             raise ValueError(f"the judge would pay nothing in {loop}: --{name} is 0 here; give it a weight")
+    mask_rewards = {"loop1": rewards.mask_rewards, "loop2": rewards.loop2_mask_rewards}
     r = _or(grpo.lora_r, own["lora_r"])
     steps = _or(grpo.max_steps, STEPS[args.mode] if embedded and grpo.num_epochs is None else -1)
     settings = {
@@ -238,6 +240,7 @@ def make_plan(args: Args, world: GRPOWorld, network: RewardNetwork | None) -> GR
         None if network is None else network.fingerprint,
         args.shuffle_rewards,
         WATCH[args.mode] if grpo.watch_every is None else grpo.watch_every,
+        {name: named for name, named in mask_rewards.items() if named} or None,
     )
 
 

@@ -10,6 +10,7 @@ from rl_reward_network.grpo.loss.losses import Level, LossType
 from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
 from rl_reward_network.rewards.combine import Aggregation, Scale
 from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.table import WeightedName
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,10 @@ class RewardArgs:
     """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
     loop2_iou_weight: float | None = None
     """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
+    mask_rewards: dict[WeightedName, float] | None = None
+    """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5."""
+    loop2_mask_rewards: dict[WeightedName, float] | None = None
+    """Loop 2: more rewards of the sampled mask, as --mask_rewards."""
     learned_weight: float | None = None
     """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
     confidence_weight: float = 0.0

@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import tyro
 
 from rl_reward_network.cli.reward import show_agreement
-from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.inputs.loading import World, WorldConfig, check_world, open_world
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.prompt_policy.stage import (
@@ -39,6 +38,7 @@ from rl_reward_network.reward_training.stage import (
     reward_plan,
     run_reward_stage,
 )
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import check_new, new_run_folder
 from rl_reward_network.runs.resume import nothing_to_resume, run_line
 
@@ -83,8 +83,8 @@ class Args:
     ppo: Annotated[PPOArgs, tyro.conf.arg(name="")] = field(default_factory=PPOArgs)
     preset: Literal["default", "published"] = "default"
     """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
-    reward: Reward = "net"
-    """What a mask is paid: net, the reward network's score; dice or iou with the truth; mix, half score half Dice."""
+    reward: RewardName = "net"
+    """Reward of a mask: net, the reward network's score; mix, half score, half Dice; or a measure with the truth."""
     vision_features: bool | None = None
     """Let the policy see Sa2VA's pooled image features, too: yes by default, no with --preset published."""
     reward_net: Path | None = None

@@ -1,16 +1,16 @@
 """The environment of the prompt policy: look at an image, choose a prompt, be paid the score of the mask it gives."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
+from rl_reward_network.rewards.table import RewardName, prompt_reward
 
 ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
-Reward = Literal["net", "dice", "iou", "mix"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class PromptContext:
         sample_id: hash that names the image; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`.
         scores: float32 (P,) in [0, 1], the reward network's score of each prompt's mask.
-        dice: float (P,) in [0, 1], Dice of each prompt's mask with the ground truth; None when unlabelled.
-        iou: float (P,) in [0, 1], the same for IoU.
+        metrics: name -> float (P,) in [0, 1], the mask rewards (`rewards.table.MASK_REWARDS`) of each prompt's mask;
+            empty when unlabelled.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.
@@ -33,8 +33,7 @@ class PromptContext:
     sample_id: str
     features: np.ndarray
     scores: np.ndarray
-    dice: np.ndarray | None = None
-    iou: np.ndarray | None = None
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what would fail deep inside a run."""
@@ -48,10 +47,8 @@ class PromptContext:
             raise ValueError(
                 f"{self.sample_id}: scores: got shape {self.scores.shape}; expected (P,) with P >= 2 prompts"
             )
-        for name in ("scores", "dice", "iou"):
-            values = getattr(self, name)
-            if values is not None:
-                self._require(name, values, self.scores.shape, 0, 1)
+        for name, values in {"scores": self.scores, **self.metrics}.items():
+            self._require(name, values, self.scores.shape, 0, 1)
 
     @property
     def vision_features(self) -> int:
@@ -69,29 +66,16 @@ class PromptContext:
             raise ValueError(f"{self.sample_id}: {name}: {label} is {values[place]}, outside its bounds")
 
 
-_REWARDS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
-    "net": lambda score, dice, iou: score,
-    "dice": lambda score, dice, iou: dice,
-    "iou": lambda score, dice, iou: iou,
-    "mix": lambda score, dice, iou: (score + dice) / 2,
-}
-
-
-def prompt_rewards(context: PromptContext, reward: Reward) -> np.ndarray:
-    """float32 (P,) in [0, 1]: what each prompt's mask is paid.
-
-    Args:
-        context: one image.
-        reward: `net`, the reward network's score; `dice` or `iou` with the ground truth; `mix`, half score, half Dice.
+def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
+    """float32 (P,) in [0, 1]: the reward of each prompt's mask; `reward` is one of `rewards.table.PROMPT_REWARDS`.
 
     Raises:
-        ValueError: another reward, or one that needs the ground truth of an unlabelled image.
+        ValueError: another reward, or one that needs the ground truth of an unlabelled image; names the sample.
     """
-    if reward not in _REWARDS:
-        raise ValueError(f"reward: got {reward!r}; expected one of {', '.join(_REWARDS)}")
-    if reward != "net" and (context.dice is None or context.iou is None):
-        raise ValueError(f"{context.sample_id}: reward {reward!r} needs labelled images; use the reward net's")
-    return _REWARDS[reward](context.scores, context.dice, context.iou).astype(np.float32)
+    try:
+        return prompt_reward(reward, context.scores, context.metrics)
+    except ValueError as error:
+        raise ValueError(f"{context.sample_id}: {error}") from None
 
 
 def observations(
@@ -134,12 +118,13 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     Terminated after `max_steps` prompts; never truncated, so nothing is bootstrapped beyond the last prompt.
 
     ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (index), `score`, and `dice` and `iou` where labelled.
+    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (index), `score`, and where labelled
+    the metrics of the mask (`dice`, `iou`, ...).
 
     ## Arguments
     `contexts`: at least one, all with the same number of prompts and features, each `sample_id` once.
     `max_steps`: prompts per episode, default 1.
-    `reward`: `net` (default), `dice`, `iou` or `mix`, see `prompt_rewards`.
+    `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
 
     Importing `rl_reward_network.env` registers the id:
 
@@ -154,7 +139,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
 
-    def __init__(self, contexts: Sequence[PromptContext], max_steps: int = 1, reward: Reward = "net") -> None:
+    def __init__(self, contexts: Sequence[PromptContext], max_steps: int = 1, reward: RewardName = "net") -> None:
         self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
             raise ValueError(f"max_steps: got {max_steps}; an episode has at least 1 prompt")
@@ -197,8 +182,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 def step_info(context: PromptContext, action: int) -> dict[str, Any]:
     """What a step tells besides its reward."""
     info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": action, "score": float(context.scores[action])}
-    labels = {"dice": context.dice, "iou": context.iou}
-    return info | {name: float(values[action]) for name, values in labels.items() if values is not None}
+    return info | {name: float(values[action]) for name, values in context.metrics.items()}
 
 
 def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:

@@ -10,12 +10,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from rl_reward_network.env.sa2va_finetune_env import (
     PromptContext,
-    Reward,
     observations,
     prompt_rewards,
     spaces,
     step_info,
 )
+from rl_reward_network.rewards.table import RewardName
 
 
 class PromptVecEnv(VecEnv):
@@ -26,7 +26,7 @@ class PromptVecEnv(VecEnv):
         n_envs: environments; each has its own order of the images.
     """
 
-    def __init__(self, contexts: Sequence[PromptContext], n_envs: int, max_steps: int, reward: Reward) -> None:
+    def __init__(self, contexts: Sequence[PromptContext], n_envs: int, max_steps: int, reward: RewardName) -> None:
         self.render_mode = None
         super().__init__(n_envs, *spaces(contexts))
         self.max_steps, self.hidden = max_steps, reward != "net"
@@ -147,7 +147,7 @@ class CentredReward(VecEnvWrapper):
 
 
 def make_vector_env(
-    contexts: Sequence[PromptContext], n_envs: int, seed: int, max_steps: int = 1, reward: Reward = "net"
+    contexts: Sequence[PromptContext], n_envs: int, seed: int, max_steps: int = 1, reward: RewardName = "net"
 ) -> VecEnv:
     """`n_envs` environments over the same images, each with its own order (seeds `seed`, `seed` + 1, ...).
 

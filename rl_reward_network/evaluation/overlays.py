@@ -36,11 +36,6 @@ class Overlay:
     error_map: np.ndarray
 
 
-def expected_errors(mask: np.ndarray, truth_map: np.ndarray) -> np.ndarray:
-    """float (H, W) in [0, 1]: probability that each pixel of a bool (H, W) mask is wrong, given that of the object."""
-    return np.where(mask, 1 - truth_map, truth_map)
-
-
 def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:
     """JPEG of a uint8 (H, W, 3) image, at most `PANEL` pixels wide or high, with the mask tinted and outlined."""
     picture = Image.fromarray(image)

@@ -23,7 +23,7 @@ from rl_reward_network.grpo.inputs import GRPOWorld, check_items, labelled_items
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
 from rl_reward_network.grpo.ranks import by_any
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, mask_reward_terms
 from rl_reward_network.grpo.setup import (
     check_movement,
     digests,
@@ -43,11 +43,11 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
     confidence_reward,
-    dice_reward,
     iou_reward,
     judge_reward,
     judged_caption_reward,
     learned_reward,
+    mask_reward,
     meteor_reward,
 )
 from rl_reward_network.runs.folder import (
@@ -100,6 +100,7 @@ class GRPOPlan:
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: each step's rewards are dealt out at random.
         watch_every: optimisation steps between looks at validation items; 0 never looks.
+        mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
     """
 
     mode: str
@@ -112,6 +113,7 @@ class GRPOPlan:
     reward_net: str | None = None
     shuffle_rewards: bool = False
     watch_every: int = 0
+    mask_rewards: dict[str, dict[str, float]] | None = None
 
 
 def loop_rewards(
@@ -125,7 +127,7 @@ def loop_rewards(
     if (judge is None) != (plan.judge is None):
         raise ValueError("the plan must name the judge that pays, and no other")
     weights = plan.weights
-    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
     loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
     if kind == "regions":
         judged = plan.judge["loops"] if plan.judge else ()
@@ -135,6 +137,8 @@ def loop_rewards(
         loop2["learned"] = Reward(learned_reward(network), weights.learned)
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    for loop, terms in (("loop1", loop1), ("loop2", loop2)):
+        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
     return {"loop1": loop1, "loop2": loop2}
 
 

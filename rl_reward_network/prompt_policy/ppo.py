@@ -19,10 +19,11 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_file
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import architecture, choose_prompts
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from rl_reward_network.runs.stop_rule import over_optimised
 
@@ -34,7 +35,7 @@ def train_prompt_policy(
     val_contexts: Sequence[PromptContext],
     config: PromptPPOConfig,
     run: Path,
-    reward: Reward = "net",
+    reward: RewardName = "net",
 ) -> PPO:
     """A trained prompt policy.
 
@@ -115,7 +116,7 @@ class _Recorder(BaseCallback):
         self,
         val_contexts: Sequence[PromptContext],
         config: PromptPPOConfig,
-        reward: Reward,
+        reward: RewardName,
         run: Path,
         curves: "_Curves",
         state: dict[str, Any],
@@ -174,7 +175,7 @@ class _Recorder(BaseCallback):
         """Score of each validation image under the greedy policy, and Dice of each labelled one."""
         chosen = choose_prompts(self.model.policy, self.val_contexts, self.config.max_steps, self.reward == "net")
         pairs = list(zip(self.val_contexts, chosen, strict=True))
-        dices = [float(context.dice[action]) for context, action in pairs if context.dice is not None]
+        dices = [float(context.metrics["dice"][action]) for context, action in pairs if context.metrics]
         return [float(context.scores[action]) for context, action in pairs], dices
 
     def close(self) -> None:

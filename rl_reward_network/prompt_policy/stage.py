@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.loading import World
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -15,6 +14,7 @@ from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
     began_with,
     check_new,
@@ -57,14 +57,14 @@ class PolicyPlan:
     images: int
     val_images: int
     vision_features: bool
-    reward: Reward
+    reward: RewardName
     ppo: PromptPPOConfig
 
 
 def policy_plan(
     mode: Literal["quick", "full"],
     preset: Literal["default", "published"] = "default",
-    reward: Reward = "net",
+    reward: RewardName = "net",
     vision_features: bool | None = None,
     seed: int = 0,
     **changed: Any,

@@ -11,7 +11,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split
 from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.agreement import judge_agreement, sheet_rows
+from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
 from rl_reward_network.reward_training.masks import Windows, make_windows
@@ -98,7 +98,7 @@ def _run_reward_stage(world: World, plan: RewardPlan, run: Path, picked: dict[st
         pooled = train_pooled_cnn(RewardExamples(world, picked["reward"], "the design to beat"), config.seed)
         mean, stream = float(train.dice.mean()), [config.seed, TEST]
         examples = RewardExamples(world, picked["test"], "test patients")
-        result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+        result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
         shown = RewardExamples(world, picked["test"][:SHEET_ROWS], "pictures")
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}

@@ -20,7 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_file
-from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, judge
+from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import Windows, balance, unpack
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 
@@ -162,7 +162,7 @@ def _step(
     member.train()
     logits = member(image)  # (B, 1, S, S)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
-    predicted, true = (judge(masks[:, :, None], x[:, None]) for x in (logits.sigmoid(), truth))  # (4, B, M)
+    predicted, true = (soft_overlap(masks[:, :, None], x[:, None]) for x in (logits.sigmoid(), truth))  # (4, B, M)
     distance = (predicted - true).abs().mean()
     ranking = ranking_loss(predicted[0], true[0])
     loss = config.truth_map_weight * cross_entropy + distance + config.ranking_weight * ranking
@@ -243,11 +243,11 @@ def _validate(member: UNet, windows: Windows, side: int) -> dict[str, float]:
     for image, truth, packed in zip(windows.image, windows.truth, windows.masks, strict=True):
         masks = torch.from_numpy(unpack(packed, side)[:, None]).float()
         with torch.no_grad():
-            truth_map = (
+            foreground_prob = (
                 member(torch.from_numpy(image.transpose(2, 0, 1)[None]).to(device).float() / 255).sigmoid().cpu()
             )
-        predicted.append(judge(masks, truth_map).numpy())
-        true.append(judge(masks, torch.from_numpy(truth[None]).float()).numpy())
+        predicted.append(soft_overlap(masks, foreground_prob).numpy())
+        true.append(soft_overlap(masks, torch.from_numpy(truth[None]).float()).numpy())
     errors = np.abs(np.concatenate(predicted, axis=1) - np.concatenate(true, axis=1)).mean(axis=1)
     dice = np.concatenate(true, axis=1)[0]
     values = {f"{name}_mae": float(error) for name, error in zip(NUMBERS, errors, strict=True)}

@@ -28,8 +28,8 @@ def toy_contexts(count, seed, labelled=True):
         scores = rng.uniform(0.3, 0.6) + rng.normal(0, 0.02, 4)  # how easy an image is hides what a prompt is worth
         scores[2 + bright] += 0.1
         scores = scores.clip(0, 1).astype(np.float32)
-        labels = scores if labelled else None
-        contexts.append(PromptContext(f"{seed}-{index}", observe_image(image), scores, labels, labels))
+        metrics = {"dice": scores, "iou": scores} if labelled else {}
+        contexts.append(PromptContext(f"{seed}-{index}", observe_image(image), scores, metrics))
     return contexts
 
 
@@ -115,7 +115,7 @@ def test_rewards_of_labels_pay_labels(tmp_path):
     )
     assert (by_dice == right).mean() >= 0.95
     assert (by_net == 5 - right).mean() >= 0.95
-    with pytest.raises(ValueError, match="reward 'iou' needs labelled images"):
+    with pytest.raises(ValueError, match="reward 'iou' needs"):
         train(tmp_path / "no", toy_contexts(8, 0, labelled=False), reward="iou")
     assert not (tmp_path / "no").exists()
 
@@ -166,7 +166,7 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     gold = [row["custom/val_gt_dice"] for row in rows]
     chosen = choose_prompts(model, val)
-    assert np.mean([c.dice[a] for c, a in zip(val, chosen, strict=True)]) == pytest.approx(max(gold))
+    assert np.mean([c.metrics["dice"][a] for c, a in zip(val, chosen, strict=True)]) == pytest.approx(max(gold))
     weights = copy.deepcopy(model.policy.state_dict())
     again = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)  # killed after the stop
     assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())

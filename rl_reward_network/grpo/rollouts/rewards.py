@@ -11,7 +11,8 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.loss.policy import Group
 from rl_reward_network.grpo.rollouts.batch import Batch, Mask
 from rl_reward_network.rewards.combine import Advantages, group_advantages
-from rl_reward_network.rewards.functions import GroupFunction, RewardFunction
+from rl_reward_network.rewards.functions import GroupFunction, RewardFunction, mask_reward
+from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,19 @@ def paid_of_prompts(prompts: Sequence[int], samples: Mapping[str, Samples]) -> l
     means = np.mean([own.rewards.mean(axis=1) for own in paid], axis=0)
     spread = np.any([own.spread for own in paid], axis=0)
     return [(number, float(mean), bool(any_)) for number, mean, any_ in zip(prompts, means, spread, strict=True)]
+
+
+def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
+    """Terms of mask rewards by name.
+
+    Raises:
+        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has a flag of its own.
+    """
+    for name in weights:
+        if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
+            known = ", ".join(MASK_REWARDS)
+            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has flags of its own, --iou_weight")
+    return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
 
 
 def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
