@@ -229,7 +229,7 @@ def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
 
 def test_presets_and_settings():
     assert (PRESETS["quick"].images, PRESETS["full"].images) == (50, 200)
-    with pytest.raises(ValueError, match="steps=0: must be greater than 0"):
+    with pytest.raises(ValueError, match="steps=0:"):
         RewardTrainingConfig(steps=0)
-    with pytest.raises(ValueError, match="window=100: must be a multiple of 16"):
+    with pytest.raises(ValueError, match="window=100:"):
         RewardTrainingConfig(window=100)
