@@ -32,7 +32,8 @@ PROMPT_REWARDS: dict[str, dict[str, float]] = {
 WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
 
 if TYPE_CHECKING:
-    RewardName = WeightedName = str
+    RewardName = str
+    WeightedName = str
 else:  # the choices of `--reward`, and of `--mask_rewards` and `--loop2_mask_rewards`
     RewardName = Literal[tuple(PROMPT_REWARDS)]
     WeightedName = Literal[tuple(name for name in MASK_REWARDS if name != WITH_OWN_FLAG)]

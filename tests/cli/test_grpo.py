@@ -122,7 +122,7 @@ def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
     assert planned(scenes).mask_rewards is None, "runs of older versions have none either"
     images = write_tiny_data(tmp_path)
     assert planned(images, *both[3:]).mask_rewards == {"loop2": {"cldice": 2.0, "recall": 1.0}}
-    with pytest.raises(ValueError, match="no loop 1.*--mask_rewards"):
+    with pytest.raises(ValueError, match=r"no loop 1.*--mask_rewards"):
         planned(images, *both)
 
 
