@@ -1,7 +1,7 @@
 """Damaged masks: training data of the reward network.
 
 Each family of damage is a pure function of a mask and a random generator; the input is not modified. The result may be
-empty (an eroded vessel of one pixel disappears). Empty masks are kept; their true Dice is 0.
+empty (an eroded vessel of one pixel disappears). Empty masks are kept.
 """
 
 from collections.abc import Callable, Mapping
