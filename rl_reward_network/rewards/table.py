@@ -25,8 +25,8 @@ MASK_REWARDS: dict[str, MaskReward] = {
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
 PROMPT_REWARDS: dict[str, dict[str, float]] = {
     "net": {"score": 1.0},
-    "mix": {"score": 0.5, "dice": 0.5},
     **{name: {name: 1.0} for name in MASK_REWARDS},
+    "mix": {"score": 0.5, "dice": 0.5},
 }
 
 WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification

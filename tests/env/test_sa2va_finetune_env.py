@@ -121,7 +121,7 @@ def test_each_reward_has_its_closed_form():
         _, paid, _, _, info = env.step(1)
         assert paid == pytest.approx(values[1])
         assert info["score"] == pytest.approx(context.scores[1]), "the reward net's, whatever is paid"
-    with pytest.raises(ValueError, match=r"reward: got 'best'.*net, mix, dice, iou.*cldice"):
+    with pytest.raises(ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, mix"):
         prompt_rewards(context, "best")
     (bare,) = make_contexts(count=1, labelled=False)
     for reward in ("dice", "iou", "mix"):

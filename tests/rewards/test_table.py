@@ -40,7 +40,7 @@ def test_mix_is_the_mean_of_score_and_dice_to_the_last_bit():
 
 
 def test_unknown_rewards_and_missing_labels_raise():
-    with pytest.raises(ValueError, match=r"'best'.*net, mix, dice"):
+    with pytest.raises(ValueError, match=r"'best'.*net, dice, iou"):
         prompt_reward("best", np.zeros(2), {})
     for name in PROMPT_REWARDS.keys() - {"net"}:
         with pytest.raises(ValueError, match=rf"'{name}'.*label"):
