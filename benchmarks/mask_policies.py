@@ -22,15 +22,17 @@ from rich.table import Table
 from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.items import GRPOItem
 from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
+from rl_reward_network.grpo.rollouts.batch import Batch, open_batch, random_stream
+from rl_reward_network.grpo.rollouts.generation import Question
 from rl_reward_network.grpo.rollouts.maker import RolloutMaker
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
@@ -55,7 +57,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Measure, print, draw."""
-    items = open_grpo_world(GRPOWorldConfig()).pick("test")[: args.items]
+    items = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).pick("test")[: args.items]
     model, processor = load_sa2va_model(DEFAULT_MODEL)
     with TemporaryDirectory() as folder:
         print(words(maker(model, processor, folder, "gaussian"), items))
@@ -87,7 +89,9 @@ def words(own: RolloutMaker, items: list[GRPOItem]) -> str:
     context = batch.context(own.model)
     questions = [batch.drawing(row, item.question) for row, item in enumerate(items)]
     greedy = context.answer(questions, Decoding(32))
-    certain = [float(np.exp(sum(answer.log_probs))) for (answer,) in greedy]
+    certain = [
+        probability(own.model, batch, question, answer) for question, (answer,) in zip(questions, greedy, strict=True)
+    ]
     sampled = context.answer(questions, Decoding(32, 1.0, generator=random_stream((0,))), SAMPLED)
     other = [
         one.token_ids != first.token_ids
@@ -98,6 +102,15 @@ def words(own: RolloutMaker, items: list[GRPOItem]) -> str:
         f"probability of the whole answer: {np.mean(certain):.6f} in the mean, {min(certain):.6f} at least; "
         f"{sum(other)} of {len(other)} sampled answers differ from it"
     )
+
+
+@torch.no_grad()
+def probability(model: Any, batch: Batch, question: Question, answer: Answer) -> float:
+    """Probability of an answer to a question without regions, teacher-forced at temperature 1."""
+    ids = torch.tensor([question.prefix_ids + question.suffix_ids + answer.token_ids])
+    logits = model(input_ids=ids, vision_features=batch.features[question.image].vision).logits[0]
+    chosen = torch.tensor(answer.token_ids)[:, None]
+    return float(logits[-len(chosen) - 1 : -1].log_softmax(-1).gather(1, chosen).sum().exp())
 
 
 def group(

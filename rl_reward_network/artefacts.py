@@ -39,6 +39,18 @@ def whole_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file (UTF-8), which is made when missing.
+
+    Raises:
+        ValueError: as `whole_file`.
+    """
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path`; replaces `path` when the block ends without an error.

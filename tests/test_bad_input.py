@@ -235,7 +235,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "other language model": (
         other_language_model,
         (),
-        ("model/config.json: llm_config.architectures is ['InternLM2ForCausalLM'], expected ['Qwen2ForCausalLM']",),
+        ("model/config.json: llm_config.architectures is ['InternLM2ForCausalLM'], expected one of ['Qwen2For",),
     ),
     "weights truncated": (
         lambda: truncate(Path("model/model.safetensors")),

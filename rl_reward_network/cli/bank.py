@@ -8,7 +8,7 @@ computed again, so a build that was cut off goes on where it was. Step 1, step 2
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Annotated
 
@@ -16,26 +16,28 @@ import torch
 import tyro
 from torch import distributed
 
-from rl_reward_network.inputs.loading import World, WorldConfig, check_files, open_world
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.inputs.loading import RunInputs, check_files, open_inputs
 
 
 @dataclass(frozen=True)
 class Args:
     """Fill the mask bank ahead of a run, with one process or many."""
 
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
 
 
 def main(args: Args) -> None:
     """Build this rank's share, wait for the others, say what was done."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = args.world
+    config = args.inputs
     if ranks > 1:
         distributed.init_process_group("gloo", timeout=timedelta(days=7))  # ranks may have very uneven work
         if config.gpu is None and torch.cuda.is_available():
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
-        world = open_world(config)
+        world = open_inputs(config, args.prompting)
         share = world.samples[rank::ranks]
         check_files(share)
         world.bank.build((sample.load_image() for sample in share), len(share))
@@ -48,7 +50,7 @@ def main(args: Args) -> None:
             distributed.destroy_process_group()
 
 
-def _summed(world: World, ranks: int) -> str:
+def _summed(world: RunInputs, ranks: int) -> str:
     """The counts of all ranks together; returns when the slowest has finished."""
     bank = world.bank
     if ranks > 1:

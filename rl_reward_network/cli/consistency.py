@@ -20,15 +20,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.cli.grpo import NANO, REAL
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.consistency import DIFFERS, SAME, Row, consistency_rows, differing
 from rl_reward_network.grpo.items import region_item
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
 from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.settings import LORA_R, MaskPolicyName
 from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
@@ -57,13 +56,13 @@ class Args:
 
 def main(args: Args) -> None:
     """Load, prepare as for training, print the table; leave with 1 if something differs that should not."""
-    r = args.lora_r or (NANO if args.model_path == DEFAULT_MODEL else REAL)["lora_r"]
+    r = args.lora_r or LORA_R["embedded" if args.model_path == DEFAULT_MODEL else "real"]
     if args.max_dynamic_patch < 1:
         raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
     folder = open_checkpoint(args.model_path)
     model, processor = load_sa2va_model(folder.path, args.device)
     processor.max_tiles = args.max_dynamic_patch
-    prepare_model(model, int(r), args.lora_alpha or 2 * int(r))
+    prepare_model(model, r, args.lora_alpha or 2 * r)
     mask_policy = args.mask_policy or ("bernoulli" if args.model_path == DEFAULT_MODEL else "gaussian")
     freeze_as_in_training(model, processor, mask_policy)
     rows = consistency_rows(model, processor, folder, mask_policy)
@@ -83,7 +82,11 @@ def freeze_as_in_training(model: Any, processor: Sa2VAProcessor, mask_policy: Ma
     paid = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
     with TemporaryDirectory() as nowhere:
         settings = Sa2VAGRPOConfig(
-            nowhere, mask_policy=mask_policy, use_cpu=model.device.type == "cpu", report_to="none", disable_tqdm=True
+            output_dir=nowhere,
+            mask_policy=mask_policy,
+            use_cpu=model.device.type == "cpu",
+            report_to="none",
+            disable_tqdm=True,
         )
         trainer = Sa2VAGRPOTrainer(model, processor, settings, [item] * settings.prompts_per_step, paid)
         freeze_unreached(trainer, [item])

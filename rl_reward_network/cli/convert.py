@@ -42,7 +42,7 @@ def main(args: Args) -> None:
         raise ValueError(
             f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
         )
-    tensors = to_ours(source.tensors()) if source.original else to_original(source.tensors())
+    tensors = to_ours(source.tensors(), config) if source.original else to_original(source.tensors(), config)
     with whole_folder(args.target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
 from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
-from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.readers import DATASET_NAMES, REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split
 from rl_reward_network.embedded.datasets import (
@@ -38,7 +38,7 @@ from rl_reward_network.embedded.datasets import (
     region_folder,
 )
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
-from rl_reward_network.grpo.inputs import KINDS, seen_regions
+from rl_reward_network.grpo.inputs import seen_regions
 from rl_reward_network.inputs.loading import check_named, check_one_phrase, read_samples, seen_images, split_samples
 from rl_reward_network.inputs.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -81,7 +81,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Print the table; leave with 1 if a line is missing."""
-    if args.dataset_name not in KINDS:
+    if args.dataset_name not in DATASET_NAMES:
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     checks: dict[str, Callable[[Args], str | Row]] = {
         "packages": _packages,
@@ -130,7 +130,7 @@ def _data(args: Args) -> str | Row:
     check_named(args.model_path, args.data_root, DEFAULT_DATA)
     if _to_be_rendered(args.data_root):
         return "embedded data, not there yet: the run renders them"
-    if args.dataset_name in ("gar", "dam") or (args.dataset_name == "auto" and _captioned(args.data_root)):
+    if args.dataset_name in REGIONS or (args.dataset_name == "auto" and _captioned(args.data_root)):
         return _regions(args)
     return _images(args)
 
@@ -145,10 +145,9 @@ def _to_be_rendered(root: Path) -> bool:
 def _captioned(root: Path) -> bool:
     """Whether these are captioned regions."""
     try:
-        recognise(root)
+        return recognise(root) in REGIONS
     except ValueError:
         return False
-    return True
 
 
 def _images(args: Args) -> Row:

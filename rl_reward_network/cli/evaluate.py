@@ -22,9 +22,9 @@ from rl_reward_network.evaluation.before_after import BeforeAfter
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
-from rl_reward_network.grpo.stage import FINAL
 from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS, Whereabouts, run_evaluation_stage
 from rl_reward_network.prompt_policy.policy import policy_folder
+from rl_reward_network.runs.folder import FINAL
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from rl_reward_network.embedded.nano.pictures import open_pictures
 from rl_reward_network.embedded.nano.score import TEST_SCENES, score_regions, score_vessels
 from rl_reward_network.embedded.nano.train import STAGES, NanoTrainer, stage_facts
 from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
 
 
@@ -43,7 +44,7 @@ def main(args: Args) -> None:
     """Render, train stage by stage, score, say where the model is."""
     if not 1 <= args.stages <= len(STAGES):
         raise ValueError(f"stages is {args.stages}, expected 1 to {len(STAGES)}")
-    device = WorldConfig(gpu=args.gpu).device
+    device = RunConfig(gpu=args.gpu).device
     check_device(device)
     test_data = embedded_angiograms()
     pictures = open_pictures(args.output_dir, args.angiograms, args.scenes, args.seed)
@@ -55,15 +56,15 @@ def main(args: Args) -> None:
     final = args.output_dir / "sa2va-nano"
     with whole_folder(final) as temporary:
         shutil.copytree(results[-1], temporary, dirs_exist_ok=True)
-        world = open_world(
-            WorldConfig(model_path=str(temporary), data_root=test_data, output_dir=args.output_dir, gpu=args.gpu)
+        world = open_inputs(
+            RunConfig(model_path=str(temporary), data_root=test_data, output_dir=args.output_dir, gpu=args.gpu)
         )
         regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
         write_card(temporary, world, score_vessels(world), regions, _facts(args, world, results))
     print(f"\nmodel and card: {final}")
 
 
-def _facts(args: Args, world: World, results: list[Path]) -> CardFacts:
+def _facts(args: Args, world: RunInputs, results: list[Path]) -> CardFacts:
     """What the card says about the training, wherever it is scored."""
     stages = [stage_facts(result) for result in results]
     changed = [

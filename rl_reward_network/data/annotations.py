@@ -22,15 +22,15 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.grey_levels import DATA_SET, level_of, measured_levels
+from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
-from rl_reward_network.data.sample import Sample, pseudonym
+from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
 # The group is the number, not the video: a patient with two videos stays in one split.
@@ -39,6 +39,11 @@ SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
 KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", *SIZE_KEYS}
 NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
 FAULTS_TOLD = 10
+
+
+def recognise_annotations(folder: Path) -> str:
+    """ "annotated images"; "" where `folder` has no annotations.json."""
+    return "annotated images" if (folder / "annotations.json").is_file() else ""
 
 
 @dataclass
@@ -89,7 +94,7 @@ def read_annotations(
             warning lists keys not read, one counts dropped polygons.
     """
     path = root / annotations
-    pattern = _compile(group_regex)
+    pattern = compile_group_regex(group_regex)
     records = _read_records(path)
     notes = _Notes()
     samples: dict[str, Sample] = {}
@@ -109,7 +114,8 @@ def read_annotations(
     if faults:
         raise ValueError(f"{path}: {_told(faults)}")
     notes.warn(annotations)
-    return _with_white(list(samples.values()), notes.deep, white_levels or measured_levels(notes.deep))
+    white = white_levels or measured_levels(notes.deep)
+    return with_white_levels(list(samples.values()), notes.deep, white)
 
 
 def _told(faults: list[str]) -> str:
@@ -118,15 +124,6 @@ def _told(faults: list[str]) -> str:
         return faults[0]
     more = [f"... and {len(faults) - FAULTS_TOLD} more"] if len(faults) > FAULTS_TOLD else []
     return "\n  ".join([f"{len(faults)} records have faults", *faults[:FAULTS_TOLD], *more])
-
-
-def _with_white(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
-    """The samples, those of more than 8 bit with their white level."""
-    keys = [deep.get(sample.image_path) for sample in samples]
-    return [
-        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
-        for sample, key in zip(samples, keys, strict=True)
-    ]
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
@@ -150,8 +147,12 @@ def _image_named(record: Any) -> str:
     return f" (image {name!r})" if isinstance(name, str) else ""
 
 
-def _compile(group_regex: str | None) -> re.Pattern[str]:
-    """The pattern that finds groups in file names."""
+def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
+    """The pattern that finds groups in file names; None: `VESSEL_NAME`.
+
+    Raises:
+        ValueError: not a regular expression, or without a named group `group`.
+    """
     try:
         pattern = re.compile(group_regex or VESSEL_NAME)
     except re.error as error:

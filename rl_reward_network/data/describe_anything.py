@@ -98,6 +98,12 @@ def read_describe_anything(
     return regions
 
 
+def recognise_describe_anything(folder: Path) -> str:
+    """E.g. "describe-anything: LVIS, SAV"; "" where `folder` is no subset and holds none."""
+    names = ", ".join(subset.name for subset in subset_folders(folder))
+    return names and f"describe-anything: {names}"
+
+
 def subset_folders(root: Path) -> list[Path]:
     """`root` or the folders in it that hold an `annotations.json`, if a tar lies in `images/` of any; else none."""
     found = [folder for folder in (root, *sorted(root.glob("*/"))) if (folder / "annotations.json").is_file()]

@@ -75,6 +75,20 @@ def read_grasp_any_region(
     return regions
 
 
+def recognise_grasp_any_region(folder: Path) -> str:
+    """E.g. "Grasp-Any-Region, 2 of 44 shards"; "" where `folder` holds no Arrow file.
+
+    Names such as data-00000-of-00044.arrow give the number of shards that belong to a folder.
+    """
+    if not (shards := arrow_shards(folder)):
+        return ""
+    matches = [(shard.parent, re.search(r"-of-(\d+)\.arrow$", shard.name)) for shard in shards]
+    stated = {(parent, int(match[1])) for parent, match in matches if match}
+    total = max(sum(number for _, number in stated), len(shards))
+    of_total = f" of {total}" if total > len(shards) else ""
+    return f"Grasp-Any-Region, {len(shards)}{of_total} shard{'s' if total > 1 else ''}"
+
+
 def arrow_shards(folder: Path) -> list[Path]:
     """The `*.arrow` files below `folder`, sorted; hidden ones and the caches of `datasets` (`cache-*`) do not count."""
     shards = sorted(folder.rglob("*.arrow"))

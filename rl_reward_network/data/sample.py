@@ -1,12 +1,13 @@
 """One training example: an image and a phrase, with the mask it means if somebody drew it."""
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from rl_reward_network.data.grey_levels import DATA_SET
+from rl_reward_network.data.grey_levels import DATA_SET, level_of
 from rl_reward_network.data.images import load_image
 from rl_reward_network.data.masks import MaskParts, rasterise
 
@@ -79,3 +80,18 @@ class Sample:
             ValueError: a PNG mask cannot be read, has another size, or is not binary.
         """
         return None if self.mask_parts is None else rasterise(self.mask_parts, self.size)
+
+
+def with_white_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
+    """The samples, those with images of more than 8 bit with their white level.
+
+    Args:
+        samples: of any images.
+        deep: image of more than 8 bit -> key of its level, a `series_id` or `DATA_SET`.
+        levels: key -> white level, as `grey_levels.measured_levels` gives them.
+    """
+    keys = [deep.get(sample.image_path) for sample in samples]
+    return [
+        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
+        for sample, key in zip(samples, keys, strict=True)
+    ]

@@ -6,7 +6,6 @@ validation windows are kept. A batch depends only on seed, member and step, so a
 as an uninterrupted one.
 """
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,13 +15,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
 from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import Windows, balance, unpack
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from rl_reward_network.runs.curves import Curves
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
 RANK_SCALE = 0.05  # Dice; differences well below this hardly contribute to the ranking loss
@@ -105,11 +103,11 @@ def train_reward_network(
     network = RewardNetwork(network_config)
     run.mkdir(parents=True, exist_ok=True)
     state = _load(run / CHECKPOINT, network)
-    first = state["member"] * config.steps + state["step"] + 1
-    with SummaryWriter(str(run / "logs"), purge_step=first) as writer:
+    done = {name: state[name] for name in ("member", "step")}
+    with Curves(run, done, board_step=state["member"] * config.steps + state["step"]) as curves:
         for member in range(state["member"], len(network.members)):
-            state = {**_fresh(member), "rows": state["rows"]} if member > state["member"] else state
-            _train_member(network, train, val, config, run, state, writer)
+            state = _fresh(member) if member > state["member"] else state
+            _train_member(network, train, val, config, run, state, curves)
     return network.to("cpu").eval().requires_grad_(False)
 
 
@@ -120,7 +118,7 @@ def _train_member(
     config: RewardTrainingConfig,
     run: Path,
     state: dict[str, Any],
-    writer: SummaryWriter,
+    curves: Curves,
 ) -> None:
     """Train one member from `state` on and load its best weights; `state` is updated and saved."""
     index = state["member"]
@@ -135,16 +133,16 @@ def _train_member(
         _set_learning_rate(optimizer, config, step)
         batch = _draw_batch(train, mask_probs, config, np.random.default_rng([config.seed, index, step]))
         losses = _step(member, optimizer, batch, config, step)
-        _log(writer, "train", losses, done + step)
+        curves.add_scalars(_tagged("train", losses), done + step)
         if step % config.eval_every and step != config.steps:
             continue
         errors = _validate(member, val, config.window)
         _require_finite(errors["dice_mae"], step)
-        _log(writer, "val", errors, done + step)
+        curves.add_scalars(_tagged("val", errors), done + step)
         if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
             state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
-        state["rows"].append({"member": index, "step": step, "train": losses, "val": errors})
+        curves.add_row({"member": index, "step": step, "train": losses, "val": errors})
         state |= {"step": step, "optimizer": optimizer.state_dict()}
         _save(run, network, state)
     member.load_state_dict(state["best"]["weights"])
@@ -260,14 +258,12 @@ def _require_finite(value: float, step: int) -> None:
 
 
 def _fresh(member: int) -> dict[str, Any]:
-    """The state of a member before its first step; `rows` are the lines of metrics.jsonl so far."""
-    return {"member": member, "step": 0, "optimizer": None, "best": None, "rows": []}
+    """The state of a member before its first step."""
+    return {"member": member, "step": 0, "optimizer": None, "best": None}
 
 
 def _save(run: Path, network: RewardNetwork, state: dict[str, Any]) -> None:
     """Write the checkpoint; it has no random state, because each batch has its own seed."""
-    with whole_file(run / "metrics.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in state["rows"]), encoding="utf-8")
     save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
 
 
@@ -280,7 +276,6 @@ def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:
     return state
 
 
-def _log(writer: SummaryWriter, split: str, values: dict[str, float], step: int) -> None:
-    """Scalars to TensorBoard as `<split>/<name>`; the steps of the members follow each other."""
-    for name, value in values.items():
-        writer.add_scalar(f"{split}/{name}", value, step)
+def _tagged(split: str, values: dict[str, float]) -> dict[str, float]:
+    """The values under TensorBoard's tags, `<split>/<name>`."""
+    return {f"{split}/{name}": value for name, value in values.items()}

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
-from skimage.segmentation import mark_boundaries
 
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
+from rl_reward_network.evaluation.overlays import ORANGE, paint_mask
 
 PROMPT = "sa2va_prompt"  # the text in our PNGs that says which prompt the mask is of
 LONGEST = 60  # characters of a prompt in a file name
@@ -106,9 +106,9 @@ def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str)
         mask: bool (H, W).
         prompt: what was asked.
     """
-    overlay = mark_boundaries(image, mask.astype(int), color=(1, 0.6, 0))  # float, [0, 1]
+    overlay = paint_mask(image, mask, ORANGE, opacity=0)
     said = PngInfo()
     said.add_itxt(PROMPT, prompt)
-    for pixels, path in ((np.where(mask, 255, 0), target.mask), (overlay * 255, target.overlay)):
+    for pixels, path in ((np.where(mask, 255, 0), target.mask), (overlay, target.overlay)):
         with whole_file(path) as temporary:
             Image.fromarray(pixels.astype(np.uint8)).save(temporary, "PNG", pnginfo=said)

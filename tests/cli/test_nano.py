@@ -48,6 +48,6 @@ def test_what_cannot_work_is_said_before_anything_is_rendered(monkeypatch: pytes
         with pytest.raises(ValueError, match=message):
             train_nano.main(replace(SMALLEST, **wrong))
     Path("data/angiograms").mkdir(parents=True)
-    with pytest.raises(ValueError, match="was not rendered by this program"):
+    with pytest.raises(ValueError, match=r"data/angiograms: .*not rendered"):
         train_nano.main(SMALLEST)
     assert not Path("somewhere").exists()

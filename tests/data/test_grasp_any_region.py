@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from rl_reward_network.data import grasp_any_region
 from rl_reward_network.data.grasp_any_region import arrow_shards, read_grasp_any_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.embedded.regions import read_regions, write_regions
+from rl_reward_network.embedded.regions import make_scenes, write_regions
 
 SIZE = (12, 16)  # H, W: not square, so that swapped axes show
 TEXT, NUMBER = hf.Value("string"), hf.Value("int64")
@@ -86,7 +86,7 @@ def captions(folder: Path) -> list[str]:
 
 def test_rendered_regions_come_back_as_they_were_drawn(tmp_path: Path) -> None:
     write_regions(tmp_path / "regions", count=3, seed=5, side=96)
-    scenes = read_regions(tmp_path / "regions")
+    scenes = make_scenes(3, seed=5, side=96)
     found = read_grasp_any_region(tmp_path / "regions")
     drawn = [(scene, obj) for scene in scenes for obj in scene.objects]
     assert len(found) == len(drawn) > 6

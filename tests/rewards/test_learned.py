@@ -91,7 +91,7 @@ def test_a_score_that_is_not_finite_stops_the_run():
         score_masks(Damaged(SMALL), IMAGE, MASKS)
 
 
-def test_the_truth_map_is_the_mean_of_the_members():
+def test_the_foreground_probability_is_the_mean_of_the_members():
     bright = IMAGE.mean(axis=2) / 255
     np.testing.assert_allclose(foreground_prob(BrightIsObject(SMALL), IMAGE), (bright + bright**2) / 2, rtol=1e-5)
 

@@ -10,13 +10,16 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.artefacts import read_json, write_remedy
+from rl_reward_network.models.default import DEFAULT_MODEL as DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
-DEFAULT_MODEL = "sa2va-nano"
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
+AUTO_ARGUMENTS = {"_from_auto", "adapter_kwargs", "trust_remote_code"}  # of transformers' Auto classes; without effect
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,14 @@ class CheckpointFolder:
             return Sa2VAConfig.from_dict(self.config)
         return config_from_original(self.config, self.sam2_sizes, str(self.path / "config.json"))
 
+    def tokenizer(self, config: Sa2VAConfig) -> PreTrainedTokenizerBase:
+        """The folder's tokenizer, in the class of its language-model family; remote code is neither run nor requested.
+
+        Raises:
+            ValueError: a language model that this version cannot build.
+        """
+        return family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, by the names in the files; memory-mapped, so nothing is read before it is used."""
         tensors: dict[str, torch.Tensor] = {}
@@ -67,15 +78,15 @@ class CheckpointFolder:
         return tensors
 
 
-def open_checkpoint(path: str | Path) -> CheckpointFolder:
+def open_checkpoint(path: str | Path, revision: str | None = None) -> CheckpointFolder:
     """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
 
-    No code of it is ever run.
+    Code in the folder is never run.
 
     Raises:
         ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
-    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path))
+    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), revision)
     refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -90,15 +101,25 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
 def refuse_unmerged(folder: Path) -> None:
     """Raise for a GRPO run, its final_model or a checkpoint, which hold what was trained and not a whole model."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for found in (folder, folder / "final_model", *checkpoints):
-        if (found / "trainable").is_dir():
+    for candidate in (folder, folder / "final_model", *checkpoints):
+        if (candidate / "trainable").is_dir():
             raise ValueError(
                 f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-                f"--model_path: sa2va-rl merge --model_path {found} --output merged"
+                f"--model_path: sa2va-rl merge --model_path {candidate} --output merged"
             )
 
 
-def _download(name: str) -> Path:
+def check_auto_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse an argument that transformers' Auto classes do not pass, for it would have no effect.
+
+    Raises:
+        TypeError: names the argument.
+    """
+    if unknown := sorted(arguments.keys() - AUTO_ARGUMENTS):
+        raise TypeError(f"from_pretrained() got an unexpected argument {unknown[0]!r}")
+
+
+def _download(name: str, revision: str | None) -> Path:
     remedy = (
         f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
         f"{DEFAULT_MODEL}"
@@ -106,7 +127,7 @@ def _download(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):
             raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error

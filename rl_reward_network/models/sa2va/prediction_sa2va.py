@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
@@ -62,7 +62,7 @@ def predict_forward(
     text: str | None = None,
     past_text: str = "",
     mask_prompts: Sequence[np.ndarray] | np.ndarray | None = None,
-    tokenizer: Qwen2Tokenizer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     processor: Sa2VAProcessor | None = None,
     max_new_tokens: int = 2048,
 ) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase
 
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.pixels_sa2va import (
     ImageLike,
@@ -39,7 +39,7 @@ class Sa2VAProcessor:
     """Tokenizer, templates, tiling and the two image pipelines of one checkpoint.
 
     Args:
-        tokenizer: Qwen2Tokenizer that has `[SEG]` and `<IMG_CONTEXT>`.
+        tokenizer: of the checkpoint's family, with `[SEG]` and `<IMG_CONTEXT>`.
         template: key of `templates.TEMPLATES`.
         tile_size: side of a tile in pixels.
         tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
@@ -49,7 +49,7 @@ class Sa2VAProcessor:
 
     def __init__(
         self,
-        tokenizer: Qwen2Tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         template: str = "qwen_chat",
         tile_size: int = 448,
         tokens_per_tile: int = 256,
@@ -78,18 +78,29 @@ class Sa2VAProcessor:
         self.never_sampled_ids = [vocabulary[token] for token in NEVER_SAMPLED]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, max_tiles: int | None = None) -> "Sa2VAProcessor":
-        """The processor of a model folder or hub id, in either layout. Remote code is neither run nor asked about.
+    def from_pretrained(
+        cls, path: str | Path, max_tiles: int | None = None, revision: str | None = None, **auto_arguments: Any
+    ) -> "Sa2VAProcessor":
+        """The processor of a model folder or hub id, in either layout. Remote code is never run.
+
+        Args:
+            path: local folder, or `owner/name`.
+            max_tiles: most tiles of one image; None is the checkpoint's number.
+            revision: commit, branch or tag of a hub id.
+            **auto_arguments: see `checkpoint_sa2va.AUTO_ARGUMENTS`.
 
         Raises:
             ValueError: the folder is not Sa2VA's, or its tokenizer lacks a special token.
+            TypeError: an unknown argument.
         """
-        folder = open_checkpoint(path)
-        return cls.from_config(folder.model_config(), Qwen2Tokenizer.from_pretrained(folder.path), max_tiles)
+        check_auto_arguments(auto_arguments)
+        folder = open_checkpoint(path, revision)
+        config = folder.model_config()
+        return cls.from_config(config, folder.tokenizer(config), max_tiles)
 
     @classmethod
     def from_config(
-        cls, config: Sa2VAConfig, tokenizer: Qwen2Tokenizer, max_tiles: int | None = None
+        cls, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, max_tiles: int | None = None
     ) -> "Sa2VAProcessor":
         """The processor that fits a configuration."""
         return cls(

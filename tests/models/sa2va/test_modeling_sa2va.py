@@ -173,17 +173,3 @@ def test_training_steps_move_the_trainable_and_nothing_else(own_model: Any, tiny
     frozen = {name for name, p in own_model.named_parameters() if not p.requires_grad}
     assert not moved & frozen
     assert {name for name in before if "lora_" in name} <= moved
-
-
-def test_completion_log_probs_ignore_padding(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    prompt = tiny_processor([TEXT, "<image>Longer words here."], [smooth_image(60, 60)] * 2)
-    answers = [tiny_processor.token_ids("Sure [SEG]."), tiny_processor.token_ids("No")]
-    ids = torch.tensor([answer + [0] * (len(answers[0]) - len(answer)) for answer in answers])
-    mask = torch.tensor([[1] * len(answer) + [0] * (len(answers[0]) - len(answer)) for answer in answers])
-    with torch.no_grad():
-        both = tiny_model.completion_log_probs(prompt, ids, mask)
-        alone = tiny_model.completion_log_probs(
-            tiny_processor("<image>Longer words here.", smooth_image(60, 60)), torch.tensor([answers[1]])
-        )
-    assert torch.allclose(both[1, :2], alone[0], atol=1e-4)
-    assert both[1, 2:].eq(0).all()
