@@ -29,7 +29,7 @@ from rl_reward_network.reward_training.damage import damage
 from rl_reward_network.reward_training.examples import RewardExamples
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
 from rl_reward_network.reward_training.stage import find_reward_network, reward_plan, run_reward_stage
-from rl_reward_network.rewards.learned import ascend, score_masks
+from rl_reward_network.rewards.learned import ImageScorer, score_masks
 from rl_reward_network.runs.folder import new_run_folder
 
 BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
@@ -90,7 +90,7 @@ def _push(world: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Cur
     pooled = train_pooled_cnn(
         RewardExamples(world, world.pick("reward", plan.images, labelled=True), "pooled CNN"), world.config.seed
     )
-    judges = {MEMBER: network.alone(0), ENSEMBLE: network}
+    judges = {MEMBER: network.member(0), ENSEMBLE: network}
     scores: dict[str, Score] = {name: _score(judge) for name, judge in judges.items()} | {POOLED: pooled}
     curves: dict[str, list[Curve]] = {}
     examples = RewardExamples(world, world.pick("test", args.images, labelled=True), f"seed {world.config.seed}")
@@ -124,10 +124,11 @@ def _best_of_n(score: Score, example: RewardExample, candidates: np.ndarray) -> 
 def _climb(network: RewardNetwork, example: RewardExample) -> Iterator[tuple[float, float]]:
     """Score of the soft mask, and true Dice of it cut at 0.5, after each number of steps in `ASCENT`."""
     mask = example.masks[:1].astype(np.float32)
-    path = ascend(network, example.image, mask, network.config.ascent_step, ASCENT[-1])
+    scorer = ImageScorer(network, example.image)
+    path = scorer.ascend(mask, network.config.ascent_step, ASCENT[-1])
     for step, soft in enumerate([mask, *path]):
         if step in ASCENT:
-            yield float(score_masks(network, example.image, soft)[0]), float(true_dice(soft > 0.5, example.truth)[0])
+            yield float(scorer.quality(soft)["score"][0]), float(true_dice(soft > 0.5, example.truth)[0])
 
 
 def _summary(curves: np.ndarray) -> dict[str, float]:

@@ -95,7 +95,9 @@ def random_contexts(world: RunInputs, samples: list[Sample]) -> list[PromptConte
     scores = rng.random((len(samples), len(world.prompts)), dtype=np.float32)
     answers = [(sample, sample.load_image()) for sample in samples]
     return [
-        PromptContext(sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, row, row)
+        PromptContext(
+            sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, {"dice": row}
+        )
         for (sample, image), row in zip(answers, scores, strict=True)
     ]
 

@@ -284,7 +284,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "n_envs 0": (nothing, ("--n_envs", "0"), ("n_envs: got 0; give 1 or more",)),
     "negative steps": (nothing, ("--total_timesteps", "-5"), ("total_timesteps: got -5; give 1 or more",)),
-    "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5: must be greater than 0",)),
+    "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5:",)),
     "batch larger than the rollout": (
         nothing,
         ("--batch_size", "500"),

@@ -12,6 +12,7 @@ from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_se
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.table import WeightedName
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
@@ -63,6 +64,10 @@ class RewardArgs:
     """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
     loop2_iou_weight: Rare[float | None] = None
     """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
+    mask_rewards: Rare[dict[WeightedName, float] | None] = None
+    """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5."""
+    loop2_mask_rewards: Rare[dict[WeightedName, float] | None] = None
+    """Loop 2: more rewards of the sampled mask, as --mask_rewards."""
     learned_weight: Rare[float | None] = None
     """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
     confidence_weight: Rare[float] = 0.0
@@ -79,6 +84,12 @@ class RewardArgs:
     """Most requests under way at once, of each process."""
     llm_judge_cache: Rare[Literal["off"] | Path | None] = None
     """File of the judge's replies, for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
+
+    @property
+    def mask_rewards_by_loop(self) -> dict[str, dict[str, float]] | None:
+        """Loop -> name -> weight; None without such rewards, as in the config.json of older versions."""
+        by_loop = {"loop1": self.mask_rewards, "loop2": self.loop2_mask_rewards}
+        return {loop: dict(weights) for loop, weights in by_loop.items() if weights} or None
 
     @property
     def judged_loops(self) -> list[str]:
@@ -148,6 +159,7 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
         None if network is None else network.fingerprint,
         args.shuffle_rewards,
         _or(args.watch_every, VALIDATION_STEPS[args.mode]),
+        args.rewards.mask_rewards_by_loop,
     )
 
 
@@ -220,11 +232,12 @@ def _check_judge(args: Args) -> None:
 
 def _check_images(args: Args, learned: bool) -> None:
     grpo, rewards = args.grpo, args.rewards
-    if not learned and rewards.loop2_iou_weight is None and grpo.objective == "grpo":
+    labels = rewards.loop2_iou_weight is not None or rewards.loop2_mask_rewards
+    if not learned and not labels and grpo.objective == "grpo":
         raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
     if rewards.judged_loops or rewards.caption_weight or rewards.loop2_caption_weight:
         raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
-    if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight"):
+    if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
         raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
 
 

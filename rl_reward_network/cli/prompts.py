@@ -9,7 +9,7 @@ settings is resumed, with the results of an uninterrupted run.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -17,6 +17,7 @@ from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.prompt_policy.config import Mode, PPOSettings, Preset, with_preset
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
     BEST_REWARD_NET,
     FINAL,
@@ -44,8 +45,8 @@ class Args:
     ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=PPOSettings)
     preset: Preset = "default"
     """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
-    reward: Literal["net", "dice", "iou", "mix"] = "net"
-    """Reward of a mask: net, the reward network's score; dice or iou with the true mask; mix, half score half Dice."""
+    reward: RewardName = "net"
+    """Reward of a mask: net, the reward network's score; mix, half score, half Dice; the others need the true mask."""
     vision_features: Rare[bool | None] = None
     """Add Sa2VA's pooled image features to the observation: yes by default, no with --preset published."""
     reward_net: Path | None = None

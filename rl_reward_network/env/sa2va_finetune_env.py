@@ -1,15 +1,14 @@
 """The environment of the prompt policy: observe an image, choose a prompt, receive the score of the prompt's mask."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
-
-Reward = Literal["net", "dice", "iou", "mix"]
+from rl_reward_network.rewards.table import RewardName, prompt_reward
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +22,8 @@ class PromptContext:
         sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`.
         scores: float32 (P,) in [0, 1], the reward network's score of each action's mask.
-        dice: float (P,) in [0, 1], Dice of each action's mask with the ground truth; None when unlabelled.
-        iou: float (P,) in [0, 1], the same for IoU.
+        metrics: name -> float (P,) in [0, 1], the mask rewards (`rewards.table.MASK_REWARDS`) of each action's mask;
+            empty when unlabelled.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.
@@ -33,8 +32,7 @@ class PromptContext:
     sample_id: str
     features: np.ndarray
     scores: np.ndarray
-    dice: np.ndarray | None = None
-    iou: np.ndarray | None = None
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check shapes and ranges before a run starts."""
@@ -48,10 +46,8 @@ class PromptContext:
             raise ValueError(
                 f"{self.sample_id}: scores: got shape {self.scores.shape}; expected (P,) with P >= 2 actions"
             )
-        for name in ("scores", "dice", "iou"):
-            values = getattr(self, name)
-            if values is not None:
-                self._require(name, values, self.scores.shape, 0, 1)
+        for name, values in {"scores": self.scores, **self.metrics}.items():
+            self._require(name, values, self.scores.shape, 0, 1)
 
     @property
     def vision_features(self) -> int:
@@ -69,29 +65,20 @@ class PromptContext:
             raise ValueError(f"{self.sample_id}: {name}: {label} is {values[place]}, outside its bounds")
 
 
-_REWARDS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
-    "net": lambda score, dice, iou: score,
-    "dice": lambda score, dice, iou: dice,
-    "iou": lambda score, dice, iou: iou,
-    "mix": lambda score, dice, iou: (score + dice) / 2,
-}
-
-
-def prompt_rewards(context: PromptContext, reward: Reward) -> np.ndarray:
+def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
     """float32 (P,) in [0, 1]: the reward of each action's mask.
 
     Args:
         context: one image.
-        reward: `net`, the reward network's score; `dice` or `iou` with the ground truth; `mix`, half score, half Dice.
+        reward: one of `rewards.table.PROMPT_REWARDS`.
 
     Raises:
-        ValueError: another reward, or one that needs the ground truth of an unlabelled image.
+        ValueError: another reward, or one that needs the ground truth of an unlabelled image; names the sample.
     """
-    if reward not in _REWARDS:
-        raise ValueError(f"reward: got {reward!r}; expected one of {', '.join(_REWARDS)}")
-    if reward != "net" and (context.dice is None or context.iou is None):
-        raise ValueError(f"{context.sample_id}: reward {reward!r} needs labelled images; use the reward net's")
-    return _REWARDS[reward](context.scores, context.dice, context.iou).astype(np.float32)
+    try:
+        return prompt_reward(reward, context.scores, context.metrics)
+    except ValueError as error:
+        raise ValueError(f"{context.sample_id}: {error}") from None
 
 
 def observation(context: PromptContext, progress: float = 0.0, best_score: float = 0.0) -> np.ndarray:
@@ -137,12 +124,13 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
 
     ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and `dice` and `iou` where labelled.
+    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where
+    labelled, each of the metrics (`dice`, `iou`, ...).
 
     ## Arguments
     `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
     `max_steps`: steps per episode, default 1.
-    `reward`: `net` (default), `dice`, `iou` or `mix`, see `prompt_rewards`.
+    `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
 
     Importing `rl_reward_network` registers the id. `rl_reward_network.prompt_policy.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
@@ -159,7 +147,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
 
-    def __init__(self, contexts: Sequence[PromptContext] = (), max_steps: int = 1, reward: Reward = "net") -> None:
+    def __init__(self, contexts: Sequence[PromptContext] = (), max_steps: int = 1, reward: RewardName = "net") -> None:
         self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}, expected 1 or more; an episode has at least one step")
@@ -218,8 +206,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 def step_info(context: PromptContext, action: int) -> dict[str, Any]:
     """The info of a step."""
     info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": action, "score": float(context.scores[action])}
-    labels = {"dice": context.dice, "iou": context.iou}
-    return info | {name: float(values[action]) for name, values in labels.items() if values is not None}
+    return info | {name: float(values[action]) for name, values in context.metrics.items()}
 
 
 def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:

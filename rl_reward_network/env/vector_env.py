@@ -7,7 +7,8 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, Sa2VAFinetuneEnv, prompt_rewards
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, Sa2VAFinetuneEnv, prompt_rewards
+from rl_reward_network.rewards.table import RewardName
 
 
 class CentredReward(VecEnvWrapper):
@@ -37,7 +38,7 @@ class CentredReward(VecEnvWrapper):
 
 
 def make_vector_env(
-    contexts: Sequence[PromptContext], n_envs: int, seed: int, max_steps: int = 1, reward: Reward = "net"
+    contexts: Sequence[PromptContext], n_envs: int, seed: int, max_steps: int = 1, reward: RewardName = "net"
 ) -> VecEnv:
     """`n_envs` environments over the same images, each with a different order (seeds `seed`, `seed` + 1, ...).
 

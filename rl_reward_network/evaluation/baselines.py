@@ -18,7 +18,8 @@ from rl_reward_network.evaluation.bootstrap import (
     verdict_on,
 )
 from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
@@ -181,7 +182,7 @@ def _row(
 ) -> ComparisonRow:
     """One row with its intervals; all rows resample the same patients."""
     groups = [table.group_id for table in tables]
-    columns = ["score"] if criterion == "score" else ["score", *METRICS]
+    columns = ["score"] if criterion == "score" else ["score", *MASK_REWARDS]
     means = {column: group_bootstrap(expected(weights[name], tables, column), groups, seed) for column in columns}
 
     def difference(other: str) -> Estimate:

@@ -37,11 +37,6 @@ class Overlay:
     error_map: np.ndarray
 
 
-def expected_errors(mask: np.ndarray, truth_map: np.ndarray) -> np.ndarray:
-    """float (H, W) in [0, 1]: probability that each pixel of a bool (H, W) mask is wrong, given that of the object."""
-    return np.where(mask, 1 - truth_map, truth_map)
-
-
 def paint_mask(image: np.ndarray, mask: np.ndarray, colour: tuple[int, int, int], opacity: float = TINT) -> np.ndarray:
     """The image with a mask in one colour: the inside tinted, and a line 1 pixel wide around it.
 

@@ -34,7 +34,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.learned import truth_map
+from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET
@@ -206,7 +206,7 @@ def segmenter_note(network: RewardNetwork, items: list[GRPOItem], after: Measure
 def _own_dice(network: RewardNetwork, item: GRPOItem) -> float:
     image, truth = item.load()
     assert truth is not None
-    return float(dice((truth_map(network, image) > 0.5)[None], truth[None])[0])
+    return float(dice((foreground_prob(network, image) > 0.5)[None], truth[None])[0])
 
 
 def _shown(items: list[GRPOItem], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:

@@ -38,6 +38,7 @@ class GRPOPlan:
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: the rewards of each step are permuted at random.
         watch_every: optimisation steps between validations; 0 never validates.
+        mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
     """
 
     mode: str
@@ -50,3 +51,4 @@ class GRPOPlan:
     reward_net: str | None = None
     shuffle_rewards: bool = False
     watch_every: int = 0
+    mask_rewards: dict[str, dict[str, float]] | None = None

@@ -24,7 +24,7 @@ from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_rewards import PathwiseReward
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.ranks import by_any
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, mask_reward_terms
 from rl_reward_network.grpo.setup import (
     check_movement,
     digests,
@@ -45,11 +45,11 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
     confidence_reward,
-    dice_reward,
     iou_reward,
     judge_reward,
     judged_caption_reward,
     learned_reward,
+    mask_reward,
     meteor_reward,
 )
 from rl_reward_network.runs.folder import (
@@ -80,7 +80,7 @@ def loop_rewards(
     if (judge is None) != (plan.judge is None):
         raise ValueError("the plan must name the judge that pays, and no other")
     weights = plan.weights
-    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
     loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
     if kind == "regions":
         judged = plan.judge["loops"] if plan.judge else ()
@@ -90,6 +90,8 @@ def loop_rewards(
         loop2["learned"] = Reward(learned_reward(network), weights.learned)
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    for loop, terms in (("loop1", loop1), ("loop2", loop2)):
+        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
     return {"loop1": loop1, "loop2": loop2}
 
 

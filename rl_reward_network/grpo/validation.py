@@ -13,7 +13,7 @@ from rl_reward_network.grpo.measure import Measured, measure, unpacked
 from rl_reward_network.grpo.ranks import by_first
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.functions import learned_reward
-from rl_reward_network.rewards.learned import Judge
+from rl_reward_network.rewards.learned import MaskQualityModel
 from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
@@ -35,7 +35,9 @@ class Watch(TrainerCallback):
         network: the reward network that pays, if one does.
     """
 
-    def __init__(self, trainer: Any, items: Sequence[GRPOItem], every: int, network: Judge | None = None) -> None:
+    def __init__(
+        self, trainer: Any, items: Sequence[GRPOItem], every: int, network: MaskQualityModel | None = None
+    ) -> None:
         self.trainer, self.items, self.every, self.network = trainer, items, every, network
         self.proxy: list[float] = []
         self.gold: list[float] = []
@@ -92,12 +94,12 @@ class Watch(TrainerCallback):
         self.gold.append(gold)
 
 
-def mean_score(network: Judge, items: Sequence[GRPOItem], measured: Measured) -> float:
+def mean_score(network: MaskQualityModel, items: Sequence[GRPOItem], measured: Measured) -> float:
     """Mean of the reward network's scores of the masks that the items' questions bring."""
     return float(np.mean(scores(network, items, measured)))
 
 
-def scores(network: Judge, items: Sequence[GRPOItem], measured: Measured) -> np.ndarray:
+def scores(network: MaskQualityModel, items: Sequence[GRPOItem], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each item's mask; 0 without one."""
     pays = learned_reward(network)
     found = [

@@ -12,9 +12,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 from tqdm import tqdm
 
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.prompt_policy.checkpoint import ppo_state
 from rl_reward_network.prompt_policy.policy import choose_prompts
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.stop_rule import over_optimised
@@ -88,7 +89,7 @@ class ValidationCallback(BaseCallback):
         self,
         contexts: Sequence[PromptContext],
         max_steps: int,
-        reward: Reward,
+        reward: RewardName,
         curves: Curves,
         peak: dict[str, Any] | None = None,
     ) -> None:
@@ -133,7 +134,7 @@ class ValidationCallback(BaseCallback):
         """Score of each validation image under the greedy policy, and Dice of each labelled one."""
         actions = choose_prompts(self.model.policy, self.contexts, self.max_steps, self.reward == "net")
         pairs = list(zip(self.contexts, actions, strict=True))
-        dices = [float(context.dice[action]) for context, action in pairs if context.dice is not None]
+        dices = [float(context.metrics["dice"][action]) for context, action in pairs if context.metrics]
         return [float(context.scores[action]) for context, action in pairs], dices
 
 

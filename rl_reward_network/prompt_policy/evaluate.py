@@ -14,16 +14,16 @@ from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
-from rl_reward_network.evaluation.overlays import Overlay, expected_errors
+from rl_reward_network.evaluation.overlays import Overlay
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
-from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import truth_map
+from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.runs.folder import REWARD_NET
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # how often Sa2VA ran
@@ -145,7 +145,7 @@ def _overlays(
         image = samples[index].load_image()
         masks = action_masks(world.prompts, world.probabilities(image) > 0.5)
         mine = masks[chosen[index]]
-        errors = expected_errors(mine, truth_map(network, image))
+        errors = error_map(mine.astype(np.float32), foreground_prob(network, image))
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mine, errors))
     return tuple(overlays)
 

@@ -11,7 +11,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from tqdm import tqdm
 
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.prompt_policy.callbacks import (
     CurvesWriter,
@@ -22,6 +22,7 @@ from rl_reward_network.prompt_policy.callbacks import (
 from rl_reward_network.prompt_policy.checkpoint import restore_ppo
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import architecture
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
 from rl_reward_network.runs.curves import Curves
 
@@ -31,7 +32,7 @@ def train_prompt_policy(
     val_contexts: Sequence[PromptContext],
     config: PromptPPOConfig,
     run_dir: Path,
-    reward: Reward = "net",
+    reward: RewardName = "net",
 ) -> PPO:
     """Train a prompt policy with SB3's PPO.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.env.sa2va_finetune_env import Reward
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -16,6 +15,7 @@ from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
     FINAL,
     POLICY_RUN,
@@ -52,14 +52,14 @@ class PolicyPlan:
     images: int
     val_images: int
     vision_features: bool
-    reward: Reward
+    reward: RewardName
     ppo: PromptPPOConfig
 
 
 def policy_plan(
     mode: Mode,
     preset: Preset = "default",
-    reward: Reward = "net",
+    reward: RewardName = "net",
     vision_features: bool | None = None,
     seed: int = 0,
     ppo: PPOSettings | None = None,

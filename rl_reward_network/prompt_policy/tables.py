@@ -12,12 +12,13 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.actions import action_masks
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.rewards.learned import Judge, judge_masks
+from rl_reward_network.rewards.learned import ImageScorer, MaskQualityModel
 from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.table import RewardName
 
 TABLES = "tables.json"  # in the folder of a run
 
@@ -29,7 +30,7 @@ class PromptTable:
     Args:
         features: float32 (F,), from `observe_image`.
         table: score and metrics of every prompt's mask.
-        own_dice: Dice of the reward network's own segmentation, its truth map cut at 0.5; None when unlabelled.
+        own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled.
     """
 
     features: np.ndarray
@@ -39,13 +40,11 @@ class PromptTable:
     @property
     def context(self) -> PromptContext:
         """The image as the environment takes it."""
-        table = self.table
-        dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
-        return PromptContext(table.sample_id, self.features, table.scores, dice, iou)
+        return PromptContext(self.table.sample_id, self.features, self.table.scores, self.table.metrics or {})
 
 
 def prompt_tables(
-    world: RunInputs, samples: list[Sample], network: Judge, desc: str, vision_features: bool
+    world: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
 ) -> list[PromptTable]:
     """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
 
@@ -61,17 +60,18 @@ def prompt_tables(
     return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
 
 
-def _prompt_table(world: RunInputs, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
+def _prompt_table(world: RunInputs, sample: Sample, network: MaskQualityModel, vision_features: bool) -> PromptTable:
     image = sample.load_image()
     answer = world.bank.answer(image)
     masks = action_masks(world.prompts, world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
-    judged, truth = judge_masks(network, image, masks.astype(np.float32)), sample.load_mask()
-    table = measure_sample(sample.sample_id, sample.group_id, judged["score"], masks, truth)
-    own = None if truth is None else float(dice(judged["truth_map"][None] > 0.5, truth[None])[0])
-    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own)
+    scorer, truth = ImageScorer(network, image), sample.load_mask()
+    scores = scorer.quality(masks.astype(np.float32))["score"]
+    table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
+    own_dice = None if truth is None else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
+    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own_dice)
 
 
-def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
+def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: RewardName) -> np.ndarray:
     """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
     rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
     features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))

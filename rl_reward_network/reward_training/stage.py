@@ -13,7 +13,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.agreement import judge_agreement, sheet_rows
+from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
 from rl_reward_network.reward_training.examples import RewardExamples
@@ -108,7 +108,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
         mean, stream = float(train.dice.mean()), [config.seed, TEST]
         examples = RewardExamples(inputs, picked["test"], "test patients")
-        result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+        result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
         shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}

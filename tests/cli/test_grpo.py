@@ -117,6 +117,16 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     assert plan.weights.loop2_caption == 0
 
 
+def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
+    both = ["--mask_rewards", "dice", "0.5", "--loop2_mask_rewards", "cldice", "2", "recall", "1"]
+    assert planned(scenes, *both).mask_rewards == {"loop1": {"dice": 0.5}, "loop2": {"cldice": 2.0, "recall": 1.0}}
+    assert planned(scenes).mask_rewards is None, "runs of older versions have none either"
+    images = write_tiny_data(tmp_path)
+    assert planned(images, *both[3:]).mask_rewards == {"loop2": {"cldice": 2.0, "recall": 1.0}}
+    with pytest.raises(ValueError, match=r"no loop 1.*--mask_rewards"):
+        planned(images, *both)
+
+
 def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Path, tmp_path: Path) -> None:
     images, network = write_tiny_data(tmp_path), RewardNetwork(RewardNetworkConfig(channels=(8,)))
     plan = planned(images, network=network)

@@ -16,7 +16,8 @@ from rl_reward_network.evaluation.baselines import (
 )
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.evaluation.deployment import Deployment
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 
 def tables(dices, scores=None, groups=None, labelled=True):
@@ -24,7 +25,7 @@ def tables(dices, scores=None, groups=None, labelled=True):
     dices = np.asarray(dices, dtype=np.float64)
     scores = dices if scores is None else np.asarray(scores, dtype=np.float64)
     groups = groups or [f"patient{index}" for index in range(len(dices))]
-    metrics = [dict.fromkeys(METRICS, row) if labelled else None for row in dices]
+    metrics = [dict.fromkeys(MASK_REWARDS, row) if labelled else None for row in dices]
     return [
         SampleTable(f"s{index}", group, score, metric)
         for index, (group, score, metric) in enumerate(zip(groups, scores, metrics, strict=True))

@@ -10,7 +10,6 @@ from rl_reward_network.evaluation.overlays import (
     PANEL,
     draw_errors,
     draw_mask,
-    expected_errors,
     paint_mask,
 )
 
@@ -21,12 +20,6 @@ MASK[20:60, 30:50] = True
 
 def opened(data):
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-
-
-def test_a_pixel_is_wrong_as_probably_as_the_object_is_not_where_the_mask_says():
-    truth_map = np.array([[0.9, 0.9], [0.2, 0.2]])
-    mask = np.array([[True, False], [True, False]])
-    np.testing.assert_allclose(expected_errors(mask, truth_map), [[0.1, 0.9], [0.8, 0.2]])
 
 
 def test_a_mask_is_outlined_in_its_colour_and_the_rest_is_left_alone():

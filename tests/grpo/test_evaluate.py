@@ -29,7 +29,7 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.rewards.learned import score_masks, truth_map
+from rl_reward_network.rewards.learned import foreground_prob, score_masks
 from rl_reward_network.rewards.masks import dice
 from tests.conftest import write_tiny_data
 from tests.evaluation.test_report import Page
@@ -237,7 +237,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert shown.words == (items[0].question, "", "")
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
     assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
-    own = [dice((truth_map(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
+    own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
     (note,) = result.notes
     assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.3f}")
     assert "the fine-tuned model " in note

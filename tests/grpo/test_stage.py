@@ -278,6 +278,13 @@ def test_terms_without_a_judge() -> None:
     }
 
 
+def test_mask_rewards_by_name_join_the_terms_of_their_loop() -> None:
+    plan = replace(PLAN, mask_rewards={"loop1": {"dice": 0.5}, "loop2": {"cldice": 2.0}})
+    weights = named(loop_rewards(plan, "images", None, None))
+    assert weights["loop1"] == {"iou": 1.0, "dice": 0.5}
+    assert weights["loop2"] == {"iou": 1.0, "confidence": 0.0, "cldice": 2.0}
+
+
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
     plan = replace(PLAN, weights=RewardWeights(caption=0.5, loop2_caption=0.25, loop2_iou=0.0))
     alone = {"meteor": 0.0, "judge": 0.0}

@@ -48,14 +48,14 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
     """The reward of prompt 2 rises with training while its truth is the worst on validation images."""
     contexts, val = toy_contexts(40, 0), toy_contexts(40, 1)
     for context in (*contexts, *val):
-        object.__setattr__(context, "dice", 1 - context.scores)
+        object.__setattr__(context, "metrics", {"dice": 1 - context.scores})
     model = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)
     assert "back to the best weights" in capsys.readouterr().out
     assert model.num_timesteps < 6000
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     gold = [row["custom/val_gt_dice"] for row in rows]
     chosen = choose_prompts(model, val)
-    assert np.mean([c.dice[a] for c, a in zip(val, chosen, strict=True)]) == pytest.approx(max(gold))
+    assert np.mean([c.metrics["dice"][a] for c, a in zip(val, chosen, strict=True)]) == pytest.approx(max(gold))
     weights = copy.deepcopy(model.policy.state_dict())
     again = train(tmp_path, contexts, val, total_timesteps=6000, learning_rate=3e-4)  # killed after the stop
     assert all(torch.equal(value, again.policy.state_dict()[name]) for name, value in weights.items())

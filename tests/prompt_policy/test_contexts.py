@@ -10,6 +10,7 @@ from rl_reward_network.env.observation import observe_image
 from rl_reward_network.prompt_policy import contexts as contexts_file
 from rl_reward_network.prompt_policy.contexts import contexts_from_masks, contexts_from_run
 from rl_reward_network.prompt_policy.tables import TABLES, save_tables
+from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.prompt_policy.test_tables import entries
 
 RNG = np.random.default_rng(0)
@@ -28,21 +29,19 @@ def test_contexts_of_images_masks_and_scores() -> None:
     labelled, unlabelled = contexts_from_masks(IMAGES, MASKS, SCORES, [TRUTHS[0], None])
     np.testing.assert_array_equal(labelled.features, observe_image(IMAGES[0]))
     np.testing.assert_allclose(labelled.scores, SCORES[0], rtol=1e-6)
-    assert labelled.dice is not None
-    assert labelled.iou is not None
     share = TRUTHS[0].mean()
-    np.testing.assert_allclose(labelled.dice, [1, 0, 2 * share / (1 + share)])
-    np.testing.assert_allclose(labelled.iou, [1, 0, share])
-    assert (unlabelled.dice, unlabelled.iou) == (None, None)
+    np.testing.assert_allclose(labelled.metrics["dice"], [1, 0, 2 * share / (1 + share)])
+    np.testing.assert_allclose(labelled.metrics["iou"], [1, 0, share])
+    assert unlabelled.metrics == {}
     assert [context.sample_id for context in (labelled, unlabelled)] == ["image 0", "image 1"]
-    assert all(context.dice is None for context in contexts_from_masks(IMAGES, MASKS, SCORES))
+    assert all(context.metrics == {} for context in contexts_from_masks(IMAGES, MASKS, SCORES))
 
 
 def test_contexts_of_a_run_play(tmp_path: Path) -> None:
     save_tables(tmp_path / TABLES, {"policy": entries(labelled=False), "val": entries(labelled=True)})
     train, val = contexts_from_run(tmp_path), contexts_from_run(str(tmp_path), split="val")
-    assert all(context.dice is None for context in train)
-    assert all(context.dice is not None for context in val)
+    assert all(context.metrics == {} for context in train)
+    assert all(set(context.metrics) == set(MASK_REWARDS) for context in val)
     env = gym.make(ENV_ID, contexts=train)
     _, info = env.reset(seed=0)
     assert info["sample_id"] in {context.sample_id for context in train}

@@ -21,8 +21,8 @@ def toy_contexts(count, seed, labelled=True):
         scores = rng.uniform(0.3, 0.6) + rng.normal(0, 0.02, 4)  # how easy an image is hides what a prompt is worth
         scores[2 + bright] += 0.1
         scores = scores.clip(0, 1).astype(np.float32)
-        labels = scores if labelled else None
-        contexts.append(PromptContext(f"{seed}-{index}", observe_image(image), scores, labels, labels))
+        metrics = {"dice": scores, "iou": scores} if labelled else {}
+        contexts.append(PromptContext(f"{seed}-{index}", observe_image(image), scores, metrics))
     return contexts
 
 

@@ -37,7 +37,7 @@ class PathwiseReward:
     def _score(self, group: Group, logits: Tensor) -> Tensor:
         assert group.image is not None
         mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.network.judge(mask, self._maps(group.image_id, group.image).to(mask.device)).score
+        score: Tensor = self.network.mask_quality(mask, self._maps(group.image_id, group.image).to(mask.device)).score
         return score.mean()
 
     @torch.no_grad()
@@ -45,7 +45,7 @@ class PathwiseReward:
         if name not in self.maps:
             device = next(self.network.parameters()).device
             picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
-            self.maps[name] = self.network.truth_maps(picture).cpu()
+            self.maps[name] = self.network.foreground_probs(picture).cpu()
             while sum(maps.nbytes for maps in self.maps.values()) > MAPS_BYTES and len(self.maps) > 1:
                 self.maps.popitem(last=False)
         return self.maps[name]
