@@ -98,7 +98,7 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
     assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
     card = (run / "final_model" / "README.md").read_text()
     for said in (
-        "rl_reward_network.cli.merge --model_path <this folder>",
+        "sa2va-rl merge --model_path <this folder>",
         "| steps | 2 |",
         "put onto sa2va-nano",
         "Not evaluated",
