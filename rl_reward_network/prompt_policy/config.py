@@ -58,21 +58,26 @@ class PromptPPOConfig(PPOSettings):
     def __post_init__(self) -> None:
         """Refuse settings that would fail, or be changed silently, inside a run."""
         for name in ("total_timesteps", "n_envs", "n_steps", "n_epochs", "max_steps"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "give 1 or more")
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("learning_rate", "clip_range"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "give a number above 0")
+            _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
         for name in ("gamma", "gae_lambda"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "give a number from 0 to 1")
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
         for name in ("ent_coef", "vf_coef", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         rollout = self.n_steps * self.n_envs
-        _require(self.batch_size >= 2, "batch_size", self.batch_size, "give 2 or more: advantages are normalised in it")
-        remedy = f"give at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"
-        _require(self.batch_size <= rollout, "batch_size", self.batch_size, remedy)
-        _require(self.n_steps >= self.max_steps, "n_steps", self.n_steps, f"give max_steps = {self.max_steps} or more")
+        _require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more: advantages are normalised in it")
+        expected = f"at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"
+        _require(self.batch_size <= rollout, "batch_size", self.batch_size, expected)
+        _require(
+            self.n_steps >= self.max_steps,
+            "n_steps",
+            self.n_steps,
+            f"{self.max_steps} or more, the max_steps of an episode",
+        )
         fewest = MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
-        remedy = f"give {fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
-        _require(self.total_timesteps >= fewest, "total_timesteps", self.total_timesteps, remedy)
+        expected = f"{fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
+        _require(self.total_timesteps >= fewest, "total_timesteps", self.total_timesteps, expected)
 
     @property
     def rollout_steps(self) -> int:
@@ -92,10 +97,10 @@ class PromptPPOConfig(PPOSettings):
         return max(2, math.ceil(rollout / math.ceil(rollout / self.batch_size)))
 
 
-def _require(holds: bool, field: str, value: object, remedy: str) -> None:
-    """One wording for every refused setting."""
+def _require(holds: bool, field: str, value: object, expected: str) -> None:
+    """Raise a ValueError unless a condition holds."""
     if not holds:
-        raise ValueError(f"{field}: got {value}; {remedy}")
+        raise ValueError(f"{field} is {value}, expected {expected}")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

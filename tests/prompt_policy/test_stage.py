@@ -48,9 +48,9 @@ def reward_net(world: RunInputs) -> Path:
 
 def trained(world: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
     run = world.config.output_dir / name
-    run_policy_stage(
-        world, policy_plan("quick", ppo=PPOSettings(**{"total_timesteps": 64, **settings})), reward_net, run
-    )
+    stage = {name: settings.pop(name) for name in ("reward", "preset") if name in settings}
+    plan = policy_plan("quick", **stage, ppo=PPOSettings(**{"total_timesteps": 64, **settings}))
+    run_policy_stage(world, plan, reward_net, run)
     return run
 
 
@@ -268,7 +268,7 @@ def test_a_plan_takes_what_the_user_changed() -> None:
     assert policy_plan("full", "published", vision_features=True).vision_features
     full = policy_plan("full", seed=3)
     assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
-    with pytest.raises(ValueError, match="n_envs: got 0"):
+    with pytest.raises(ValueError, match="n_envs is 0"):
         policy_plan("quick", ppo=PPOSettings(n_envs=0))
 
 
