@@ -111,6 +111,17 @@ def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
     assert [set(line) - {"stage", "step"} for line in lines] == 4 * [{*LOSSES}] + 4 * [{*LOSSES, "region"}]
 
 
+def test_the_batches_are_those_that_the_shipped_weights_were_trained_on(tmp_path: Path, pictures: Pictures) -> None:
+    """Tokens, masks (pixels) and attributes of one step; slack is for other processors."""
+    stage = replace(SMALL, steps=1, by_codes=False, watched=2)
+    batch = training.batch_of(stage, pictures, NanoTrainer(tmp_path, pictures).processor, [0, 0, 0])
+    assert batch["with_image"]["input_ids"].sum() == 433_418
+    assert batch["text_only"]["input_ids"].sum() == 14_814
+    assert [int(masks.sum()) for masks in batch["masks"]] == pytest.approx([12_244, 5_165, 18_942], abs=10)
+    assert batch["attributes"].tolist() == [[4, 1, 0, 5], [3, 1, 1, 2]]
+    assert batch["region_scenes"]["attributes"].sum() == 58
+
+
 def test_a_stage_says_how_it_was_made(tmp_path: Path, pictures: Pictures) -> None:
     facts = stage_facts(NanoTrainer(tmp_path, pictures, seed=3).train(0, SHORT))
     assert facts["settings"]["seed"] == 3
