@@ -250,7 +250,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "index of weights damaged": (
         lambda: Path("model/model.safetensors.index.json").write_text("{}"),
         (),
-        ("model/model.safetensors.index.json: field weight_map is missing or no table; download the model again",),
+        ("model/model.safetensors.index.json: field weight_map is missing",),
     ),
     "tokenizer missing": (
         lambda: [path.unlink() for path in Path("model").glob("*token*")],

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which layout a folder holds, its configuration, its tensors and their shapes."""
+"""Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ AUTO_ARGUMENTS = {"_from_auto", "adapter_kwargs", "trust_remote_code"}  # of tra
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """A model folder whose layout is known.
+    """A model folder with a known layout.
 
     Args:
         path: local folder.
@@ -38,10 +38,10 @@ class CheckpointFolder:
 
     @property
     def sam2_sizes(self) -> dict[str, Any]:
-        """Sizes of SAM 2: the folder's own `sam2_sizes.json`, else Hiera-L.
+        """Sizes of SAM 2 from the folder's `sam2_sizes.json`, Hiera-L's if there is none.
 
         Raises:
-            ValueError: the file lacks a field.
+            ValueError: a field of the file is missing.
         """
         file = self.path / "sam2_sizes.json"
         if not file.exists():
@@ -52,7 +52,7 @@ class CheckpointFolder:
         return sizes
 
     def model_config(self) -> Sa2VAConfig:
-        """The configuration, in our terms whatever the layout.
+        """The configuration as a `Sa2VAConfig`, from either layout.
 
         Raises:
             ValueError: a model that this version cannot build.
@@ -70,7 +70,7 @@ class CheckpointFolder:
         return family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, by the names in the files; memory-mapped, so nothing is read before it is used."""
+        """All tensors by their names in the files, memory-mapped: values are read on first use."""
         tensors: dict[str, torch.Tensor] = {}
         for file in weight_files(self.path):
             with _open_safetensors(file) as handle:
@@ -99,13 +99,13 @@ def open_checkpoint(path: str | Path, revision: str | None = None) -> Checkpoint
 
 
 def refuse_unmerged(folder: Path) -> None:
-    """Raise for a GRPO run, its final_model or a checkpoint, which hold what was trained and not a whole model."""
+    """Raise for a GRPO run, its final_model or a checkpoint: they hold trained tensors, not a whole model."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
     for candidate in (folder, folder / "final_model", *checkpoints):
         if (candidate / "trainable").is_dir():
             raise ValueError(
-                f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-                f"--model_path: sa2va-rl merge --model_path {candidate} --output merged"
+                f"{folder}: holds the tensors trained by a GRPO run, not a whole model; merge them first, and give "
+                f"the result as --model_path: sa2va-rl merge --model_path {candidate} --output merged"
             )
 
 
@@ -135,7 +135,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by its index when it has one.
+    """The safetensors files of a model folder, those of its index if it has one.
 
     Raises:
         ValueError: no safetensors file, or one named in the index is missing.
@@ -143,7 +143,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     files = [folder / name for name in _indexed(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
     if missing := [file.name for file in files if not file.exists()]:
-        raise ValueError(f"{index}: names files that are not there: {first_few(missing)}; download the model again")
+        raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
@@ -154,11 +154,11 @@ def _indexed(index: Path) -> list[str]:
     try:
         return sorted(set(read_json(index)["weight_map"].values()))
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: field weight_map is missing or no table; download the model again") from None
+        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a model folder, from the file headers alone."""
+    """Shapes of all tensors of a model folder, read from the file headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with _open_safetensors(file) as handle:
@@ -173,18 +173,18 @@ def _open_safetensors(file: Path) -> Any:
         raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
 
 
-def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Refuse a folder whose tensors are not exactly the model's.
+def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], where: Path) -> None:
+    """Refuse a folder unless its tensors are exactly the model's.
 
     Raises:
         ValueError: missing keys, surplus keys or other shapes, all named in one message.
     """
-    missing = [key for key in expected if key not in found]
-    surplus = [key for key in found if key not in expected]
+    missing = [key for key in expected if key not in actual]
+    surplus = [key for key in actual if key not in expected]
     other = [
-        f"{key} {found[key]} instead of {expected[key]}"
+        f"{key} {actual[key]} instead of {expected[key]}"
         for key in expected
-        if found.get(key, expected[key]) != expected[key]
+        if actual.get(key, expected[key]) != expected[key]
     ]
     lines = [
         f"{len(names)} {what}: {first_few(names)}"

@@ -10,7 +10,7 @@ from transformers.models.auto import AutoConfig
 from rl_reward_network.models.sa2va.families import FAMILIES, original_family
 from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
 
-# SAM 2.0 Hiera-L, which every released Sa2VA carries; the field names are those of `sam2_sizes.json`.
+# SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
 HIERA_L: dict[str, Any] = {
     "embed_dim": 144,
     "num_heads": 2,
@@ -37,10 +37,10 @@ class Sa2VAConfig(PreTrainedConfig):
         template: prompt template, a key of `templates.TEMPLATES`.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
-        max_tiles: largest number of tiles one image is cut into, the thumbnail not counted.
+        max_tiles: largest number of tiles of one image, without the thumbnail.
         image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
-        original_config: the official `config.json` this model came with, kept so that it can be written back.
+        original_config: the official `config.json` of this model, for conversion back to that layout.
 
     Source: bytedance/Sa2VA@9832e1a (names follow transformers' InternVLConfig).
     """
@@ -110,7 +110,7 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
 
 
 def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
-    """The video part of SAM 2.0; the two switches that are off are SAM 2.1's."""
+    """Settings of the video part of SAM 2.0; the two that are False belong to SAM 2.1."""
     side, d_model = sizes["image_size"], sizes["d_model"]
     return {
         "image_size": side,
@@ -152,7 +152,7 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     Args:
         original: the parsed `config.json` of a `Sa2VAChatModel` folder.
         sizes: SAM 2 sizes, `HIERA_L` unless the folder says otherwise.
-        where: name of the file, for messages.
+        where: path of the file, for error messages.
 
     Raises:
         ValueError: an architecture, language model or option that this version cannot build.
@@ -161,7 +161,7 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
     _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
     _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
-    for field in ("use_backbone_lora", "use_llm_lora"):  # un-merged adapters have other key names
+    for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
         _demand(where, field, original.get(field, 0), 0)
     try:
         family = original_family(text)
@@ -207,5 +207,5 @@ def _vision_config(original: dict[str, Any], force_image_size: int | None) -> In
         hidden_dropout_prob=original.get("dropout", 0.0),
         attention_dropout=original.get("attention_dropout", 0.0),
         layer_scale_init_value=original.get("initializer_factor", 0.1),
-        use_mean_pooling=True,  # the reference has no final norm; this makes it the identity
+        use_mean_pooling=True,  # makes the final norm an identity: the reference has none
     )

@@ -18,7 +18,7 @@ VIT, OUR_VIT = "vision_model.encoder.layers.#.", "model.vision_tower.encoder.lay
 MEMORY = SAM + "memory_attention.layers.#."
 OUR_MEMORY = OURS + "memory_attention.layers.#."
 
-# (original, ours): `#` stands for a number, `*` for the rest of the name. The first row that matches wins.
+# (original, ours): `#` stands for a number, `*` for the rest of the name. The first matching row applies.
 RENAMES = [
     ("vision_model.embeddings.class_embedding", "model.vision_tower.embeddings.cls_token"),
     ("vision_model.embeddings.position_embedding", "model.vision_tower.embeddings.position_embeddings"),
@@ -156,13 +156,15 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
         elif key == GAUSSIAN:
-            tensors.update({name: tensor.clone() for name in OUR_GAUSSIANS})  # clones: files refuse shared memory
+            tensors.update(
+                {name: tensor.clone() for name in OUR_GAUSSIANS}
+            )  # clones: safetensors refuses shared memory
         elif key not in POINTS:
             name = _rename(key, [*language, *_TO_OURS])
             tensors[name or key] = tensor
             unknown += [] if name else [key]
     if unknown:
-        raise ValueError(f"the checkpoint has {len(unknown)} keys that are not Sa2VA's: {first_few(unknown)}")
+        raise ValueError(f"the checkpoint has {len(unknown)} keys that Sa2VA does not have: {first_few(unknown)}")
     if all(key in original for key in POINTS):
         tensors[OUR_POINTS] = torch.cat([original[key] for key in POINTS])
     return tensors
@@ -172,7 +174,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     """The inverse of `to_ours`, bit for bit.
 
     Raises:
-        ValueError: keys that our model does not have.
+        ValueError: a key that our model does not have.
     """
     language: Table = [_compile(name, theirs) for theirs, name in family_of(config.text_config).renames]
     original: dict[str, torch.Tensor] = {}

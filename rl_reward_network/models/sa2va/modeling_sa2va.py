@@ -127,10 +127,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         self.generation_config.pad_token_id = tokenizer.pad_token_id
         self.generation_config.suppress_tokens = self.config.never_sampled_ids
 
-    def get_output_embeddings(self) -> nn.Module:
-        """The language-model head."""
-        return self.lm_head
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -206,7 +202,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
     def predict_forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Answer and masks for one image, as the official method gives them; see `prediction_sa2va.predict_forward`."""
+        """Answer and masks for one image, as from the official method; see `prediction_sa2va.predict_forward`."""
         return predict_forward(self, *args, **kwargs)
 
     def segment(self, *args: Any, **kwargs: Any) -> list[list[Segmentation]]:
@@ -230,11 +226,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
-    """The configuration, with the ids of special tokens looked up by text in the folder's own tokenizer."""
+    """The configuration, with the ids of special tokens looked up by text in the folder's tokenizer."""
     try:
         config = folder.model_config()
         processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config))
-    except (KeyError, TypeError, AttributeError, OSError) as error:  # what transformers makes of damaged files
+    except (KeyError, TypeError, AttributeError, OSError) as error:  # raised by transformers for damaged files
         raise ValueError(
             f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
         ) from error
@@ -247,10 +243,10 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
 
 
 def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
-    """The folder's configuration, once its weights are known to fit it; only file headers are read.
+    """The folder's configuration, after a check that the weights fit it; only headers of weight files are read.
 
     Raises:
-        ValueError: what the folder lacks or has too much, all named.
+        ValueError: missing, surplus or wrongly shaped tensors, all named.
     """
     config = _read_config(folder)
     check_shapes(expected_shapes(config, folder.original), tensor_shapes(folder.path), folder.path)
@@ -258,7 +254,7 @@ def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
 
 
 def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a checkpoint, from a model that takes no memory.
+    """Names and shapes of all tensors of a checkpoint, from a model on the meta device.
 
     Args:
         config: any size.

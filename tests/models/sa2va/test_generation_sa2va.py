@@ -123,19 +123,19 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model: Any, tiny
     assert found["prediction"] == expected["prediction"]
     assert (found["prediction_masks"][0] == expected["prediction_masks"][0]).all()
     assert model.training
-    with pytest.raises(ValueError, match="training mode"):
+    with pytest.raises(ValueError, match="training"):
         decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
 
 
 def test_several_answers_per_image_are_refused_by_generate(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     inputs = tiny_processor(TEXTS[0], smooth_image(50, 50))
-    with pytest.raises(ValueError, match="not supported with images"):
+    with pytest.raises(ValueError, match="num_return_sequences"):
         tiny_model.generate(**inputs, num_return_sequences=2, do_sample=True, max_new_tokens=3)
 
 
 def test_nonsense_limits_are_refused(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens.*0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(0))
-    with pytest.raises(ValueError, match="only be verified when decoding is greedy"):
+    with pytest.raises(ValueError, match=r"guess.*temperature 0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(5, temperature=1.0, guess_ids=[1]))
