@@ -23,7 +23,7 @@ from rl_reward_network.evaluation.report import EvaluationResult, deployed_sente
 from rl_reward_network.grpo.card import write_results
 from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
 from rl_reward_network.grpo.stage import FINAL
-from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS, Whereabouts, run_evaluation_stage
+from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS, MovedInputs, run_evaluation_stage
 from rl_reward_network.prompt_policy.policy import policy_folder
 
 
@@ -37,7 +37,7 @@ class Args:
     """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
     images: int | None = None
     """At most this many images (of a GRPO run regions), one per series before a second; without it all."""
-    where: Annotated[Whereabouts, tyro.conf.arg(name="")] = field(default_factory=Whereabouts)
+    where: Annotated[MovedInputs, tyro.conf.arg(name="")] = field(default_factory=MovedInputs)
     show_names: bool = False
     """Put the names of images and patients into a prompt policy's report in place of their hashes."""
 

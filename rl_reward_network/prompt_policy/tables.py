@@ -1,4 +1,4 @@
-"""Every prompt's mask on an image, scored and measured: what PPO learns from and what the evaluation compares."""
+"""Scores and metrics of each prompt's mask on an image: the data of PPO and of the evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ TABLES = "tables.json"  # in the folder of a run
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:
-    """One image as the policy sees it and as the evaluation measures it.
+    """One image: its features for the policy, and the metrics of its masks for the evaluation.
 
     Args:
         features: float32 (F,), from `observe_image`.
         table: score and metrics of every prompt's mask.
-        own_dice: Dice of the reward network's own segmentation, its truth map cut at 0.5; None when unlabelled.
+        own_dice: Dice of the reward network's segmentation, its foreground probability above 0.5; None when unlabelled.
     """
 
     features: np.ndarray
@@ -38,7 +38,7 @@ class PromptTable:
 
     @property
     def context(self) -> PromptContext:
-        """The image as the environment takes it."""
+        """The context of the environment."""
         table = self.table
         dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
         return PromptContext(table.sample_id, self.features, table.scores, dice, iou)
@@ -47,16 +47,16 @@ class PromptTable:
 def prompt_tables(
     world: World, samples: list[Sample], network: Judge, desc: str, vision_features: bool
 ) -> list[PromptTable]:
-    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
+    """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
 
-    The score is of the binary mask, the one a user gets.
+    Masks are binary, as in deployment.
 
     Args:
         world: where the masks come from.
         samples: N of them.
         network: the reward network.
         desc: name of the progress bar.
-        vision_features: whether the policy sees Sa2VA's pooled features, too.
+        vision_features: whether the features have Sa2VA's pooled features, too.
     """
     return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
 
@@ -72,19 +72,19 @@ def _prompt_table(world: World, sample: Sample, network: Judge, vision_features:
 
 
 def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
-    """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
+    """int64 (M,): `ridge_per_prompt`, fitted to the images, features and rewards of PPO's training."""
     rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
     features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
     return ridge_per_prompt(features, rewards, new_features)
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:
-    """Features, scores and metrics of every prompt on every image, by split; ids are hashes."""
+    """Write features, scores and metrics of each prompt on each image, by split; ids are hashes."""
     write_json(path, {name: [_to_json(entry) for entry in entries] for name, entries in tables.items()})
 
 
 def load_tables(path: Path) -> dict[str, list[PromptTable]]:
-    """What `save_tables` wrote.
+    """Read what `save_tables` wrote.
 
     Raises:
         ValueError: the file is missing or not of this form.
