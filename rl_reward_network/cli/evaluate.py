@@ -71,10 +71,10 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
-    from rl_reward_network.prompt_policy.evaluate import Whereabouts, run_evaluation_stage
+    from rl_reward_network.prompt_policy.evaluate import MovedInputs, run_evaluation_stage
     from rl_reward_network.prompt_policy.policy import policy_folder
 
-    moved = Whereabouts(args.data_root, args.base_model, args.gpu, args.segment_batch)
+    moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
     show_comparison(result)
     return report

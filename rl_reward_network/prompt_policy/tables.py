@@ -1,4 +1,4 @@
-"""Every prompt's mask on an image, scored and measured: what PPO learns from and what the evaluation compares."""
+"""Scores and metrics of each prompt's mask on an image: the data of PPO and of the evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ TABLES = "tables.json"  # in the folder of a run
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:
-    """One image as the policy sees it and as the evaluation measures it.
+    """One image: its features for the policy, and the metrics of its masks for the evaluation.
 
     Args:
         features: float32 (F,), from `observe_image`.
@@ -46,16 +46,16 @@ class PromptTable:
 def prompt_tables(
     world: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
 ) -> list[PromptTable]:
-    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
+    """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
 
-    The score is of the binary mask, the one a user gets.
+    Masks are binary, as in deployment.
 
     Args:
         world: where the masks come from.
         samples: N of them.
         network: the reward network.
         desc: name of the progress bar.
-        vision_features: whether the policy sees Sa2VA's pooled features, too.
+        vision_features: whether the features have Sa2VA's pooled features, too.
     """
     return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
 
@@ -79,12 +79,12 @@ def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], rewa
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:
-    """Features, scores and metrics of every prompt on every image, by split; ids are hashes."""
+    """Write features, scores and metrics of each prompt on each image, by split; ids are hashes."""
     write_json(path, {name: [_to_json(entry) for entry in entries] for name, entries in tables.items()})
 
 
 def load_tables(path: Path) -> dict[str, list[PromptTable]]:
-    """What `save_tables` wrote.
+    """Read what `save_tables` wrote.
 
     Raises:
         ValueError: the file is missing or not of this form.
