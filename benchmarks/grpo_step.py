@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.items import DESCRIBE, GRPOItem, segment_question
 from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_loss
 from rl_reward_network.grpo.loss.policy import Group, GroupOutput
@@ -32,6 +32,7 @@ from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -88,7 +89,7 @@ def main(args: Args) -> None:
 
 def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOItem]]:
     """A trainer on the embedded regions, and the items of one step, all of different images."""
-    items = {item.image_id: item for item in open_grpo_world(GRPOWorldConfig()).pick("policy")}
+    items = {item.image_id: item for item in open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).pick("policy")}
     model, processor = load_sa2va_model(args.model_path, args.device)
     prepare_model(model, 16, 32)
     settings = Sa2VAGRPOConfig(

@@ -22,13 +22,14 @@ from rich.table import Table
 from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.items import GRPOItem
 from rl_reward_network.grpo.loss.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.rollouts.batch import open_batch, random_stream
 from rl_reward_network.grpo.rollouts.maker import RolloutMaker
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -55,7 +56,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Measure, print, draw."""
-    items = open_grpo_world(GRPOWorldConfig()).pick("test")[: args.items]
+    items = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).pick("test")[: args.items]
     model, processor = load_sa2va_model(DEFAULT_MODEL)
     with TemporaryDirectory() as folder:
         print(words(maker(model, processor, folder, "gaussian"), items))

@@ -21,10 +21,12 @@ from rich.table import Table
 
 from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.damage import damage
+from rl_reward_network.reward_training.examples import RewardExamples
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
 from rl_reward_network.reward_training.stage import find_reward_network, reward_plan, run_reward_stage
 from rl_reward_network.rewards.learned import ascend, score_masks
@@ -42,7 +44,7 @@ Curve = np.ndarray  # float (2, points): mean score and mean true Dice
 class Args:
     """Push the reward networks of several seeds and see whether the true Dice falls."""
 
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    world: Annotated[RunConfig, tyro.conf.arg(name="")]
     mode: Literal["quick", "full"] = "full"
     """Mode of the reward networks."""
     seeds: int = 5
@@ -56,7 +58,7 @@ def main(args: Args) -> None:
     curves: dict[str, list[Curve]] = {}
     cautions = []
     for seed in range(args.seeds):
-        world = open_world(replace(args.world, seed=seed))
+        world = open_inputs(replace(args.world, seed=seed))
         network = _network(world, args.mode)
         cautions.append(network.config.caution)
         for name, curve in _push(world, network, args).items():
@@ -71,7 +73,7 @@ def main(args: Args) -> None:
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
 
-def _network(world: World, mode: str) -> RewardNetwork:
+def _network(world: RunInputs, mode: str) -> RewardNetwork:
     """The reward network of this world's seed, trained if it is not there."""
     plan = reward_plan(world.config, mode)
     found = find_reward_network(world, plan, world.config.seed)
@@ -82,7 +84,7 @@ def _network(world: World, mode: str) -> RewardNetwork:
     return network.to(world.config.device)
 
 
-def _push(world: World, network: RewardNetwork, args: Args) -> dict[str, Curve]:
+def _push(world: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Curve]:
     """Mean curves over the test images, by pressure and judge."""
     plan = reward_plan(world.config, args.mode).config
     pooled = train_pooled_cnn(

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.inputs.loading import WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.prompt_policy.policy import load_policy
 from tests.conftest import SMALLEST, shell, write_tiny_data
 
@@ -107,7 +108,7 @@ def test_the_table_agrees_with_the_masks(finished: Path) -> None:
     with (folder / "eval.csv").open() as file:
         images = {image["sample_id"] for image in csv.DictReader(file)}
     assert len(images) == 2  # 8 patients: 2 test
-    world = open_world(WorldConfig(str(finished / "model"), finished / "data", finished / "outputs"))
+    world = open_inputs(RunConfig(str(finished / "model"), finished / "data", finished / "outputs"))
     dices = []
     for sample in (sample for sample in world.samples if sample.sample_id in images):
         mask = world.probabilities(sample.load_image())[0] > 0.5

@@ -140,7 +140,7 @@ def test_what_grpo_trained_is_no_model_and_no_policy(old: Path, name: str) -> No
 
 
 def on_model(args: Any, model_path: str) -> Any:
-    return replace(args, world=replace(args.world, model_path=model_path))
+    return replace(args, inputs=replace(args.inputs, model_path=model_path))
 
 
 def test_a_finished_prompt_policy_evaluates_and_segments(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,13 @@ computed again, so an interrupted build continues where it stopped. Step 1, step
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rl_reward_network.inputs.loading import WorldConfig
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
 
 if TYPE_CHECKING:
     from rl_reward_network.env.mask_bank import MaskBank
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Args:
     """Fill the mask bank ahead of a run, with one process or many."""
 
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
 
 
 def main(args: Args) -> None:
@@ -32,23 +33,23 @@ def main(args: Args) -> None:
     import torch
     from torch import distributed
 
-    from rl_reward_network.inputs.loading import check_files, open_world
+    from rl_reward_network.inputs.loading import check_files, open_inputs
 
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = args.world
+    config = args.inputs
     if ranks > 1:
         distributed.init_process_group("gloo", timeout=timedelta(days=7))  # ranks may have very uneven work
         if config.gpu is None and torch.cuda.is_available():
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
-        world = open_world(config)
-        samples = world.samples[rank::ranks]
+        inputs = open_inputs(config, args.prompting)
+        samples = inputs.samples[rank::ranks]
         check_files(samples)
-        world.bank.build((sample.load_image() for sample in samples), len(samples))
+        inputs.bank.build((sample.load_image() for sample in samples), len(samples))
         if ranks > 1:
-            _add_counts(world.bank)
+            _add_counts(inputs.bank)
         if rank == 0:
-            print(f"{world.bank.counts()}\n\nmask bank of {len(world.samples)} images: {world.bank.folder}")
+            print(f"{inputs.bank.counts()}\n\nmask bank of {len(inputs.samples)} images: {inputs.bank.folder}")
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()

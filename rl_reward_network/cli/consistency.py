@@ -10,13 +10,14 @@ Intended differences are listed with their reason; any other is named in the las
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rl_reward_network.grpo.settings import LORA_R, MaskPolicyName
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Args:
     """As in training: 16 on the embedded model, else 128."""
     lora_alpha: int | None = None
     """As in training: twice the rank."""
-    mask_policy: Literal["gaussian", "bernoulli", "candidates"] | None = None
+    mask_policy: MaskPolicyName | None = None
     """As in training on captioned regions: bernoulli on the embedded model, else gaussian."""
     max_dynamic_patch: int = 1
     """As in training."""
@@ -43,15 +44,14 @@ class Args:
 
 def main(args: Args) -> None:
     """Print the table; the exit status is 1 if an item differs unintentionally."""
-    from rl_reward_network.cli.grpo import NANO, REAL
     from rl_reward_network.grpo.consistency import DIFFERS, SAME, differing
     from rl_reward_network.grpo.consistency_check import compare_with_sft
 
     if args.max_dynamic_patch < 1:
         raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
     embedded = args.model_path == DEFAULT_MODEL
-    lora_r = args.lora_r or int((NANO if embedded else REAL)["lora_r"])
-    mask_policy = args.mask_policy or ("bernoulli" if embedded else "gaussian")
+    lora_r = args.lora_r or LORA_R["embedded" if embedded else "real"]
+    mask_policy: MaskPolicyName = args.mask_policy or ("bernoulli" if embedded else "gaussian")
     lora_alpha = args.lora_alpha or 2 * lora_r
     rows = compare_with_sft(args.model_path, lora_r, lora_alpha, mask_policy, args.max_dynamic_patch, args.device)
     show_rows(rows, DIFFERS)

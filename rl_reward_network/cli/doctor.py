@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
+from rl_reward_network.inputs.config import KINDS
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _checks(args: Args) -> "dict[str, Callable[[], Finding]]":
     """The lines of the table in their order."""
     from rl_reward_network.inputs import doctor
 
-    if args.dataset_name not in doctor.KINDS:
+    if args.dataset_name not in KINDS:
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     data = doctor.DataChoice(
         args.data_root, args.dataset_name, args.max_regions, args.group_regex, args.split_seed, args.bit_depth

@@ -59,7 +59,7 @@ def main(args: Args) -> None:
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     from rl_reward_network.grpo.card import write_results
     from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-    from rl_reward_network.grpo.stage import FINAL
+    from rl_reward_network.runs.folder import FINAL
 
     if args.show_names:
         raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")

@@ -11,8 +11,8 @@ from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.consistency import Row, consistency_rows
 from rl_reward_network.grpo.items import region_item
-from rl_reward_network.grpo.loss.mask_policies import MaskPolicyName
 from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.settings import MaskPolicyName
 from rl_reward_network.grpo.setup import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
@@ -57,7 +57,11 @@ def freeze_as_in_training(model: Any, processor: Sa2VAProcessor, mask_policy: Ma
     rewards = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
     with TemporaryDirectory() as output_dir:
         settings = Sa2VAGRPOConfig(
-            output_dir, mask_policy=mask_policy, use_cpu=model.device.type == "cpu", report_to="none", disable_tqdm=True
+            output_dir=output_dir,
+            mask_policy=mask_policy,
+            use_cpu=model.device.type == "cpu",
+            report_to="none",
+            disable_tqdm=True,
         )
         trainer = Sa2VAGRPOTrainer(model, processor, settings, [item] * settings.prompts_per_step, rewards)
         freeze_unreached(trainer, [item])

@@ -17,13 +17,15 @@ from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, co
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.items import GRPOItem
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.rollouts.features import FeatureCache
 from rl_reward_network.grpo.setup import prepare_model
-from rl_reward_network.grpo.stage import FINAL, REWARD_NET, STAGE
+from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.grpo.validation import scores
+from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
+from rl_reward_network.inputs.saved import located_data, located_model
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
@@ -35,7 +37,7 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.learned import truth_map
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
-from rl_reward_network.runs.folder import located_data, located_model
+from rl_reward_network.runs.folder import FINAL, REWARD_NET
 
 SPLIT = "test"
 TRAINED = "trainable"  # folder of the tensors, in a final_model as in a checkpoint
@@ -111,8 +113,8 @@ def _evaluate(
     found = world.pick(SPLIT)
     picked = found if items is None else spread(found, items, world.config.seed)
     path = base_model or located_model(run, config, "--base_model")
-    model, processor = load_base(path, config["origin"]["model_fingerprint"], world.config.device)
-    processor.max_tiles = world.config.max_dynamic_patch
+    model, processor = load_base(path, config["origin"]["model_fingerprint"], world.device)
+    processor.max_tiles = world.regions.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
@@ -121,7 +123,7 @@ def _evaluate(
     after = measure(model, picked, cache, longest, desc="after")
     notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
-        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.config.device)
+        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.device)
         for measured in (before, after):
             measured.values["learned"] = scores(network, picked, measured)
         notes = segmenter_note(network, picked, after)
@@ -148,11 +150,11 @@ def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
-def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:
+def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOInputs:
     saved = config["world"]
-    root = data_root or located_data(run, config)
-    own = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
-    return open_grpo_world(replace(own, gpu=own.gpu if gpu is None else gpu), run / "split.json")
+    paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
+    settings = replace(pick_fields(RunConfig, saved), **paths, gpu=saved["gpu"] if gpu is None else gpu)
+    return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")
 
 
 def _add_neutral_partner(
@@ -166,7 +168,7 @@ def _add_neutral_partner(
 
 
 def _result(
-    world: GRPOWorld,
+    world: GRPOInputs,
     config: dict[str, Any],
     items: list[GRPOItem],
     before: Measured,

@@ -6,11 +6,11 @@ from typing import Any
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.evaluate import evaluation_folder, grpo_model, load_base, trained_config
-from rl_reward_network.grpo.stage import FINAL
+from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.runs.folder import located_model
+from rl_reward_network.runs.folder import FINAL
 
 
 def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> None:

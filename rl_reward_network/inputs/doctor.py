@@ -23,7 +23,6 @@ from rl_reward_network.embedded.datasets import (
     region_folder,
 )
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
-from rl_reward_network.grpo.inputs import KINDS as KINDS
 from rl_reward_network.grpo.inputs import seen_regions
 from rl_reward_network.inputs.loading import check_named, check_one_phrase, read_samples, seen_images, split_samples
 from rl_reward_network.inputs.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins

@@ -15,15 +15,16 @@ from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.overlays import Overlay, expected_errors
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
-from rl_reward_network.inputs.loading import World, open_world
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.saved import saved_config
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
-from rl_reward_network.prompt_policy.stage import REWARD_NET, TABLES
+from rl_reward_network.prompt_policy.stage import TABLES
 from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import truth_map
-from rl_reward_network.runs.folder import world_config
+from rl_reward_network.runs.folder import REWARD_NET
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # how often Sa2VA ran
 SPLIT = "test"  # patients of val have decided what is deployed, so they prove nothing any more
@@ -96,12 +97,12 @@ def _compared(
     return compare(val, tables, picks, deployment, config["world"]["seed"], steps), chosen
 
 
-def _open_as_trained(config: dict[str, Any], where: Whereabouts, run: Path) -> World:
+def _open_as_trained(config: dict[str, Any], where: Whereabouts, run: Path) -> RunInputs:
     """The world of the run; a split that no longer fits the data is an error."""
-    own = world_config(run, config, where.data_root, where.base_model)
-    gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else own.gpu
-    own = replace(own, gpu=gpu, segment_batch=where.segment_batch or own.segment_batch)
-    world = open_world(own, run / "split.json", config["prompts"])
+    settings, limits = saved_config(run, config, where.data_root, where.base_model)
+    gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
+    limits = replace(limits, segment_batch=where.segment_batch or limits.segment_batch)
+    world = open_inputs(replace(settings, gpu=gpu), limits, run / "split.json", config["prompts"])
     if config["model_fingerprint"] != (found := world.segmenter.fingerprint):
         raise ValueError(
             f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {found}; "
@@ -111,7 +112,7 @@ def _open_as_trained(config: dict[str, Any], where: Whereabouts, run: Path) -> W
     return world
 
 
-def _reward_network(config: dict[str, Any], world: World, run: Path) -> RewardNetwork:
+def _reward_network(config: dict[str, Any], world: RunInputs, run: Path) -> RewardNetwork:
     """The network that rewarded this run, proven to be the same one."""
     path = run / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
@@ -135,7 +136,7 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    world: World, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
+    world: RunInputs, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
@@ -159,20 +160,20 @@ def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[
     return (plain_segmenter(own, best, groups, "the best prompt of each image", "any choice of prompts"),)
 
 
-def rehearsal_note(world: World) -> tuple[str, ...]:
+def rehearsal_note(world: RunInputs) -> tuple[str, ...]:
     """The embedded model on images that are not its own says nothing about Sa2VA."""
     own = world.config.model_path != DEFAULT_MODEL or is_rendered(world.config.data_root)
     return () if own else (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
 
 
-def _names(world: World, samples: list[Sample]) -> dict[str, str]:
+def _names(world: RunInputs, samples: list[Sample]) -> dict[str, str]:
     """The file of each image below images/ and the name of each patient, by their hashes."""
     images = world.config.data_root / "images"
     files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
     return files | {sample.group_id: sample.group for sample in samples}
 
 
-def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, Any]:
+def _about(config: dict[str, Any], world: RunInputs, minutes: float) -> dict[str, Any]:
     """What the reader of the report must know about where the numbers come from."""
     plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
     since = " (since it was resumed)" if config["resumed"] else ""
@@ -182,7 +183,7 @@ def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, An
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
-        "data": world.seen,
+        "data": world.summary,
         "data fingerprint": config["data_fingerprint"][:16],
         "reward network": ", ".join(
             [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]

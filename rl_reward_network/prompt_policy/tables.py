@@ -14,7 +14,7 @@ from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.rewards.learned import Judge, judge_masks
 from rl_reward_network.rewards.masks import dice
 
@@ -42,7 +42,7 @@ class PromptTable:
 
 
 def prompt_tables(
-    world: World, samples: list[Sample], network: Judge, desc: str, vision_features: bool
+    world: RunInputs, samples: list[Sample], network: Judge, desc: str, vision_features: bool
 ) -> list[PromptTable]:
     """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
 
@@ -58,7 +58,7 @@ def prompt_tables(
     return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
 
 
-def _prompt_table(world: World, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
+def _prompt_table(world: RunInputs, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
     image = sample.load_image()
     answer = world.bank.answer(image)
     masks = world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels
+from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.prompt_policy.policy import load_policy, policy_folder, read_policy_config
-from rl_reward_network.prompt_policy.stage import REWARD_NET
-from rl_reward_network.runs.folder import located_model
+from rl_reward_network.runs.folder import REWARD_NET
 from rl_reward_network.segment.maker import MaskMaker
 
 NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them

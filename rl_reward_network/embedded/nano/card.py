@@ -15,7 +15,7 @@ from rl_reward_network.embedded.datasets import read_looks
 from rl_reward_network.embedded.nano.prompt_targets import READINGS, TABLE
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.rewards.masks import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of one picture; overlays per look
@@ -43,7 +43,7 @@ class CardFacts:
     versions: dict[str, str]
 
 
-def write_card(folder: Path, world: World, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
+def write_card(folder: Path, world: RunInputs, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
     """Add README.md, scores.json and overlays.png to a model folder."""
     write_json(
         folder / "scores.json", {"angiograms": asdict(vessels), "regions": asdict(regions), "made": asdict(facts)}
@@ -130,7 +130,7 @@ def reading_table() -> str:
     return "\n".join([*lines, "", *(f"- {name}: {meaning}" for name, meaning in READINGS.items())])
 
 
-def overlay_sheet(world: World) -> np.ndarray:
+def overlay_sheet(world: RunInputs) -> np.ndarray:
     """uint8 (H, W, 3): two test images per look, each as picture, default mask and best mask, truth outlined."""
     looks_of = read_looks(world.config.data_root)
     chosen: dict[str, list[Sample]] = {look: [] for look in LOOKS}
@@ -142,7 +142,7 @@ def overlay_sheet(world: World) -> np.ndarray:
     return np.vstack(rows)
 
 
-def _strip(world: World, sample: Sample, look: str) -> np.ndarray:
+def _strip(world: RunInputs, sample: Sample, look: str) -> np.ndarray:
     """uint8 (TILE, 3 TILE, 3)."""
     image, truth = sample.load_image(), sample.load_mask()
     assert truth is not None  # every embedded image is labelled

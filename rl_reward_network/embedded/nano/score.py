@@ -14,7 +14,7 @@ from rl_reward_network.embedded.nano.pictures import DESCRIBE, phrase_prompt
 from rl_reward_network.embedded.regions import RegionObject, Scene, caption_correct
 from rl_reward_network.evaluation.deployment import best_fixed_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
@@ -46,7 +46,7 @@ class VesselScores:
     gap: float
 
 
-def vessel_tables(world: World, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
+def vessel_tables(world: RunInputs, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
     """The split's samples, and every prompt's masks measured on them; there is no reward network, so scores are 0."""
     samples = select(world.samples, world.split, split)
     nothing = np.zeros(len(world.prompts))
@@ -56,7 +56,7 @@ def vessel_tables(world: World, split: str, desc: str) -> tuple[list[Sample], li
     ]
 
 
-def score_vessels(world: World) -> VesselScores:
+def score_vessels(world: RunInputs) -> VesselScores:
     """All numbers of the angiograms, on the test patients of a world on embedded data."""
     looks_of = read_looks(world.config.data_root)
     samples, tables = vessel_tables(world, "test", "test patients")

@@ -10,7 +10,8 @@ from rl_reward_network.embedded.nano.pictures import open_pictures
 from rl_reward_network.embedded.nano.score import TEST_SCENES, score_regions, score_vessels
 from rl_reward_network.embedded.nano.train import STAGES, NanoTrainer, stage_facts
 from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
 
 
@@ -33,7 +34,7 @@ def train_nano(
     count = len(STAGES) if stages is None else stages
     if not 1 <= count <= len(STAGES):
         raise ValueError(f"stages is {count}, expected 1 to {len(STAGES)}")
-    device = WorldConfig(gpu=gpu).device
+    device = RunConfig(gpu=gpu).device
     check_device(device)
     test_data = embedded_angiograms()
     trainer = NanoTrainer(output_dir, open_pictures(output_dir, angiograms, scenes, seed), seed, device)
@@ -44,13 +45,13 @@ def train_nano(
     final = output_dir / "sa2va-nano"
     with whole_folder(final) as folder:
         shutil.copytree(results[-1], folder, dirs_exist_ok=True)
-        world = open_world(WorldConfig(model_path=str(folder), data_root=test_data, output_dir=output_dir, gpu=gpu))
-        regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
-        write_card(folder, world, score_vessels(world), regions, _facts(command, seed, world, results))
+        inputs = open_inputs(RunConfig(model_path=str(folder), data_root=test_data, output_dir=output_dir, gpu=gpu))
+        regions = score_regions(inputs.segmenter.model, inputs.segmenter.processor, list(make_scenes(*TEST_SCENES)))
+        write_card(folder, inputs, score_vessels(inputs), regions, _facts(command, seed, inputs, results))
     return final
 
 
-def _facts(command: str, seed: int, world: World, results: list[Path]) -> CardFacts:
+def _facts(command: str, seed: int, inputs: RunInputs, results: list[Path]) -> CardFacts:
     """What the card reports of the training."""
     stages = [stage_facts(result) for result in results]
     return CardFacts(
@@ -58,6 +59,6 @@ def _facts(command: str, seed: int, world: World, results: list[Path]) -> CardFa
         seed=seed,
         minutes=tuple(stage["seconds"] / 60 for stage in stages),
         machine=" and ".join(dict.fromkeys(stage["machine"] for stage in stages)),
-        parameters=sum(parameter.numel() for parameter in world.segmenter.model.parameters()),
+        parameters=sum(parameter.numel() for parameter in inputs.segmenter.model.parameters()),
         versions=stages[-1]["versions"],
     )

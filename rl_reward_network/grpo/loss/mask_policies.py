@@ -9,7 +9,7 @@ Source: Gaussian on a continuous prompt with a mean-reduced log-probability as i
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 
 CELLS = 16  # side of the grid on which Sa2VA reads a region: finer Bernoulli noise would not be seen
 CERTAIN_LOGIT = 10.0  # of a cell that was drawn
-MaskPolicyName = Literal["gaussian", "bernoulli", "candidates"]
 
 
 class MaskPolicy(Protocol):
