@@ -10,7 +10,7 @@ Intended differences are listed with their reason; any other is named in the las
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -33,7 +33,7 @@ class Args:
     """As in training: 16 on the embedded model, else 128."""
     lora_alpha: int | None = None
     """As in training: twice the rank."""
-    mask_policy: Literal["gaussian", "bernoulli", "candidates"] | None = None
+    mask_policy: MaskPolicyName | None = None
     """As in training on captioned regions: bernoulli on the embedded model, else gaussian."""
     max_dynamic_patch: int = 1
     """As in training."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from rl_reward_network import __version__
 
 COMMANDS = {
-    "doctor": "pre-flight table: packages, model, data, GPU and disk, and what to do about what is missing",
+    "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
     "segment": "segment images with a checkpoint or with a run's prompt policy",
     "reward": "step 1: train the reward network",
     "prompts": "step 2: train the prompt policy by PPO",

@@ -8,7 +8,7 @@ from PIL import Image
 
 from rl_reward_network.cli import segment
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.prompt_policy.stage import REWARD_NET
+from rl_reward_network.runs.folder import REWARD_NET
 from rl_reward_network.segment.loading import load_reward_network, white_level
 
 
