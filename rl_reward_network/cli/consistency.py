@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rl_reward_network.grpo.settings import MaskPolicyName
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:

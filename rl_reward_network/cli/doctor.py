@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.inputs.config import KINDS
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
