@@ -7,7 +7,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help grpo
+! help_asked "$@" || show_help grpo "$@"
 mode=full
 if [[ -n "${1:-}" && "$1" != -* ]]; then
   mode="$1"
@@ -25,24 +25,24 @@ if [[ "$processes" -gt 1 && "${GPU:--1}" -ge 0 ]]; then
   exit 2
 fi
 ensure_environment ""
-if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first GPU it sees
+if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first visible GPU
   export CUDA_VISIBLE_DEVICES="$GPU" GPU=0
 fi
-world_flags regions_lamplight "$@"
-flags=("$mode" "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
+input_flags regions_lamplight "$@"
+flags=("$mode" "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
 command=(rl_reward_network.cli grpo "${flags[@]}")
 LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
 mkdir -p "$root/logs"
 log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
-said="$(mktemp)"
-trap 'rm -f "$said"' EXIT
+output="$(mktemp)"
+trap 'rm -f "$output"' EXIT
 {
   embedded_data --regions
-  run_command doctor "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
-  run_module "${command[@]}" | tee -i "$said"
-  # the model before and after, on images nobody has seen
-  run_command evaluate --model_path "$(sed -n 's/^fine-tuned model: //p' "$said")" --split test \
+  run_command doctor "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_module "${command[@]}" | tee -i "$output"
+  # the model before and after, on test images
+  run_command evaluate --model_path "$(sed -n 's/^fine-tuned model: //p' "$output")" --split test \
     ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
 } 2>&1 | tee -i "$log"
 echo "log: $log"

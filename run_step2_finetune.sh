@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# The main job: a prompt policy by PPO on a learned reward, and an honest comparison.
+# The main job: a prompt policy by PPO on a learned reward, and its comparison with all baselines.
 #   bash run_step2_finetune.sh quick|full [flags of sa2va-rl prompts]
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED
 #   -> $OUTPUT_DIR/sa2va_rl_finetune_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help prompts
+! help_asked "$@" || show_help prompts "$@"
 mode="${1:-}"
 check_mode "$mode" run_step2_finetune.sh
 shift
 check_flags "$@"
 ensure_environment ""
-world_flags angiograms "$@"
-flags=("${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
+input_flags angiograms "$@"
+flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command prompts "$mode" "${flags[@]}"
 mkdir -p "$root/logs"
 log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
-said="$(mktemp)"
-trap 'rm -f "$said"' EXIT
+output="$(mktemp)"
+trap 'rm -f "$output"' EXIT
 {
-  # 1. is everything there?
+  # 1. the pre-flight table
   embedded_data
-  run_command doctor --dataset_name annotations "${WORLD_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
+  run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_command prompts "$mode" "${flags[@]}" | tee -i "$said"
-  # 4. the policy and its baselines on patients nobody has seen
-  run_command evaluate --model_path "$(sed -n 's/^prompt policy: //p' "$said")" --split test \
+  run_command prompts "$mode" "${flags[@]}" | tee -i "$output"
+  # 4. the policy and its baselines on test patients
+  run_command evaluate --model_path "$(sed -n 's/^prompt policy: //p' "$output")" --split test \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
 } 2>&1 | tee -i "$log"
 echo "log: $log"

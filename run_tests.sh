@@ -10,4 +10,4 @@ ruff format --check .
 mypy
 # Two processes of one thread each: two of two threads wait for each other most of the time. A file stays in one, for its
 # tests share fixtures.
-OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations=10 "$@"

@@ -1,4 +1,4 @@
-"""Every number of the embedded world: nano by look and prompt, the gap, no gap, looks seen, phrases, captions.
+"""All numbers of the embedded data: Dice by look and prompt, oracle gap with and without planting, captions.
 
     python -m benchmarks.embedded_world
 
@@ -28,7 +28,8 @@ from rl_reward_network.embedded.nano.score import (
 )
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 
 
@@ -47,14 +48,14 @@ class Args:
 def main(args: Args) -> None:
     """Measure and print."""
     folders = [embedded_angiograms(no_gap=no_gap) for no_gap in (False, True)]  # refuses what is not ours, first
-    config = WorldConfig(model_path=args.model_path, data_root=folders[0], output_dir=args.output_dir, gpu=args.gpu)
-    world = open_world(config)
+    config = RunConfig(model_path=args.model_path, data_root=folders[0], output_dir=args.output_dir, gpu=args.gpu)
+    world = open_inputs(config)
     vessels = score_vessels(world)
-    no_gap = score_vessels(open_world(replace(config, data_root=folders[1]))).gap
+    no_gap = score_vessels(open_inputs(replace(config, data_root=folders[1]))).gap
     regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
     print(score_table(vessels))
     table = Table("what", "measured", "bar", title=f"{args.model_path}, {vessels.images} test images")
-    for line in [*vessel_lines(vessels), *other_lines(no_gap, looks_seen(world), regions)]:
+    for line in [*vessel_lines(vessels), *other_lines(no_gap, look_accuracy(world), regions)]:
         table.add_row(*line)
     Console().print(table)
 
@@ -79,13 +80,13 @@ def other_lines(no_gap: float, looks: float, regions: RegionScores) -> list[tupl
     """What, measured, bar."""
     return [
         ("oracle - best fixed without a planted gap", f"{no_gap:.3f}", "<= 0.01"),
-        ("looks told apart from the observation", f"{looks:.1%}", ">= 80 %"),
+        ("looks classified from the observation", f"{looks:.1%}", ">= 80 %"),
         ("phrases, cIoU", f"{regions.phrase_ciou:.3f}", ">= 0.40, goal 0.60"),
         ("captions right", f"{regions.captions_right:.1%}", ">= 50 %, goal 70 %"),
     ]
 
 
-def looks_seen(world: World) -> float:
+def look_accuracy(world: RunInputs) -> float:
     """Accuracy on validation patients of a logistic regression from the observation to the look."""
     looks = read_looks(world.config.data_root)
 

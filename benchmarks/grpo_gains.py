@@ -23,8 +23,8 @@ from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.before_after import label
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-from rl_reward_network.grpo.stage import FINAL
 from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.runs.folder import FINAL
 
 METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)

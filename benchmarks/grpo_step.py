@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_policy_loss
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
@@ -32,6 +32,7 @@ from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -88,7 +89,8 @@ def main(args: Args) -> None:
 
 def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
     """A trainer on the embedded regions, and the prompts of one step, all about different images."""
-    prompts = {prompt.image_id: prompt for prompt in open_grpo_world(GRPOWorldConfig()).pick("policy")}
+    inputs = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS))
+    prompts = {prompt.image_id: prompt for prompt in inputs.pick("policy")}
     model, processor = load_sa2va_model(args.model_path, args.device)
     prepare_model(model, 16, 32)
     settings = Sa2VAGRPOConfig(

@@ -32,13 +32,14 @@ from rl_reward_network.data.splits import make_split, select
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import POLICY, RIDGE, compare
 from rl_reward_network.evaluation.deployment import decide
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
 from rl_reward_network.inputs.loading import check_files
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import choose_prompts
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, ridge_choices, save_tables
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 SIDE, PER_PATIENT, PROMPTS, VISION = 64, 4, 11, 128  # pixels, images, prompts, features of Sa2VA's
 
@@ -135,7 +136,7 @@ def mocked_tables(ids: list[tuple[str, str]]) -> list[PromptTable]:
         return rng.random(PROMPTS, dtype=np.float32)
 
     def entry(sample: str, group: str) -> PromptTable:
-        table = SampleTable(sample, group, numbers(), {name: numbers().astype(np.float64) for name in METRICS})
+        table = SampleTable(sample, group, numbers(), {name: numbers().astype(np.float64) for name in MASK_REWARDS})
         features = np.zeros(IMAGE_FEATURES + VISION, dtype=np.float32)
         features[IMAGE_FEATURES:] = rng.normal(size=VISION)
         return PromptTable(features, table, 0.5)

@@ -22,7 +22,7 @@ from rich.table import Table
 from rl_reward_network.cli.app import run
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.inputs import GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.prompts import GRPOPrompt
@@ -32,6 +32,7 @@ from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
 from rl_reward_network.grpo.rollouts.image_context import Question
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -57,7 +58,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Measure, print, draw."""
-    prompts = open_grpo_world(GRPOWorldConfig()).pick("test")[: args.items]
+    prompts = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).pick("test")[: args.items]
     model, processor = load_sa2va_model(DEFAULT_MODEL)
     with TemporaryDirectory() as folder:
         print(certainty_of_answers(make_generator(model, processor, folder, "gaussian"), prompts))

@@ -21,13 +21,15 @@ from rich.table import Table
 
 from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.damage import damage
+from rl_reward_network.reward_training.examples import RewardExamples
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
 from rl_reward_network.reward_training.stage import find_reward_network, reward_plan, run_reward_stage
-from rl_reward_network.rewards.learned import ascend, score_masks
+from rl_reward_network.rewards.learned import ImageScorer, score_masks
 from rl_reward_network.runs.folder import new_run_folder
 
 BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
@@ -42,7 +44,7 @@ Curve = np.ndarray  # float (2, points): mean score and mean true Dice
 class Args:
     """Push the reward networks of several seeds and see whether the true Dice falls."""
 
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")]
+    world: Annotated[RunConfig, tyro.conf.arg(name="")]
     mode: Literal["quick", "full"] = "full"
     """Mode of the reward networks."""
     seeds: int = 5
@@ -56,7 +58,7 @@ def main(args: Args) -> None:
     curves: dict[str, list[Curve]] = {}
     cautions = []
     for seed in range(args.seeds):
-        world = open_world(replace(args.world, seed=seed))
+        world = open_inputs(replace(args.world, seed=seed))
         network = _network(world, args.mode)
         cautions.append(network.config.caution)
         for name, curve in _push(world, network, args).items():
@@ -71,7 +73,7 @@ def main(args: Args) -> None:
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
 
-def _network(world: World, mode: str) -> RewardNetwork:
+def _network(world: RunInputs, mode: str) -> RewardNetwork:
     """The reward network of this world's seed, trained if it is not there."""
     plan = reward_plan(world.config, mode)
     found = find_reward_network(world, plan, world.config.seed)
@@ -82,13 +84,13 @@ def _network(world: World, mode: str) -> RewardNetwork:
     return network.to(world.config.device)
 
 
-def _push(world: World, network: RewardNetwork, args: Args) -> dict[str, Curve]:
+def _push(world: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Curve]:
     """Mean curves over the test images, by pressure and judge."""
     plan = reward_plan(world.config, args.mode).config
     pooled = train_pooled_cnn(
         RewardExamples(world, world.pick("reward", plan.images, labelled=True), "pooled CNN"), world.config.seed
     )
-    judges = {MEMBER: network.alone(0), ENSEMBLE: network}
+    judges = {MEMBER: network.member(0), ENSEMBLE: network}
     scores: dict[str, Score] = {name: _score(judge) for name, judge in judges.items()} | {POOLED: pooled}
     curves: dict[str, list[Curve]] = {}
     examples = RewardExamples(world, world.pick("test", args.images, labelled=True), f"seed {world.config.seed}")
@@ -122,10 +124,11 @@ def _best_of_n(score: Score, example: RewardExample, candidates: np.ndarray) -> 
 def _climb(network: RewardNetwork, example: RewardExample) -> Iterator[tuple[float, float]]:
     """Score of the soft mask, and true Dice of it cut at 0.5, after each number of steps in `ASCENT`."""
     mask = example.masks[:1].astype(np.float32)
-    path = ascend(network, example.image, mask, network.config.ascent_step, ASCENT[-1])
+    scorer = ImageScorer(network, example.image)
+    path = scorer.ascend(mask, network.config.ascent_step, ASCENT[-1])
     for step, soft in enumerate([mask, *path]):
         if step in ASCENT:
-            yield float(score_masks(network, example.image, soft)[0]), float(true_dice(soft > 0.5, example.truth)[0])
+            yield float(scorer.quality(soft)["score"][0]), float(true_dice(soft > 0.5, example.truth)[0])
 
 
 def _summary(curves: np.ndarray) -> dict[str, float]:

@@ -26,7 +26,8 @@ from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import NET_ARCH
 from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread, train_prompt_policy
@@ -37,7 +38,7 @@ from rl_reward_network.prompt_policy.stage import policy_plan
 class Args:
     """Measure the mask bank and PPO on it."""
 
-    world: tyro.conf.OmitArgPrefixes[WorldConfig]
+    world: tyro.conf.OmitArgPrefixes[RunConfig]
     steps: int = 100
     """Environment steps with one `predict_forward` each."""
     repeats: int = 11
@@ -46,7 +47,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Measure and print."""
-    world, plan = open_world(args.world), policy_plan("quick")
+    world, plan = open_inputs(args.world), policy_plan("quick")
     train = world.pick("policy", plan.images)
     every = [*train, *world.pick("val", plan.val_images), *world.pick("test", len(world.samples))]
     bank = banked(world, train)
@@ -66,7 +67,7 @@ def main(args: Args) -> None:
         print(f"PPO on {name}: {rate:.0f} steps/s, {statistics.median(ratios):.2f} of CartPole's ({spread})")
 
 
-def banked(world: World, samples: list[Sample]) -> float:
+def banked(world: RunInputs, samples: list[Sample]) -> float:
     """Seconds to fill an empty bank with these samples."""
     images = [sample.load_image() for sample in samples]
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +75,7 @@ def banked(world: World, samples: list[Sample]) -> float:
         return seconds(lambda: bank.build(images))
 
 
-def one_per_step(world: World, samples: list[Sample], steps: int) -> float:
+def one_per_step(world: RunInputs, samples: list[Sample], steps: int) -> float:
     """Mean seconds of one `predict_forward`, each on a random image with a random prompt."""
     model, processor, rng = world.segmenter.model, world.segmenter.processor, np.random.default_rng(0)
     images = [sample.load_image() for sample in samples]
@@ -88,13 +89,15 @@ def one_per_step(world: World, samples: list[Sample], steps: int) -> float:
     return seconds(lambda: list(map(step, range(steps)))) / steps
 
 
-def random_contexts(world: World, samples: list[Sample]) -> list[PromptContext]:
+def random_contexts(world: RunInputs, samples: list[Sample]) -> list[PromptContext]:
     """The samples as the policy sees them, with random scores: PPO's speed does not depend on them."""
     rng = np.random.default_rng(0)
     scores = rng.random((len(samples), len(world.prompts)), dtype=np.float32)
     answers = [(sample, sample.load_image()) for sample in samples]
     return [
-        PromptContext(sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, row, row)
+        PromptContext(
+            sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, {"dice": row}
+        )
         for (sample, image), row in zip(answers, scores, strict=True)
     ]
 

@@ -34,7 +34,8 @@ from rl_reward_network.evaluation.baselines import (
     compare,
 )
 from rl_reward_network.evaluation.deployment import decide
-from rl_reward_network.inputs.loading import WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.prompt_policy.policy import choose_prompts
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
@@ -52,7 +53,7 @@ class Args:
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """As in step 2; the reward networks must be of the same mode."""
-    world: tyro.conf.OmitArgPrefixes[WorldConfig]
+    world: tyro.conf.OmitArgPrefixes[RunConfig]
     seeds: int = 5
     """Seeds 0, 1, ..."""
 
@@ -77,9 +78,9 @@ def main(args: Args) -> None:
     print(f"\nall numbers: {path}")
 
 
-def scored(config: WorldConfig, mode: str) -> Tables:
+def scored(config: RunConfig, mode: str) -> Tables:
     """Every prompt's mask on this seed's images, scored by this seed's reward network."""
-    world, plan = open_world(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
+    world, plan = open_inputs(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
     found = find_reward_network(world, reward_plan(config, mode), config.seed)
     if found is None:
         command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"

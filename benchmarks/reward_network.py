@@ -1,10 +1,9 @@
-"""How long a reward network takes to judge, and how much memory large images need.
+"""Speed of a reward network, and its memory for large images.
 
     python -m benchmarks.reward_network
 
-Weights do not matter for speed, so they are random. Timings that are compared are taken in turn, so that a machine that
-slows down slows both; medians of the repeats. The peak of the process's memory is read after each size, in growing
-order.
+The weights are random. Compared timings alternate, so that a slower phase of the machine affects both; medians over the
+repeats. The peak memory of the process is read after each image size, in increasing order.
 """
 
 import resource
@@ -41,12 +40,12 @@ def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     ensemble = RewardNetwork().eval().requires_grad_(False).to(args.device)
-    member = ensemble.alone(0).requires_grad_(False)
+    member = ensemble.member(0).requires_grad_(False)
     image, masks = _pair(256, 256, MANY)
 
     batch = torch.rand(IMAGES, 3, 256, 256, device=args.device), torch.rand(IMAGES, 1, 256, 256, device=args.device)
 
-    one, three, eleven, singly, many, of_member, of_ensemble = _in_turn(
+    one, three, eleven, singly, many, of_member, of_ensemble = _alternating(
         args.repeats,
         lambda: score_masks(member, image, masks[:1]),
         lambda: score_masks(ensemble, image, masks[:1]),
@@ -65,7 +64,7 @@ def main(args: Args) -> None:
     )
     for height, width in SIZES:
         image, masks = _pair(height, width, 1)
-        (took,) = _in_turn(1, lambda image=image, masks=masks: score_masks(ensemble, image, masks))  # type: ignore[misc]
+        (took,) = _alternating(1, lambda image=image, masks=masks: score_masks(ensemble, image, masks))  # type: ignore[misc]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{height}x{width}: ensemble {took:.2f} s for one mask, peak memory of the process so far {peak:.0f} MB")
 
@@ -77,8 +76,8 @@ def _pair(height: int, width: int, masks: int) -> tuple[np.ndarray, np.ndarray]:
     return image, (rng.random((masks, height, width), dtype=np.float32) > 0.9).astype(np.float32)
 
 
-def _in_turn(repeats: int, *functions: Callable[[], object]) -> list[float]:
-    """Median seconds of each, one call of every function per round, after a round that is not counted."""
+def _alternating(repeats: int, *functions: Callable[[], object]) -> list[float]:
+    """Median seconds of each function, called in turn in every round; the first round is not counted."""
     rounds = [[seconds(function) for function in functions] for _ in range(repeats + 1)][1:]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 

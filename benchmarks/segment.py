@@ -2,8 +2,8 @@
 
     python -m benchmarks.segment --model_path MODEL --image IMAGE
 
-Both give the same masks; that is checked. Printed: seconds of both (median of the pairs), their ratio, and the share of
-mask pixels that differ. The two are timed in turn, so that a machine that slows down slows both.
+Prints the seconds of both (median over pairs), their ratio, and the share of mask pixels that differ. The two are timed
+in turn, so that a slower machine slows both.
 """
 
 import statistics
@@ -49,11 +49,11 @@ def main(args: Args) -> None:
     image = load_image(args.image)
     prompts = args.prompts.read_text().splitlines() if args.prompts else list(PROMPTS)
 
-    def together() -> list[np.ndarray]:
+    def batched_call() -> list[np.ndarray]:
         (answers,) = model.segment([image], prompts, processor, max_new_tokens=args.max_new_tokens)
         return [answer.masks() for answer in answers]
 
-    def one_by_one() -> list[np.ndarray]:
+    def single_calls() -> list[np.ndarray]:
         return [single(prompt) for prompt in prompts]
 
     def single(prompt: str) -> np.ndarray:
@@ -62,8 +62,8 @@ def main(args: Args) -> None:
         )
         return np.array(result["prediction_masks"], dtype=bool).reshape(-1, *image.shape[:2])
 
-    different = share_of_different_pixels(together(), one_by_one())
-    pairs = [(seconds(together), seconds(one_by_one)) for _ in range(args.repeats)]
+    different = share_of_different_pixels(batched_call(), single_calls())
+    pairs = [(seconds(batched_call), seconds(single_calls)) for _ in range(args.repeats)]
     batched, singly = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(b / a for a, b in pairs)
     print(f"segment, {len(prompts)} prompts: {batched:.3f} s; {len(prompts)} x predict_forward: {singly:.3f} s")
@@ -72,7 +72,7 @@ def main(args: Args) -> None:
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of one call, the GPU's queue emptied."""
+    """Wall time of one call in seconds, with the GPU synchronised."""
     start = time.perf_counter()
     function()
     if torch.cuda.is_available():
@@ -81,9 +81,9 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def share_of_different_pixels(a: list[np.ndarray], b: list[np.ndarray]) -> float:
-    """Share of all mask pixels that differ; another number of masks is an error."""
+    """Share of all mask pixels that differ; ValueError if the numbers or sizes of masks differ."""
     if [mask.shape for mask in a] != [mask.shape for mask in b]:
-        raise ValueError(f"other masks: {[m.shape for m in a]} and {[m.shape for m in b]}")
+        raise ValueError(f"mask shapes are {[m.shape for m in a]} and {[m.shape for m in b]}, expected equal shapes")
     total = sum(mask.size for mask in a)
     return sum(int((x != y).sum()) for x, y in zip(a, b, strict=True)) / max(total, 1)
 

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written beside their place, then renamed into it."""
+"""Atomic writes: files and folders are written beside their place, then renamed into it."""
 
 import errno
 import fcntl
@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-UMASK = os.umask(0)  # it can only be read by setting it
+UMASK = os.umask(0)  # there is no other way to read it
 os.umask(UMASK)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
@@ -24,7 +24,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path in the same folder; renamed to `path` when the block ends without an error.
 
     Raises:
-        ValueError: the disk is full or nothing may be written there; the message names `path` and the remedy.
+        ValueError: the disk is full or `path` is not writable; the message names `path` and the remedy.
     """
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,15 +33,27 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp gives 0600, which nobody else could read
+            os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp restricts it to the owner
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file (UTF-8), which is made when missing.
+
+    Raises:
+        ValueError: as `whole_file`.
+    """
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`; replaces `path` when the block ends without an error.
+    """A temporary folder beside `path`; it replaces `path` when the block ends without an error.
 
     Raises:
         ValueError: as `whole_file`.
@@ -55,13 +67,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _placed(temporary: Path, path: Path) -> Iterator[None]:
-    """Put the folder `temporary` in the place of `path` at the end."""
+    """Move the folder `temporary` to `path` at the end."""
     try:
         yield
         _open_to_readers(temporary)
         aside = temporary.with_name(temporary.name + "_old")
         if path.exists():
-            os.replace(path, aside)  # a kill here leaves the old folder under this name, not nothing
+            os.replace(path, aside)  # if the process is killed here, the old folder is kept under this name
         os.replace(temporary, path)
         shutil.rmtree(aside, ignore_errors=True)
     finally:
@@ -70,10 +82,10 @@ def _placed(temporary: Path, path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold `folder` (made when missing), so that no other process does; the system lets go when this one ends or dies.
+    """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
 
     Raises:
-        BlockingIOError: another process holds it and `wait` is False.
+        BlockingIOError: another process holds the lock and `wait` is False.
     """
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,11 +99,11 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what the system says when `path` cannot be written into a message for the user."""
+    """Turn an error of the system while writing `path` into a message with a remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        name = getattr(error, "filename", None) or path  # the block may read files elsewhere
+        name = getattr(error, "filename", None) or path  # the block may also read other files
         if Path(name).is_relative_to(path.parent) and (remedy := write_remedy(error)):
             reason = error.strerror if isinstance(error, OSError) else error
             raise ValueError(f"{path}: cannot be written ({reason}); {remedy}") from error
@@ -99,7 +111,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def write_remedy(error: Exception) -> str | None:
-    """What to do about an error of writing; None for one of another kind. Safetensors has words, no error number."""
+    """The remedy for a full disk or a missing permission; None for other errors.
+
+    Safetensors errors have a message, but no error number.
+    """
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or (isinstance(error, SafetensorError) and os.strerror(errno.ENOSPC) in str(error)):
         return "the disk is full: free some space, or write to another disk (OUTPUT_DIR)"
@@ -109,13 +124,13 @@ def write_remedy(error: Exception) -> str | None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Let others read what mkdtemp and safetensors keep to the owner."""
+    """Give files and folders the usual permissions: mkdtemp and safetensors restrict them to the owner."""
     for path in (folder, *folder.rglob("*")):
         os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON (NaN refused), whole or not at all."""
+    """Write `value` as indented JSON, atomically; NaN raises a ValueError."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -125,10 +140,10 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`.
 
     Raises:
-        ValueError: the file is missing, may not be read, or is not JSON; the message names the file.
+        ValueError: the file is missing, not readable or not JSON; the message names the file.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark (BOM)
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except FileNotFoundError:
         raise ValueError(f"{path}: file not found") from None
     except OSError as error:

@@ -1,6 +1,6 @@
 # Shared by the shell files at the root; sourced with $root set to that folder. Nothing changes the working folder, so
-# every path a user types, as a variable or as a flag, means what it says.
-export PYTHONUNBUFFERED=1  # messages appear when they are said, on the screen and in the log
+# every path a user types, as a variable or as a flag, is relative to the user's own folder.
+export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
 
 # Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed.
 ensure_environment() {  # $1: extras, e.g. "[test]" or ""
@@ -23,18 +23,19 @@ ensure_environment() {  # $1: extras, e.g. "[test]" or ""
 
 help_asked() {  # $@: all that the user typed
   local word
-  for word in "$@"; do [[ "$word" == --help || "$word" == -h ]] && return; done
+  for word in "$@"; do [[ "$word" == --help || "$word" == -h || "$word" == --help-all ]] && return; done
   return 1
 }
 
-# The shell file's own lines, then every flag of its command; nothing else is done, so nothing is installed either.
-show_help() {  # $1: command of sa2va-rl
-  local environment="${VIRTUAL_ENV:-$root/.venv}"
+# The shell file's own lines, then the flags of its command; nothing else is done, so nothing is installed either.
+show_help() {  # $1: command of sa2va-rl; then all that the user typed
+  local environment="${VIRTUAL_ENV:-$root/.venv}" level=--help
+  [[ " $* " != *" --help-all "* ]] || level=--help-all
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
   if [[ -f "$environment/.rl_reward_network_installed" ]]; then
-    PATH="$environment/bin:$PATH" run_command "$1" --help
+    PATH="$environment/bin:$PATH" run_command "$1" "$level"
   else
-    echo "Every flag is explained here as soon as the first run has installed the packages."
+    echo "The flags are explained here as soon as the first run has installed the packages."
   fi
   exit
 }
@@ -53,19 +54,19 @@ check_flags() {  # $@: the user's flags; the shell files look for the run below 
   fi
 }
 
-# What the environment says, as flags; unset variables give none, so the commands keep their own defaults. Where neither
-# data nor a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA.
-world_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
-  WORLD_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
+# Environment variables as flags; unset variables give none, so the commands keep their defaults. Where neither data nor
+# a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA.
+input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
+  INPUT_FLAGS=(--output_dir "${OUTPUT_DIR:-$root/outputs}")
   EMBEDDED_DATA=""
   if ! names_data "$@" && ! names_a_model "$@"; then
     EMBEDDED_DATA="$root/data"
-    WORLD_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")
+    INPUT_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")
   fi
-  [[ -z "${MODEL_PATH:-}" ]] || WORLD_FLAGS+=(--model_path "$MODEL_PATH")
-  [[ -z "${DATA_ROOT:-}" ]] || WORLD_FLAGS+=(--data_root "$DATA_ROOT")
-  [[ -z "${GPU:-}" ]] || WORLD_FLAGS+=(--gpu "$GPU")
-  [[ -z "${SEED:-}" ]] || WORLD_FLAGS+=(--seed "$SEED")
+  [[ -z "${MODEL_PATH:-}" ]] || INPUT_FLAGS+=(--model_path "$MODEL_PATH")
+  [[ -z "${DATA_ROOT:-}" ]] || INPUT_FLAGS+=(--data_root "$DATA_ROOT")
+  [[ -z "${GPU:-}" ]] || INPUT_FLAGS+=(--gpu "$GPU")
+  [[ -z "${SEED:-}" ]] || INPUT_FLAGS+=(--seed "$SEED")
 }
 
 names_data() {  # $@: the user's flags; --dataset_name may be a folder or a hub id
@@ -79,12 +80,12 @@ names_a_model() {  # $@: the user's flags; the embedded model is none
   [[ -n "$model" && "$model" != sa2va-nano ]]
 }
 
-# Renders the embedded data where no data were named and they are not there yet.
+# Renders the embedded data if no data were named and they are missing.
 embedded_data() {  # $@: flags of sa2va-rl data
   [[ -z "$EMBEDDED_DATA" ]] || run_command data --folder "$EMBEDDED_DATA" "$@"
 }
 
-# Ends with what is wrong with the flags or the GPU, before anything is read, rendered or loaded.
+# Ends with an error of the flags or the GPU, before anything is read, rendered or loaded.
 check_command() {  # $@: command and flags
   SA2VA_RL_ONLY_CHECK=1 run_command "$@"
 }

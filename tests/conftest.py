@@ -26,7 +26,8 @@ from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.loading import World, WorldConfig, read_samples
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, read_samples
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -118,7 +119,7 @@ def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat") -> Path:
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(original))
     (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
-    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict()).items()}
+    state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -228,7 +229,7 @@ def smooth_image(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def known_world(tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     """40 rendered patients; prompt k gives the truth in look k and nothing elsewhere, the rest nothing anywhere."""
     folder = tmp_path_factory.mktemp("data")
     write_angiograms(folder, 40, tuple(LOOKS))
@@ -248,8 +249,8 @@ def known_world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
     segmenter = SimpleNamespace(upsample=lambda logits, size: torch.from_numpy(logits).sigmoid().numpy())
     bank = MaskBank(folder / "bank", segment, "known", PROMPTS)
-    config = WorldConfig(data_root=folder)
-    return World(config, samples, make_split(samples, 0), PROMPTS, segmenter, bank)  # type: ignore[arg-type]
+    config = RunConfig(data_root=folder)
+    return RunInputs(config, samples, make_split(samples, 0), PROMPTS, segmenter, bank)  # type: ignore[arg-type]
 
 
 def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,21 +17,22 @@ from unittest.mock import patch
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
+from rl_reward_network.cli.grpo_flags import LoRAArgs
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
-from rl_reward_network.inputs.loading import WorldConfig
+from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.prompt_policy.config import PPOSettings
+from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training.stage import reward_plan
 from tests.conftest import write_tiny_data
 
-GRPO = {
-    "batch_size": 4,
+GRPO: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
     "num_mask_generations": 2,
     "max_steps": 4,
     "save_steps": 2,
     "max_completion_length": 16,
     "mask_policy": "gaussian",  # trains no mask decoder, which would be most of the file
-    "lora_r": 1,
-    "watch_every": 0,
 }
 STEPS = 8  # of step 1
 
@@ -42,21 +43,22 @@ class Killed(Exception):
 
 def grpo_args(folder: Path, **changed: Any) -> train_sa2va_rl.Args:
     """Of a GRPO run of seconds on `folder`/scenes."""
-    world = GRPOWorldConfig(data_root=folder / "scenes", output_dir=folder / "runs", gpu=-1)
-    return train_sa2va_rl.Args(mode="quick", world=world, grpo=train_sa2va_rl.GRPOArgs(**GRPO), **changed)
+    inputs = RunConfig(data_root=folder / "scenes", output_dir=folder / "runs", gpu=-1)
+    settings, lora = GRPOSettings(**GRPO), LoRAArgs(lora_r=1)
+    return train_sa2va_rl.Args(mode="quick", inputs=inputs, grpo=settings, lora=lora, watch_every=0, **changed)
 
 
 def step_1_args(folder: Path, **changed: Any) -> train_reward_network.Args:
     """Of a run of step 1 on `folder`/tubes."""
-    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
-    return train_reward_network.Args(mode="quick", world=world, steps=STEPS, **changed)
+    inputs = RunConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    return train_reward_network.Args(mode="quick", inputs=inputs, steps=STEPS, **changed)
 
 
 def step_2_args(folder: Path, **changed: Any) -> finetune_sa2va_with_rl.Args:
     """Of a run of step 2 there, on the reward network of a finished step 1."""
-    world = WorldConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
-    ppo = finetune_sa2va_with_rl.PPOArgs(total_timesteps=64)
-    return finetune_sa2va_with_rl.Args(mode="quick", world=world, ppo=ppo, reward_steps=STEPS, **changed)
+    inputs = RunConfig(data_root=folder / "tubes", output_dir=folder / "runs", gpu=-1)
+    ppo = PPOSettings(total_timesteps=64)
+    return finetune_sa2va_with_rl.Args(mode="quick", inputs=inputs, ppo=ppo, reward_steps=STEPS, **changed)
 
 
 def small_plan(*args: Any, **kwargs: Any) -> Any:
@@ -88,18 +90,17 @@ def cut_off(where: str, call: Callable[[], None]) -> None:
 
 def make(folder: Path) -> None:
     """Data, and in runs/ one finished and one cut-off run of each kind."""
-    runs, training = folder / "runs", "rl_reward_network.training"
+    runs, ours = folder / "runs", "rl_reward_network"
     write_tiny_data(folder / "tubes", images=12, size=48)
     write_regions(folder / "scenes", 6, 3, side=96, light=LAMPLIGHT)
     train_sa2va_rl.main(grpo_args(folder, run_folder=runs / "sa2va_grpo_finished"))
     cut = grpo_args(folder, run_folder=runs / "sa2va_grpo_cut_off")
-    cut_off(f"{training}.grpo.trainer.save_run_state", lambda: train_sa2va_rl.main(cut))
-    for script in (train_reward_network, finetune_sa2va_with_rl):
-        patch.object(script, "reward_plan", small_plan).start()
+    cut_off(f"{ours}.grpo.trainer.save_run_state", lambda: train_sa2va_rl.main(cut))
+    patch.object(reward_stage, "reward_plan", small_plan).start()
     finetune_sa2va_with_rl.main(step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_finished"))
     cut_2 = step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_cut_off")
-    cut_off(f"{training}.prompt_ppo.save_checkpoint", lambda: finetune_sa2va_with_rl.main(cut_2))
-    cut_off(f"{training}.reward_network.save_checkpoint", lambda: train_reward_network.main(step_1_args(folder)))
+    cut_off(f"{ours}.prompt_policy.ppo.save_checkpoint", lambda: finetune_sa2va_with_rl.main(cut_2))
+    cut_off(f"{ours}.reward_training.train.save_checkpoint", lambda: train_reward_network.main(step_1_args(folder)))
     for path in runs.glob("reward_net_2*"):
         path.rename(runs / f"reward_net_{'finished' if (path / 'agreement.json').exists() else 'cut_off'}")
     make_small(runs)

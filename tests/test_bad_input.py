@@ -108,7 +108,7 @@ DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "not a list": (
         lambda: ANNOTATIONS.write_text('{"images": []}'),
-        ("data/annotations.json: expected a list of records {image, mask, text}, got dict; see the README",),
+        ("data/annotations.json: expected a list of records {image, mask, text}, got dict",),
     ),
     "no records": (lambda: ANNOTATIONS.write_text("[]"), ("expected a list of records", "got an empty list; see")),
     "image missing": (IMAGE.unlink, (RECORD, f"{IMAGE}: image file not found; put it there, or delete its record")),
@@ -235,7 +235,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "other language model": (
         other_language_model,
         (),
-        ("model/config.json: llm_config.architectures is ['InternLM2ForCausalLM'], expected ['Qwen2ForCausalLM']",),
+        ("model/config.json: llm_config.architectures is ['InternLM2ForCausalLM'], expected one of ['Qwen2For",),
     ),
     "weights truncated": (
         lambda: truncate(Path("model/model.safetensors")),
@@ -250,7 +250,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "index of weights damaged": (
         lambda: Path("model/model.safetensors.index.json").write_text("{}"),
         (),
-        ("model/model.safetensors.index.json: field weight_map is missing or no table; download the model again",),
+        ("model/model.safetensors.index.json: field weight_map is missing",),
     ),
     "tokenizer missing": (
         lambda: [path.unlink() for path in Path("model").glob("*token*")],
@@ -282,15 +282,15 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
         ("--gpu", "7"),
         ("device is 'cuda:7', but 0 GPUs are visible; give -1, the CPU, as GPU or --gpu",),
     ),
-    "n_envs 0": (nothing, ("--n_envs", "0"), ("n_envs: got 0; give 1 or more",)),
-    "negative steps": (nothing, ("--total_timesteps", "-5"), ("total_timesteps: got -5; give 1 or more",)),
-    "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5: must be greater than 0",)),
+    "n_envs 0": (nothing, ("--n_envs", "0"), ("n_envs is 0",)),
+    "negative steps": (nothing, ("--total_timesteps", "-5"), ("total_timesteps is -5",)),
+    "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5:",)),
     "batch larger than the rollout": (
         nothing,
         ("--batch_size", "500"),
-        ("batch_size: got 500; give at most 256, the rollout of n_steps x n_envs = 128 x 2",),
+        ("batch_size is 500", "at most 256", "n_steps x n_envs"),
     ),
-    "segment_batch 0": (nothing, ("--segment_batch", "0"), ("segment_batch: got 0; give 1 or more",)),
+    "segment_batch 0": (nothing, ("--segment_batch", "0"), ("segment_batch is 0",)),
     "group_regex without a group": (
         nothing,
         ("--group_regex", "(.+)"),
@@ -354,7 +354,7 @@ def test_a_word_that_is_no_choice(
 
 def test_no_run_matches(refused: Refused) -> None:
     message = refused("evaluate", "--model_path", "outputs/sa2va_rl_finetune_*/final_model")
-    assert "outputs/sa2va_rl_finetune_*/final_model: no such folder; train a policy: bash run_step2" in message
+    assert "outputs/sa2va_rl_finetune_*/final_model: no such folder; train a policy: " in message
 
 
 def test_a_folder_that_is_no_policy(refused: Refused) -> None:

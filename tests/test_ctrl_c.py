@@ -1,4 +1,4 @@
-"""Ctrl-C at any stage: a clean message, never a traceback, and a run that can go on."""
+"""Ctrl-C at any stage: a clean message, never a traceback, and a run that can be resumed."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
-    """Exit status and what was said, after ctrl-C (to the whole group, as a terminal sends it) once `at` was said."""
+    """Exit status and output, after Ctrl-C (to the whole group, as a terminal sends it) once `at` was printed."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -39,15 +39,15 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     assert process.stdout is not None
-    said, deadline = b"", time.monotonic() + 200
-    while at.encode() not in said:
+    output, deadline = b"", time.monotonic() + 200
+    while at.encode() not in output:
         piece = os.read(process.stdout.fileno(), 4096)
-        assert piece, f"it ended before {at!r}: {said.decode()}"
+        assert piece, f"it ended before {at!r}: {output.decode()}"
         assert time.monotonic() < deadline
-        said += piece
+        output += piece
     os.killpg(process.pid, signal.SIGINT)
     rest = process.communicate(timeout=100)[0]
-    return process.returncode, (said + rest).decode()
+    return process.returncode, (output + rest).decode()
 
 
 @pytest.mark.parametrize(
@@ -61,34 +61,34 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
     ],
 )
 def test_every_stage_stops_with_one_message(folder: Path, command: list[str], at: str) -> None:
-    code, said = interrupted([sys.executable, "-P", "-m", *command], folder, at)
-    assert code == -signal.SIGINT, "the shell must learn that it was interrupted"
-    assert said.rstrip().endswith(STOPPED), said
-    assert "Traceback" not in said
+    code, output = interrupted([sys.executable, "-P", "-m", *command], folder, at)
+    assert code == -signal.SIGINT, "the shell must know that it was interrupted"
+    assert output.rstrip().endswith(STOPPED), output
+    assert "Traceback" not in output
 
 
 def test_in_the_imports_too(folder: Path) -> None:
-    """They take seconds; -v says when torch comes."""
-    code, said = interrupted([sys.executable, "-P", "-v", "-m", *STEP_1], folder, "import 'torch.types'")
+    """They take seconds; -v prints when torch is imported."""
+    code, output = interrupted([sys.executable, "-P", "-v", "-m", *STEP_1], folder, "import 'torch.types'")
     assert code == -signal.SIGINT
-    assert STOPPED in said
-    assert "Traceback" not in said
+    assert STOPPED in output
+    assert "Traceback" not in output
 
 
 def test_the_shell_file_keeps_the_message_in_its_log(folder: Path) -> None:
     before = set((ROOT / "logs").glob("experiment3_*.log"))
     command = ["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "6"]
-    code, said = interrupted(command, folder, "member 1 of 3:")
+    code, output = interrupted(command, folder, "member 1 of 3:")
     assert code in (-signal.SIGINT, 130)
-    assert STOPPED in said
+    assert STOPPED in output
     new = set((ROOT / "logs").glob("experiment3_*.log")) - before  # another test may write one, too
     (log,) = (log for log in new if STOPPED in log.read_text())
     log.unlink()
 
 
 @pytest.mark.slow
-def test_the_interrupted_run_goes_on(folder: Path) -> None:
-    """Once more from the start, cut in the training, then resumed: it finishes in the same folder."""
+def test_an_interrupted_run_is_resumed(folder: Path) -> None:
+    """Interrupted in training, then resumed: it finishes in the same folder."""
     interrupted([sys.executable, "-P", "-m", *STEP_1, "--seed", "3"], folder, "member 2 of 3:")
     before = set((folder / "outputs").glob("reward_net_*"))
     done = subprocess.run(

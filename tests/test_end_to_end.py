@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.inputs.loading import WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.prompt_policy.policy import load_policy
 from tests.conftest import SMALLEST, shell, write_tiny_data
 
@@ -33,7 +34,7 @@ def finished(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, in
     write_tiny_data(folder / "data")
     done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], folder, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "said.txt").write_text(done.stdout)
+    (folder / "printed.txt").write_text(done.stdout)
     yield folder
     Path(done.stdout.strip().splitlines()[-1].removeprefix("log: ")).unlink()
 
@@ -64,7 +65,7 @@ def test_every_stage_left_its_artefacts(finished: Path) -> None:
 
 
 def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
-    report, log = (finished / "said.txt").read_text().strip().splitlines()[-2:]
+    report, log = (finished / "printed.txt").read_text().strip().splitlines()[-2:]
     assert (finished / report.removeprefix("report: ")) == the_run(finished) / "evaluation" / "report.html"
     text = Path(log.removeprefix("log: ")).read_text()
     assert "pre-flight" in text
@@ -73,9 +74,9 @@ def test_the_screen_ends_with_where_the_results_are(finished: Path) -> None:
 
 def test_sa2va_ran_once_per_image_and_prompt(finished: Path) -> None:
     """8 images x 11 prompts in all stages together: the evaluation reads what training and step 1 computed."""
-    said = (finished / "said.txt").read_text()
-    assert "masks computed by Sa2VA: 88, read from the bank: 0; images encoded: 8" in said, "by both steps"
-    assert re.search(r"evaluation: masks computed / read, images encoded: 0 / \d+, 0\n", said)
+    printed = (finished / "printed.txt").read_text()
+    assert "masks computed by Sa2VA: 88, read from the bank: 0; images encoded: 8" in printed, "by both steps"
+    assert re.search(r"evaluation: masks computed / read, images encoded: 0 / \d+, 0\n", printed)
     evaluation = json.loads((the_run(finished) / "evaluation" / "eval.json").read_text())
     assert evaluation["config"]["evaluation: masks computed / read, images encoded"].startswith("0 / ")
 
@@ -107,7 +108,7 @@ def test_the_table_agrees_with_the_masks(finished: Path) -> None:
     with (folder / "eval.csv").open() as file:
         images = {image["sample_id"] for image in csv.DictReader(file)}
     assert len(images) == 2  # 8 patients: 2 test
-    world = open_world(WorldConfig(str(finished / "model"), finished / "data", finished / "outputs"))
+    world = open_inputs(RunConfig(str(finished / "model"), finished / "data", finished / "outputs"))
     dices = []
     for sample in (sample for sample in world.samples if sample.sample_id in images):
         mask = world.probabilities(sample.load_image())[0] > 0.5

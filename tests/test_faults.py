@@ -1,4 +1,4 @@
-"""Faults, on the small model: killed anywhere, twice at once, a dead rank, a folder that was moved. Minutes: run by
+"""Faults, on the tiny model: killed anywhere, twice at once, a dead rank, a folder that was moved. Minutes: run by
 
 python -m pytest -m slow tests/test_faults.py
 """
@@ -24,12 +24,12 @@ from tests.conftest import write_tiny_data
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-WORLD = ["--model_path", "model", "--data_root", "data", "--gpu", "-1"]
+INPUTS = ["--model_path", "model", "--data_root", "data", "--gpu", "-1"]
 SETTINGS = ["--reward_steps", "12", "--total_timesteps", "6000", "--n_steps", "64"]
-FINETUNE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "prompts", "quick", *WORLD, *SETTINGS]
+FINETUNE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "prompts", "quick", *INPUTS, *SETTINGS]
 EVALUATE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "evaluate", "--model_path"]
 KILLS = 10
-STAGES = {  # what is said on the screen when a stage begins, and when it is over
+STAGES = {  # printed when a stage begins, and when it is over
     "bank": ("masks:", "masks of reward patients:"),
     "reward": ("member 1 of 3:", "calibrating on val patients:"),
     "ppo": ("PPO:", "prompt policy: "),
@@ -45,23 +45,23 @@ def user(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return write_tiny_data(folder / "data", images=24).parent
 
 
-def started(command: list[str], folder: Path, said: Path) -> subprocess.Popen[bytes]:
-    """A command whose screen goes into the file `said`."""
-    with said.open("wb") as file:
+def started(command: list[str], folder: Path, output: Path) -> subprocess.Popen[bytes]:
+    """A command that prints into the file `output`."""
+    with output.open("wb") as file:
         return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT)
 
 
-def wait_for(words: str, said: Path, process: subprocess.Popen[bytes]) -> float:
-    """The time at which `words` were on the screen."""
-    while words not in said.read_text():
-        assert process.poll() is None or words in said.read_text(), said.read_text()
+def wait_for(words: str, output: Path, process: subprocess.Popen[bytes]) -> float:
+    """The time at which `words` were printed."""
+    while words not in output.read_text():
+        assert process.poll() is None or words in output.read_text(), output.read_text()
         time.sleep(0.005)
     return time.monotonic()
 
 
-def finished(command: list[str], folder: Path, said: Path) -> None:
+def finished(command: list[str], folder: Path, output: Path) -> None:
     """The command, to its end."""
-    assert started(command, folder, said).wait() == 0, said.read_text()
+    assert started(command, folder, output).wait() == 0, output.read_text()
 
 
 def run_of(outputs: Path) -> Path:
@@ -72,24 +72,24 @@ def run_of(outputs: Path) -> Path:
 def numbers(outputs: Path) -> dict[str, Any]:
     """Everything that is measured or learned, to the last bit."""
     run = run_of(outputs)
-    found: dict[str, Any] = {name: (run / name).read_text() for name in ("tables.json", "metrics.jsonl", "split.json")}
-    found |= {name: (run / "evaluation" / name).read_text() for name in ("eval.csv", "eval_patients.csv")}
+    values: dict[str, Any] = {name: (run / name).read_text() for name in ("tables.json", "metrics.jsonl", "split.json")}
+    values |= {name: (run / "evaluation" / name).read_text() for name in ("eval.csv", "eval_patients.csv")}
     summary = json.loads((run / "evaluation" / "eval.json").read_text())
-    found |= {name: summary[name] for name in ("verdict", "deployment", "rows", "notes")}
+    values |= {name: summary[name] for name in ("verdict", "deployment", "rows", "notes")}
     weights = {name: tensor.numpy().tobytes() for name, tensor in load_policy(run / "final_model").state_dict().items()}
     reward = {name: array.tobytes() for name, array in load_file(run / "reward_net" / "model.safetensors").items()}
-    return found | {"policy": weights, "reward network": reward}
+    return values | {"policy": weights, "reward network": reward}
 
 
 @pytest.fixture(scope="module")
 def unkilled(user: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """The numbers of a run that nobody killed, and how many seconds each stage takes."""
+    """The numbers of an uninterrupted run, and the seconds of each stage."""
     seconds = {}
     for stages, command in ((("bank", "reward", "ppo"), FINETUNE), (("evaluation",), EVALUATE)):
         arguments = ["--output_dir", "whole"] if command is FINETUNE else [str(run_of(user / "whole") / "final_model")]
-        process = started([*command, *arguments], user, user / "said")
+        process = started([*command, *arguments], user, user / "output")
         for stage in stages:
-            first, last = (wait_for(words, user / "said", process) for words in STAGES[stage])
+            first, last = (wait_for(words, user / "output", process) for words in STAGES[stage])
             seconds[stage] = last - first
         assert process.wait() == 0
     return numbers(user / "whole"), seconds
@@ -109,21 +109,21 @@ def test_killed_at_a_random_point_and_resumed(
     user: Path, unkilled: tuple[dict[str, Any], dict[str, float]], stage: str, kill: int
 ) -> None:
     expected, seconds = unkilled
-    outputs, said = user / f"{stage}_{kill}", user / "said"
+    outputs, output = user / f"{stage}_{kill}", user / "output"
     prepared(user, outputs, stage)
     train = [*FINETUNE, "--output_dir", str(outputs)]
     command = [*EVALUATE, str(run_of(outputs) / "final_model")] if stage == "evaluation" else train
-    process = started(command, user, said)
-    wait_for(STAGES[stage][0], said, process)
+    process = started(command, user, output)
+    wait_for(STAGES[stage][0], output, process)
     time.sleep(np.random.default_rng([list(STAGES).index(stage), kill]).uniform(0, 0.9) * seconds[stage])
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
     if stage != "evaluation":
-        finished([*train, "--resume"], user, said)
-        assert ", resumed from " in said.read_text()
-    finished([*EVALUATE, str(run_of(outputs) / "final_model")], user, said)
-    found = numbers(outputs)
-    assert [name for name in expected if found[name] != expected[name]] == []
+        finished([*train, "--resume"], user, output)
+        assert ", resumed from " in output.read_text()
+    finished([*EVALUATE, str(run_of(outputs) / "final_model")], user, output)
+    resumed = numbers(outputs)
+    assert [name for name in expected if resumed[name] != expected[name]] == []
 
 
 def test_two_runs_at_once_on_one_bank(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
@@ -150,30 +150,30 @@ def same_banks(one: Path, other: Path) -> int:
 
 def children(process: int) -> list[int]:
     """Process ids of the children of a process."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False)
-    return [int(word) for word in found.stdout.split()]
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True, check=False)
+    return [int(word) for word in listed.stdout.split()]
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="there is no `ps` here to find the ranks with")
 def test_a_dead_rank_leaves_a_bank_that_the_next_run_finishes(user: Path, tmp_path: Path) -> None:
-    script = ["-m", "rl_reward_network.cli", "bank", *WORLD]
+    script = ["-m", "rl_reward_network.cli", "bank", *INPUTS]
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
-    build, said = [*ranks, "--output_dir", str(tmp_path)], tmp_path / "said"
-    process = started(build, user, said)
-    wait_for("masks:", said, process)
+    build, output = [*ranks, "--output_dir", str(tmp_path)], tmp_path / "output"
+    process = started(build, user, output)
+    wait_for("masks:", output, process)
     os.kill(children(process.pid)[-1], signal.SIGKILL)
-    assert process.wait() != 0, "torchrun must say that a rank died"
+    assert process.wait() != 0, "torchrun must report a dead rank"
     before = len(list((tmp_path / "mask_bank").glob("*.safetensors"))) if (tmp_path / "mask_bank").exists() else 0
     assert before < 24
-    finished(build, user, said)
-    finished([sys.executable, *script, "--output_dir", str(user / "alone")], user, said)
+    finished(build, user, output)
+    finished([sys.executable, *script, "--output_dir", str(user / "alone")], user, output)
     for path in (tmp_path / "mask_bank").glob(".*"):
-        path.unlink()  # what the dead rank was writing; nobody reads it
+        path.unlink()  # half-written by the dead rank, never read
     assert same_banks(tmp_path, user / "alone") == 24
 
 
 def test_a_run_folder_on_another_machine(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
-    """The run alone with model and data elsewhere; and the whole project moved, where nothing need be said."""
+    """The run folder alone, with model and data elsewhere; and the whole project moved, where no flag is needed."""
     expected, other = unkilled[0], user.parent / "other"
     shutil.rmtree(other, ignore_errors=True)
     shutil.copytree(run_of(user / "whole"), other / "runs" / "r", ignore=shutil.ignore_patterns("evaluation"))
@@ -182,25 +182,25 @@ def test_a_run_folder_on_another_machine(user: Path, unkilled: tuple[dict[str, A
     hidden = user.rename(user.with_name("hidden"))
     try:
         place = [*EVALUATE, "runs/r/final_model"]
-        for flags, complaint in ([], "give --data_root"), (["--data_root", "d"], "give --base_model"):
-            assert started([*place, *flags], other, other / "said").wait() == 2
-            assert complaint in (other / "said").read_text()
-        finished([*place, "--data_root", "d", "--base_model", "m"], other, other / "said")
+        for flags, message in ([], "--data_root"), (["--data_root", "d"], "--base_model"):
+            assert started([*place, *flags], other, other / "output").wait() == 2
+            assert message in (other / "output").read_text()
+        finished([*place, "--data_root", "d", "--base_model", "m"], other, other / "output")
         assert (other / "runs/r/evaluation/eval.csv").read_text() == expected["eval.csv"]
         shutil.rmtree(run_of(hidden / "whole") / "evaluation")
-        finished([*EVALUATE, str(run_of(hidden / "whole") / "final_model")], hidden, hidden / "said")
+        finished([*EVALUATE, str(run_of(hidden / "whole") / "final_model")], hidden, hidden / "output")
         assert numbers(hidden / "whole") == expected
     finally:
         hidden.rename(user)
 
 
-def test_names_only_where_they_are_asked_for(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
+def test_names_are_written_on_request_only(user: Path, unkilled: tuple[dict[str, Any], dict[str, float]]) -> None:
     run = run_of(user / "whole")
     plain = {path.name: path.read_text() for path in (run / "evaluation").iterdir()}
     for text in plain.values():
         assert "_1_frame_000001" not in text
         assert str(user) not in text
-    finished([*EVALUATE, str(run / "final_model"), "--show_names"], user, user / "said")
+    finished([*EVALUATE, str(run / "final_model"), "--show_names"], user, user / "output")
     with (run / "evaluation" / "eval.csv").open() as file:
         rows = list(csv.DictReader(file))
     for row in rows:

@@ -1,4 +1,4 @@
-"""No default path calls the network, and nothing that came from elsewhere is unpickled."""
+"""No command uses the network by default, and nothing is unpickled."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import SMALLEST, shell
 
 ROOT = Path(__file__).resolve().parents[1]
-WATCH = """
+REFUSE = """
 import os, socket
 
 def refused(*arguments, **_):
@@ -17,38 +17,38 @@ def refused(*arguments, **_):
         file.write(f"{arguments!r}\\n")
     raise OSError("no network in this test")
 
-class Watched(socket.socket):
+class Refusing(socket.socket):
     def connect(self, address):
         return super().connect(address) if self.family == socket.AF_UNIX else refused(address)
 
     connect_ex = connect
 
-socket.socket, socket.getaddrinfo, socket.create_connection = Watched, refused, refused
+socket.socket, socket.getaddrinfo, socket.create_connection = Refusing, refused, refused
 """
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> dict[str, str]:
-    """Environment in which every Python notes each call of the network in a file, and refuses it."""
-    (tmp_path / "watch").mkdir()
-    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
-    return {"PYTHONPATH": str(tmp_path / "watch"), "CALLS": str(tmp_path / "calls"), "HF_HUB_OFFLINE": "0"}
+def refusing(tmp_path: Path) -> dict[str, str]:
+    """Environment in which every Python process refuses network calls and writes them to a file."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSE)
+    return {"PYTHONPATH": str(tmp_path / "site"), "CALLS": str(tmp_path / "calls"), "HF_HUB_OFFLINE": "0"}
 
 
-def test_the_watch_works(tmp_path: Path, watched: dict[str, str]) -> None:
-    done = shell(["python", "-c", "import urllib.request as u; u.urlopen('http://example.org')"], tmp_path, **watched)
+def test_a_network_call_is_refused_and_written_down(tmp_path: Path, refusing: dict[str, str]) -> None:
+    done = shell(["python", "-c", "import urllib.request as u; u.urlopen('http://example.org')"], tmp_path, **refusing)
     assert "no network in this test" in done.stderr
     assert "example.org" in (tmp_path / "calls").read_text()
 
 
-def test_the_main_job_runs_with_nothing_set_and_calls_nobody(
-    installed: None, tmp_path: Path, watched: dict[str, str]
+def test_the_main_job_runs_with_nothing_set_and_without_the_network(
+    installed: None, tmp_path: Path, refusing: dict[str, str]
 ) -> None:
-    """On the embedded model and the embedded angiograms, from a folder that stays as it was."""
+    """On the embedded model and angiograms; the working folder is left as it was."""
     user = tmp_path / "user"
     user.mkdir()
     nothing = {"MODEL_PATH": "", "DATA_ROOT": "", "OUTPUT_DIR": "runs"}
-    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], user, **nothing, **watched)
+    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], user, **nothing, **refusing)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in user.iterdir()] == ["runs"]
     assert not (tmp_path / "calls").exists(), (tmp_path / "calls").read_text()

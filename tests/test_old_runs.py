@@ -124,23 +124,20 @@ def test_what_grpo_trained_is_no_model_and_no_policy(old: Path, name: str) -> No
     folder = old / "runs" / f"sa2va_grpo_{name}"
     trained = folder / ({"finished": "final_model", "cut_off": "checkpoint-2"}.get(name, ""))
     image = sorted((old / "tubes" / "images").iterdir())[0]
-    message = (
-        f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-        f"--model_path: sa2va-rl merge --model_path {trained} --output merged"
-    )
+    message = rf"{re.escape(str(folder))}: .* sa2va-rl merge --model_path {re.escape(str(trained))} --output merged"
     before = files(old)
     for call in (
         lambda: segment.main(segment.Args((image,), str(folder), device="cpu")),
         lambda: segment.main(segment.Args((image,), policy=folder, device="cpu")),
         *(lambda main=main, args=args: main(on_model(args(old), str(folder))) for main, args in COMMANDS.values()),
     ):
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with pytest.raises(ValueError, match=message):
             call()
     assert files(old) == before
 
 
 def on_model(args: Any, model_path: str) -> Any:
-    return replace(args, world=replace(args.world, model_path=model_path))
+    return replace(args, inputs=replace(args.inputs, model_path=model_path))
 
 
 def test_a_finished_prompt_policy_evaluates_and_segments(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

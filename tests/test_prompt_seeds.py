@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks.prompt_seeds import Tables, measured, shuffled, summary, without_vision
 from rl_reward_network.env.observation import IMAGE_FEATURES
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.prompt_policy.stage import policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable
+from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.prompt_policy.test_ppo import toy_contexts
 
 PLAN = policy_plan("quick")
@@ -21,9 +22,10 @@ def tables() -> Tables:
         return [
             PromptTable(
                 np.append(context.features, [1.0, 2.0]).astype(np.float32),
-                SampleTable(context.sample_id, context.sample_id, context.scores, dict.fromkeys(METRICS, context.dice)),
+                SampleTable(context.sample_id, context.sample_id, context.scores, metrics),
             )
             for context in toy_contexts(count, seed)
+            if (metrics := dict.fromkeys(MASK_REWARDS, context.metrics["dice"]))
         ]
 
     return {"policy": entries(20, 0), "val": entries(48, 1), "test": entries(60, 2)}

@@ -1,5 +1,7 @@
-"""The README cannot rot: its commands exist with the flags it names, its Python runs, its example data are read."""
+"""README and docs agree with the code: commands, flags, links, pictures, snippets and error messages exist."""
 
+import ast
+import contextlib
 import importlib
 import json
 import re
@@ -13,78 +15,210 @@ import pytest
 import tyro
 from PIL import Image
 
+from rl_reward_network.cli.main import COMMANDS, main
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.models import sa2va
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from tests.conftest import smooth_image, tube_image
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
+EVERYTHING = "\n".join(PAGES.values())
+WIDE_TABLES = ("docs/specification.md", "docs/log.md")  # three columns of sentences; history
+SHELL_FILES = {"run_step2_finetune.sh": "prompts", "run_experiment3.sh": "reward", "run_rl_train.sh": "grpo"}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, text: str = EVERYTHING) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def commands(start: str) -> list[list[str]]:
-    """Commands of the bash blocks that begin with `start`, comments and environment taken off, split into words."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+def command_lines() -> list[list[str]]:
+    """Commands of the bash blocks as words, without comments and environment variables."""
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
-    words = [[word for word in line if not re.match(r"[A-Z_]+=", word)] for line in words]
-    return [line for line in words if " ".join(line).startswith(start)]
+    return [[word for word in line if not re.match(r"[A-Z_]+=", word)] for line in words]
 
 
-PYTHON_COMMANDS = {line[2]: line for line in commands("python -m") if line[2] != "pytest"}
+def lines_of(*start: str) -> list[list[str]]:
+    return [line[len(start) :] for line in command_lines() if line[: len(start)] == [*start]]
 
 
-@pytest.mark.parametrize("module", PYTHON_COMMANDS)
-def test_every_flag_that_a_python_command_uses_is_in_its_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def flags(line: list[str]) -> list[str]:
+    return [word for word in line if word.startswith("--") and word not in ("--help", "--help-all")]
+
+
+# ---- form ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_have_at_most_110_characters(page: str) -> None:
+    lines = [line for line in PAGES[page].splitlines() if not (page in WIDE_TABLES and line.startswith("|"))]
+    assert [line for line in lines if len(line) > 110] == []
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - {"README.md"}))
+def test_every_page_says_what_it_is_for_and_is_linked_from_the_readme(page: str) -> None:
+    title, empty, first = PAGES[page].splitlines()[:3]
+    assert title.startswith("# ")
+    assert not empty
+    assert first.startswith("This page ")
+    assert page == "docs/mask_policies.md" or f"]({page})" in PAGES["README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", PAGES[page], flags=re.DOTALL)
+    for target in re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', prose):
+        link = "".join(target)
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        file = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file.read_text()), link
+
+
+def anchors(text: str) -> set[str]:
+    """Names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_test_file_that_a_page_names_exists() -> None:
+    for name in re.findall(r"tests/[\w/]+\.py", EVERYTHING):
+        assert (ROOT / name).exists(), name
+
+
+def test_no_machine_path_is_written_anywhere() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    for name in filter(lambda name: (ROOT / name).exists(), listed):
+        text = (ROOT / name).read_text(errors="ignore")
+        assert not re.search(r"(?<![\w.])/(?:work|home|root|Users)/", text), name
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_of_sa2va_rl_that_a_page_names_exists_and_every_one_is_named() -> None:
+    assert set(re.findall(r"(?:^|`)sa2va-rl ([a-z][\w-]*)", EVERYTHING, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_of_a_command_is_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of("sa2va-rl", name)
+    lines += [line[1:] for file, command in SHELL_FILES.items() if command == name for line in lines_of("bash", file)]
+    lines += [line for line in torchrun_lines() if line[0] == name]
+    used = {flag.replace("_", "-") for line in lines for flag in flags(line)}
+    if used:
+        text = help_of(name, capsys)
+        assert [flag for flag in used if flag not in text] == []
+
+
+def torchrun_lines() -> list[list[str]]:
+    return [line[line.index("-m") + 2 :] for line in lines_of("torchrun") if "rl_reward_network.cli" in line]
+
+
+def help_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Every flag of a command; in this process, which has imported it already."""
+    text = ""
+    for word in ("--help", "--help-all"):
+        if word == "--help" or word in text:
+            with contextlib.suppress(SystemExit):
+                main([name, word])
+            text += capsys.readouterr().out
+    return text
+
+
+@pytest.mark.parametrize("module", sorted({line[0] for line in lines_of("python", "-m") if line[0] != "pytest"}))
+def test_every_flag_of_a_benchmark_is_in_its_help(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check_benchmark(module, [flag for line in lines_of("python", "-m", module) for flag in flags(line)], capsys)
+
+
+INLINE = re.findall(r"`python -m (benchmarks\.\w+)([^`]*)`", EVERYTHING)
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in INLINE}))
+def test_every_benchmark_that_a_page_names_exists_with_its_flags(
+    module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = " ".join(rest for name, rest in INLINE if name == module)
+    check_benchmark(module, flags(named.split()), capsys)
+
+
+def check_benchmark(module: str, used: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tyro.cli(importlib.import_module(module).Args, args=["--help"])  # as a process of its own: 5 seconds each
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    for line in commands(f"python -m {module}"):
-        for flag in (word for word in line if word.startswith("--")):
-            assert flag.replace("_", "-") in said, f"{module} has no {flag}"
+    text = capsys.readouterr().out
+    assert [flag for flag in used if flag.replace("_", "-") not in text] == []
 
 
-@pytest.mark.parametrize("line", commands("bash"), ids=" ".join)
-def test_every_shell_file_exists_and_knows_its_mode(line: list[str]) -> None:
-    file = ROOT / line[1]
-    assert file.exists()
-    assert subprocess.run(["bash", "-n", str(file)]).returncode == 0
-    if line[2:]:
-        assert line[2] in ("quick", "full", "--help")
-        wrong = subprocess.run(["bash", str(file), "neither"], capture_output=True, text=True)
+@pytest.mark.parametrize("file", sorted({line[0] for line in lines_of("bash")}))
+def test_every_shell_file_exists_and_knows_its_mode(file: str) -> None:
+    path = ROOT / file
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    modes = {line[1] for line in lines_of("bash") if line[0] == file and line[1:]}
+    assert modes <= {"quick", "full", "--help"}
+    if modes:
+        wrong = subprocess.run(["bash", str(path), "neither"], capture_output=True, text=True)
         assert wrong.returncode == 2
         assert "quick|full" in wrong.stderr
 
 
-def test_the_example_of_the_reward_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = (block for block in blocks("python") if "RewardNetwork" in block)
+# ---- snippets --------------------------------------------------------------------------------------------------------
+
+SNIPPETS = [(page, number) for page in PAGES for number in range(len(blocks("python", PAGES[page])))]
+
+
+@pytest.fixture
+def names(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a reader has before a snippet: an image, masks, scores, and the files that it names."""
     RewardNetwork(RewardNetworkConfig(channels=(8,))).save_pretrained(tmp_path / "outputs/RUN/best_reward_net")
-    monkeypatch.chdir(tmp_path)
-    lines = example.strip().splitlines()
-    lines[-2:] = [f"{name} = {line}" for name, line in zip(("scores", "truth"), lines[-2:], strict=True)]
-    names: dict[str, Any] = {"image": smooth_image(60, 70), "masks": np.ones((3, 60, 70), dtype=np.float32)}
-    exec("\n".join(lines), names)
-    assert names["scores"].shape == (3,)
-    assert names["truth"].shape == (60, 70)
-
-
-def test_the_python_example_runs(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = (block for block in blocks("python") if "load_sa2va_model" in block)
     load = sa2va.load_sa2va_model
     monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_checkpoint))
-    names: dict[str, Any] = {"image": smooth_image(60, 60)}
-    exec(example, names)
-    assert names["answer"]["prediction_masks"][0].shape == (1, 60, 60)
+    monkeypatch.chdir(tmp_path)
+    image, mask = smooth_image(60, 60), np.ones((60, 60), dtype=bool)
+    Image.fromarray(image).save("scan_001.png")
+    masks, candidates = np.ones((3, 60, 60), dtype=np.float32), [np.stack([mask, ~mask])]
+    scores = np.array([[0.25, 0.75]])
+    return {
+        "image": image,
+        "images": [image],
+        "mask": mask,
+        "masks": masks,
+        "candidates": candidates,
+        "scores": scores,
+    }
 
 
-def test_the_example_annotations_are_read(tmp_path: Path) -> None:
-    (example,) = blocks("json")
+@pytest.mark.parametrize(("page", "number"), SNIPPETS)
+def test_every_python_snippet_runs(page: str, number: int, names: dict[str, Any]) -> None:
+    exec(blocks("python", PAGES[page])[number], names)
+    if "network" in names:
+        assert names["scores"].shape == (3,)
+        assert names["foreground"].shape == (60, 60)
+    if "answer" in names and "region1" not in names.get("question", ""):
+        assert names["answer"]["prediction_masks"][0].shape == (1, 60, 60)
+    if "env" in names:
+        assert names["terminated"]
+        assert names["reward"] in names["scores"]
+    if "rows" in names:
+        (region,) = read_region_data("my_regions")[0]
+        assert region.caption == "the long vessel on the left"
+        assert region.group_id != region.image_id, "the patient is not the group"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks("json", PAGES[page])])
+def test_the_example_annotations_are_read(page: str, tmp_path: Path) -> None:
+    (example,) = blocks("json", PAGES[page])
+    records = json.loads(example)
     (tmp_path / "annotations.json").write_text(example)
-    for record in json.loads(example):
+    for record in records:
         image, mask = tube_image(100, 0)
         (tmp_path / "images").mkdir(exist_ok=True)
         Image.fromarray(image).save(tmp_path / "images" / record["image"])
@@ -92,20 +226,33 @@ def test_the_example_annotations_are_read(tmp_path: Path) -> None:
             (tmp_path / "masks").mkdir(exist_ok=True)
             Image.fromarray(mask).save(tmp_path / record["mask_png"])
     samples = read_annotations(tmp_path)
-    assert [sample.labelled for sample in samples] == [True, True, False]
+    assert [sample.labelled for sample in samples] == ["mask" in record or "mask_png" in record for record in records]
     assert len({sample.group_id for sample in samples}) == 2
-    polygon = samples[1].load_mask()
-    assert polygon is not None
-    assert polygon.any()
+    for sample in filter(lambda sample: sample.labelled, samples):
+        mask = sample.load_mask()
+        assert mask is not None
+        assert mask.any()
 
 
-def test_every_link_leads_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+# ---- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_no_machine_path_is_written_anywhere() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    for name in listed:
-        text = (ROOT / name).read_text(errors="ignore")
-        assert not re.search(r"(?<![\w.])/(?:work|home|root|Users)/", text), name
+def source_texts() -> list[str]:
+    """Every string of the package; values inside f-strings become `...`."""
+    nodes = [n for path in ROOT.glob("rl_reward_network/**/*.py") for n in ast.walk(ast.parse(path.read_text()))]
+    joined = [
+        "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+    return joined + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
+    texts = source_texts()
+    page = PAGES["docs/troubleshooting.md"].replace("\n  ", " ")
+    quoted = re.findall(r"^- (?:[A-Z][^`:]*)?`([^`]+)`(?:,|:| in| near| with)", page, flags=re.MULTILINE)
+    assert len(quoted) > 15
+    for message in quoted:
+        for piece in filter(lambda piece: len(piece) > 3, message.split("...")):
+            assert any(piece.strip() in text for text in texts), message

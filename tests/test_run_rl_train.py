@@ -25,7 +25,7 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, installed: None) -> Iterator[tuple[Path, str]]:
-    """The user's folder, and what was said."""
+    """The user's folder, and what was printed."""
     folder = tmp_path_factory.mktemp("user")
     write_regions(folder / "regions", 8, 5, light=LAMPLIGHT)
     environment = {"DATA_ROOT": "regions", "OUTPUT_DIR": "outputs", "SEED": "3"}
@@ -36,13 +36,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, installed: None) -> Itera
 
 
 def test_it_ends_in_a_model_a_table_and_a_report(finished: tuple[Path, str]) -> None:
-    folder, said = finished
+    folder, printed = finished
     (run,) = (folder / "outputs").glob("sa2va_grpo_*")
-    report, log = said.strip().splitlines()[-2:]
+    report, log = printed.strip().splitlines()[-2:]
     assert (folder / report.removeprefix("report: ")) == run / "evaluation" / "report.html"
-    assert "METEOR (" in said, "the table names the variant"
-    for wanted in ("IoU of mask'", "cIoU", f"fine-tuned model: {Path('outputs') / run.name / 'final_model'}"):
-        assert wanted in said
+    assert "METEOR (" in printed, "the table names the variant"
+    for text in ("IoU of mask'", "cIoU", f"fine-tuned model: {Path('outputs') / run.name / 'final_model'}"):
+        assert text in printed
     assert report in Path(log.removeprefix("log: ")).read_text()
     for name in ("final_model/config.json", "final_model/trainable/trainable.safetensors", "evaluation/eval.csv"):
         assert (run / name).stat().st_size > 0

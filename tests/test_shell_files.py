@@ -68,6 +68,13 @@ def test_help_shows_help_and_does_nothing_else(called: Called, file: str, words:
 
 
 @pytest.mark.parametrize("file", COMMANDS)
+def test_every_flag_is_shown_by_help_all(called: Called, file: str) -> None:
+    done, calls = called(file, "quick", "--help-all")
+    assert done.returncode == 0
+    assert [call["words"] for call in calls] == [f"-m rl_reward_network.cli {COMMANDS[file]} --help-all"]
+
+
+@pytest.mark.parametrize("file", COMMANDS)
 def test_help_without_packages_installs_none(called: Called, tmp_path: Path, file: str) -> None:
     (tmp_path / "venv" / ".rl_reward_network_installed").unlink()
     done, calls = called(file, "--help")

@@ -12,10 +12,11 @@ from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
-from rl_reward_network.cli.grpo import make_plan
+from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.inputs import DEFAULT_REGIONS, check_config, open_grpo_world
-from rl_reward_network.grpo.stage import GRPOPlan
+from rl_reward_network.grpo.inputs import check_config, open_grpo_inputs
+from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 GRPO = "--model_path M/4B --data_dir D --output_dir O"
@@ -40,6 +41,11 @@ def grpo(line: str) -> Any:
     return tyro.cli(train_sa2va_rl.Args, args=shlex.split(line))
 
 
+def checked(line: str) -> tuple[RunConfig, RegionConfig]:
+    args = grpo(line)
+    return check_config(args.inputs, args.regions)
+
+
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "regions"
@@ -50,7 +56,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", LINES)
 def test_every_line_of_grpo_is_taken_and_runs_in_full(name: str) -> None:
     args = grpo(LINES[name])
-    assert (args.mode, args.world.model_path, args.world.output_dir) == ("full", "M/4B", Path("O"))
+    assert (args.mode, args.inputs.model_path, args.inputs.output_dir) == ("full", "M/4B", Path("O"))
     assert args.grpo.num_generations == 4
     assert args.rewards.use_llm_judge == ("judge" in LINES[name])
     assert args.rewards.use_llm_judge_loop2 == ("loop2" in LINES[name])
@@ -58,18 +64,18 @@ def test_every_line_of_grpo_is_taken_and_runs_in_full(name: str) -> None:
 
 def planned(line: str, scenes: Path) -> GRPOPlan:
     args = grpo(line.replace("--data_dir D", f"--data_dir {shlex.quote(str(scenes))}").replace("--use_flash_attn", ""))
-    return make_plan(args, open_grpo_world(args.world), None)
+    return make_plan(args, open_grpo_inputs(args.inputs, args.regions), None)
 
 
 def test_what_the_lines_of_document_a_mean(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = planned(LINES["document A"].split(" --use_llm_judge")[0], scenes).settings
     named = ("per_device_train_batch_size", "num_generations", "learning_rate", "num_train_epochs", "max_steps")
-    assert [settings[name] for name in named] == [4, 4, 1e-5, 1.0, -1]
+    assert [getattr(settings, name) for name in named] == [4, 4, 1e-5, 1.0, -1]
 
 
 def test_what_the_knobs_of_document_b_mean(scenes: Path) -> None:
     settings = planned(LINES["document B, knobs"], scenes).settings
-    wanted = {
+    expected = {
         "per_device_train_batch_size": 8,
         "beta": 0.1,
         "mask_beta": 0.1,
@@ -83,28 +89,28 @@ def test_what_the_knobs_of_document_b_mean(scenes: Path) -> None:
         "temperature": 0.9,
         "entropy_coef": 0.01,
     }
-    assert {name: settings[name] for name in wanted} == wanted
-    assert grpo(LINES["document B, knobs"]).world.use_flash_attn
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert grpo(LINES["document B, knobs"]).regions.use_flash_attn
 
 
 @pytest.mark.parametrize("name", ["auto", "gar", "dam", "annotations"])
 def test_dataset_name_takes_a_kind(name: str) -> None:
-    config = check_config(grpo(f"--data_root D --dataset_name {name}").world)
-    assert (config.dataset_name, config.data_root) == (name, Path("D"))
+    config, regions = checked(f"--data_root D --dataset_name {name}")
+    assert (regions.dataset_name, config.data_root) == (name, Path("D"))
 
 
 def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
     hub = "HaochenWang/Grasp-Any-Region-Dataset"
     for name in (hub, str(tmp_path)):
         for line in (f"--dataset_name {name}", f"--dataset_name {name} --data_root {name}"):
-            config = check_config(grpo(f"{line} --model_path M").world)
-            assert (config.dataset_name, config.data_root) == ("auto", Path(name)), line
+            config, regions = checked(f"{line} --model_path M")
+            assert (regions.dataset_name, config.data_root) == ("auto", Path(name)), line
         with pytest.raises(ValueError, match=rf"^dataset_name is {name}, but data_root is D: two names for the data"):
-            check_config(grpo(f"--dataset_name {name} --data_root D").world)
+            checked(f"--dataset_name {name} --data_root D")
     with pytest.raises(
         ValueError, match=r"^dataset_name is 'gra', expected one of auto, gar, dam, annotations, a hub id"
     ):
-        check_config(grpo("--dataset_name gra").world)
+        checked("--dataset_name gra")
 
 
 def test_a_model_of_ones_own_never_works_on_rendered_data_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +149,18 @@ def test_a_gpu_that_is_not_there_is_refused_first(monkeypatch: pytest.MonkeyPatc
 
 def test_flash_attention_needs_a_gpu_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="use_flash_attn needs a CUDA device, got device='cpu'; leave it out on a CPU"):
-        check_config(grpo("--use_flash_attn --gpu -1").world)
+        checked("--use_flash_attn --gpu -1")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("rl_reward_network.models.sa2va.loading_sa2va.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="use_flash_attn: the package is not installed; pip install flash-attn"):
-        check_config(grpo("--use_flash_attn --gpu 0").world)
+        checked("--use_flash_attn --gpu 0")
 
 
 def test_the_settings_of_step_2(capsys: pytest.CaptureFixture[str]) -> None:
     args = tyro.cli(finetune_sa2va_with_rl.Args, args=STEP_2.split())
     ppo = finetune_sa2va_with_rl.check(args)[0].ppo
     assert (ppo.gamma, ppo.gae_lambda, ppo.clip_range, ppo.vf_coef, ppo.n_epochs) == (0.9, 0.8, 0.1, 0.4, 7)
-    assert (args.world.data_root, ppo.total_timesteps, ppo.batch_size) == (Path("D"), 2000, 64)
+    assert (args.inputs.data_root, ppo.total_timesteps, ppo.batch_size) == (Path("D"), 2000, 64)
     usual = finetune_sa2va_with_rl.check(tyro.cli(finetune_sa2va_with_rl.Args, args=["quick"]))[0].ppo
     assert (usual.gamma, usual.gae_lambda, usual.clip_range, usual.vf_coef, usual.n_epochs) == (
         0.99,

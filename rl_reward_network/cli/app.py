@@ -1,4 +1,4 @@
-"""How every command starts and ends: arguments by tyro, a user's mistake or a full disk as one line."""
+"""How every command starts and ends: flags by tyro, two levels of help, a user's mistake or a full disk as one line."""
 
 import gc
 import logging
@@ -12,9 +12,11 @@ from typing import Any
 import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
+from rl_reward_network.flags import rare_hidden
 
-ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which look at all flags before they begin
+ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
+HELP, HELP_ALL = ("--help", "-h"), "--help-all"
 
 
 def run(
@@ -28,15 +30,15 @@ def run(
     """Parse the flags of a command and call it.
 
     With ONLY_CHECK in the environment `check` is called in place of `main`: it refuses what can be refused before
-    anything is read or written.
+    anything is read or written. `--help` shows the common flags, `--help-all` every flag.
 
-    A ValueError is a message for the user: it is printed alone and the exit status is 2. Anything else is our bug and
+    A ValueError is a message for the user: it is printed alone and the exit status is 2. Any other error is a bug and
     keeps its traceback, but for ctrl-C (see `cli/__init__.py`).
 
     Args:
         main: called with the parsed arguments.
         args_type: a dataclass.
-        prog: the command as a user types it; by default the module that was called.
+        prog: the command as a user types it; by default the running module.
         words: the flags; by default what was typed.
         check: called with the parsed arguments, in place of `main`.
         ignore_unknown: let flags of a later command pass by.
@@ -54,7 +56,21 @@ def run(
 
 
 def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unknown: bool) -> Any:
-    prog = os.environ.get(CALLED_AS) or prog
+    """The parsed flags; `--help` and `--help-all` end the process."""
+    prog, words = os.environ.get(CALLED_AS) or prog, sys.argv[1:] if words is None else words
+    if HELP_ALL in words:
+        return _cli(args_type, prog, HELP[:1], False)
+    if not set(HELP) & set(words):
+        return _cli(args_type, prog, words, ignore_unknown)
+    with rare_hidden(args_type) as hidden:
+        try:
+            return _cli(args_type, prog, HELP[:1], False)
+        finally:
+            if hidden:
+                print(f"{hidden} more flags: {prog} {HELP_ALL}")
+
+
+def _cli(args_type: Any, prog: str, words: Sequence[str], ignore_unknown: bool) -> Any:
     one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
     if ignore_unknown:
         return tyro.cli(args_type, prog=prog, args=words, config=one_name, return_unknown_args=True)[0]
@@ -62,13 +78,13 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
 
 
 def _module() -> str:
-    """How the running module is called."""
+    """The running module as a command."""
     module = sys.modules["__main__"].__spec__
     return f"python -m {module.name}" if module else f"python {sys.argv[0]}"
 
 
 def _outcome(call: Callable[[], object]) -> str | None:
-    """What to tell the user, if anything; the error itself is let go."""
+    """The message for the user, if any; the error itself is dropped."""
     try:
         call()
     except ValueError as error:
@@ -83,6 +99,6 @@ def _outcome(call: Callable[[], object]) -> str | None:
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread; its full disk is told again, in one line, where the run next writes."""
+    """Drop the error of a full disk in TensorBoard's thread: the run's next write reports it in one line."""
     if not (isinstance(failed.exc_value, OSError) and failed.exc_value.errno in FULL):
         threading.__excepthook__(failed)

@@ -3,38 +3,25 @@
     sa2va-rl consistency [--model_path MODEL]
 
 Left is the official recipe of Sa2VA, right the loaded model as `sa2va-rl grpo` trains it on captioned regions:
-LoRA, what its losses reach and what is frozen, chat format, ids of a conversation, number formats, tensors of the
-checkpoint. Differences that are meant stand with their reason; any other is named in the last line, and the exit status
-is 1.
+LoRA, trainable and frozen parts, chat format, ids of a conversation, number formats, tensors of the checkpoint.
+Intended differences are listed with their reason; any other is named in the last line, and the exit status is 1.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.cli.grpo import NANO, REAL
-from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import make_region
-from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.consistency import DIFFERS, SAME, ConsistencyRow, consistency_rows, differing
-from rl_reward_network.grpo.mask_policies import MaskPolicyName
-from rl_reward_network.grpo.prompts import region_prompt
-from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
-from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, open_checkpoint
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.grpo.settings import MaskPolicyName
+from rl_reward_network.models.default import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rl_reward_network.grpo.consistency import ConsistencyRow
 
 
 @dataclass(frozen=True)
@@ -51,50 +38,37 @@ class Args:
     """As in training on captioned regions: bernoulli on the embedded model, else gaussian."""
     max_dynamic_patch: int = 1
     """As in training."""
-    device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
-    """cpu, cuda:0, ..."""
+    device: str | None = None
+    """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
 
 
 def main(args: Args) -> None:
-    """Load, prepare as for training, print the table; leave with 1 if something differs that should not."""
-    r = args.lora_r or (NANO if args.model_path == DEFAULT_MODEL else REAL)["lora_r"]
+    """Print the table; the exit status is 1 if an item differs unintentionally."""
+    from rl_reward_network.grpo.consistency import DIFFERS, SAME, differing
+    from rl_reward_network.grpo.consistency_check import compare_with_sft
+    from rl_reward_network.grpo.settings import LORA_R
+
     if args.max_dynamic_patch < 1:
         raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
-    folder = open_checkpoint(args.model_path)
-    model, processor = load_sa2va_model(folder.path, args.device)
-    processor.max_tiles = args.max_dynamic_patch
-    prepare_model(model, int(r), args.lora_alpha or 2 * int(r))
-    mask_policy = args.mask_policy or ("bernoulli" if args.model_path == DEFAULT_MODEL else "gaussian")
-    freeze_as_in_training(model, processor, mask_policy)
-    rows = consistency_rows(model, processor, folder, mask_policy)
-    show(rows)
-    if wrong := differing(rows):
-        print(f"{DIFFERS}: {', '.join(wrong)}")
+    embedded = args.model_path == DEFAULT_MODEL
+    lora_r = args.lora_r or LORA_R["embedded" if embedded else "real"]
+    mask_policy = args.mask_policy or ("bernoulli" if embedded else "gaussian")
+    lora_alpha = args.lora_alpha or 2 * lora_r
+    rows = compare_with_sft(args.model_path, lora_r, lora_alpha, mask_policy, args.max_dynamic_patch, args.device)
+    show_rows(rows, DIFFERS)
+    if different := differing(rows):
+        print(f"{DIFFERS}: {', '.join(different)}")
         sys.exit(1)
     same = sum(row.status == SAME for row in rows)
     print(f"consistent: {same} of {len(rows)} items are the same, {len(rows) - same} differ on purpose")
 
 
-def freeze_as_in_training(model: Any, processor: Sa2VAProcessor, mask_policy: MaskPolicyName) -> None:
-    """Freeze what no loss of the default run on captioned regions reaches, found on one rendered picture."""
-    scene = next(iter(make_scenes(1, 0)))
-    thing = scene.objects[0]
-    item = region_prompt(make_region(thing.caption, to_rle(thing.mask), "scene", "scene", lambda: scene.image))
-    paid = {loop: {"iou": Reward(iou_reward, 1.0)} for loop in ("loop1", "loop2")}
-    with TemporaryDirectory() as nowhere:
-        settings = Sa2VAGRPOConfig(
-            nowhere, mask_policy=mask_policy, use_cpu=model.device.type == "cpu", report_to="none", disable_tqdm=True
-        )
-        trainer = Sa2VAGRPOTrainer(model, processor, settings, [item] * settings.prompts_per_step, paid)
-        freeze_unreached(trainer, [item])
-
-
-def show(rows: Sequence[ConsistencyRow]) -> None:
-    """The table on the terminal."""
+def show_rows(rows: "Sequence[ConsistencyRow]", highlighted: str) -> None:
+    """Print the table, rows of one status highlighted."""
     table = Table(title="supervised fine-tuning and GRPO", box=box.SIMPLE)
     for name in ("item", "SFT", "RL", "status"):
         table.add_column(name, overflow="fold")
     for row in rows:
         cells = [escape(cell) for cell in (row.item, row.sft, row.rl, row.status)]
-        table.add_row(*cells, style="bold red" if row.status == DIFFERS else None)
+        table.add_row(*cells, style="bold red" if row.status == highlighted else None)
     Console().print(table)

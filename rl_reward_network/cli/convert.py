@@ -6,20 +6,10 @@
 Converting is optional: every command reads both layouts. No remote code is run, dtypes are kept tensor by tensor.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from huggingface_hub import save_torch_state_dict
-
-from rl_reward_network.artefacts import whole_folder, write_json
-from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
-from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-
-REWRITTEN = {"config.json", "sam2_sizes.json", "model.safetensors.index.json", "generation_config.json"}
 
 
 @dataclass(frozen=True)
@@ -33,36 +23,8 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Read, check, rename, write."""
-    if args.target.exists():
-        raise ValueError(f"target {args.target} exists; give a new folder")
-    source = open_checkpoint(args.source)
-    config = check_checkpoint(source)
-    if not source.original and config.original_config is None:
-        raise ValueError(
-            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
-        )
-    tensors = to_ours(source.tensors()) if source.original else to_original(source.tensors())
-    with whole_folder(args.target) as folder:
-        save_torch_state_dict(tensors, folder)
-        _write_config(config, source, folder)
-        _copy_tokenizer(source.path, folder)
-    print(f"{'ours' if source.original else 'official layout'}: {len(tensors)} tensors in {args.target}")
+    """Convert and print what was written."""
+    from rl_reward_network.models.sa2va.conversion_sa2va import convert_checkpoint
 
-
-def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
-    if source.original:
-        config.architectures = ["Sa2VAForConditionalGeneration"]
-        config.save_pretrained(folder)
-        return
-    assert config.original_config is not None  # `main` has checked it
-    write_json(folder / "config.json", config.original_config)
-    if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
-        write_json(folder / "sam2_sizes.json", sizes)
-
-
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """Tokenizer files as they are; weights, configuration and code are not copied."""
-    for file in source.iterdir():
-        if file.suffix in (".json", ".txt", ".jinja") and file.name not in REWRITTEN:
-            shutil.copyfile(file, folder / file.name)
+    layout, tensors = convert_checkpoint(args.source, args.target)
+    print(f"{layout}: {tensors} tensors in {args.target}")

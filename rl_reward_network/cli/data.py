@@ -4,8 +4,8 @@
     sa2va-rl data --no_gap    # data/angiograms_no_gap, where no choice of prompt can help
     sa2va-rl data --regions   # data/regions_lamplight, in GAR's Arrow layout
 
-Nothing is downloaded, and equal versions give equal files. What is there already stays. The angiograms are in the same
-format as your own data (README, "Your own data"): 160 patients, two series each, three frames per series.
+Nothing is downloaded, and equal versions give equal files. Existing data sets are kept. The angiograms have the same
+format as your own data (docs/your-data.md): 160 patients, two series each, three frames per series.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ class Args:
     folder: Path = DEFAULT_FOLDER
     """Where the data sets are kept."""
     no_gap: bool = False
-    """Render the angiograms in which one prompt is the best for every picture, instead."""
+    """Render the angiograms in which one prompt is the best for every image, instead."""
     regions: bool = False
     """Render the scenes of coloured objects instead, under a warm lamp."""
     daylight: bool = False
-    """With --regions: in the light that sa2va-nano was trained in, instead."""
+    """With --regions: in the lighting of sa2va-nano's training images, instead."""
 
 
 def main(args: Args) -> None:
-    """Render what is not there."""
+    """Render the data set if it does not exist yet."""
     if args.regions and args.no_gap:
-        raise ValueError("regions and no_gap exclude each other: one set at a time")
+        raise ValueError("regions and no_gap are both True, expected one data set; leave one of them out")
     if args.daylight and not args.regions:
-        raise ValueError("daylight is for --regions: angiograms have no light")
+        raise ValueError("daylight is True, but regions is False; add --regions, or leave it out")
     if args.regions:
-        made = embedded_regions(args.folder, args.daylight)
+        folder = embedded_regions(args.folder, args.daylight)
     else:
-        made = embedded_angiograms(args.folder, args.no_gap)
-    print(f"embedded data: {made}")
+        folder = embedded_angiograms(args.folder, args.no_gap)
+    print(f"embedded data: {folder}")

@@ -4,8 +4,8 @@
         --llm_judge_base_url http://localhost:8000/v1 --llm_judge_model llama3.1-8b [--output FILE]
 
 The prediction file is JSON: annotation id -> caption. The bench folder holds qa.json and class_names.json of
-nvidia/DLC-Bench. A key, where the server wants one, is read from the environment (OPENAI_API_KEY). Replies are kept, so
-that the same command, run again, pays only for what is new.
+nvidia/DLC-Bench. If the server needs a key, it is read from the environment (OPENAI_API_KEY). Replies are cached: when
+the command is run again, only new questions are sent.
 """
 
 from dataclasses import dataclass
@@ -31,23 +31,23 @@ class Args:
     llm_judge_base_url: str
     """Address of an OpenAI-compatible server, usually ending in /v1."""
     llm_judge_model: str
-    """Name under which the server serves the judge."""
+    """Name of the judge model on the server."""
     output: Path | None = None
     """Where the result is written; <predictions>_eval.json by default."""
     llm_judge_cache: Path = Path("outputs/llm_judge.sqlite")
-    """File of replies kept for later runs."""
+    """Cache file of replies."""
     llm_judge_concurrency: int = 8
-    """Most requests under way at once."""
+    """Maximum number of concurrent requests."""
 
 
 def main(args: Args) -> None:
-    """Read, ask, score, write."""
+    """Read, query the judge, score, write."""
     output = args.output or args.predictions.with_name(f"{args.predictions.stem}_eval.json")
     if output.resolve() == args.predictions.resolve():
-        raise ValueError(f"--output {output}: would replace the predictions; name another file")
+        raise ValueError(f"--output {output}: would replace the predictions; choose another file")
     if missing := [name for name in FILES if not (args.bench / name).exists()]:
         raise ValueError(
-            f"--bench {args.bench}: has no {missing[0]}; get it by "
+            f"--bench {args.bench}: {missing[0]} is missing; download it by "
             "hf download nvidia/DLC-Bench --repo-type dataset --local-dir DLC-bench"
         )
     qa, class_names = (read_json(args.bench / name) for name in FILES)
@@ -68,7 +68,7 @@ def main(args: Args) -> None:
 
 
 def report(result: dict[str, Any], objects: int) -> None:
-    """Print the three numbers and what they cost."""
+    """Print the three scores and the number of requests."""
     neg, avg = ("none" if result[name] is None else f"{result[name]:.3f}" for name in ("avg_neg", "avg"))
     counts = dict(result["judge"])
     print(f"{objects} objects, judge {counts.pop('model')}: Pos {result['avg_pos']:.3f}  Neg {neg}  Avg {avg}")

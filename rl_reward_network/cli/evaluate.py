@@ -1,67 +1,88 @@
-"""Compare what was trained with its baselines on patients it has never seen, and write the report.
+"""Compare what was trained with its baselines on test patients, and write the report.
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
 
 For a prompt policy these are its baselines; for a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) the model
-as it was. Model, data, prompts and reward network are the run's own, read from its config.json. Written:
-<run>/evaluation/ with eval.json, eval.csv and report.html (one file; open it in a browser); without --images the
-results also stand in the model card of what GRPO trained, final_model/README.md.
+before. Model, data, prompts and reward network are those of the run's config.json. Written: <run>/evaluation/ with
+eval.json, eval.csv and report.html (one file; open it in a browser); without --images the results of a GRPO run are
+added to its model card, too, final_model/README.md.
 """
 
 import glob
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rl_reward_network.evaluation.before_after import BeforeAfter
-from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence
-from rl_reward_network.grpo.card import write_results
-from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
-from rl_reward_network.grpo.stage import FINAL
-from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS, Whereabouts, run_evaluation_stage
-from rl_reward_network.prompt_policy.policy import policy_folder
+if TYPE_CHECKING:
+    from rl_reward_network.evaluation.before_after import BeforeAfter
+    from rl_reward_network.evaluation.report import EvaluationResult
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compare what was trained, a prompt policy or a GRPO run, with what was there before, on groups never seen."""
+    """Compare what was trained, a prompt policy or a GRPO run, with its baselines on test patients."""
 
     model_path: tuple[str, ...]
     """The run's final_model folder, or the run; several (a pattern) mean the newest of them."""
     split: Literal["test"] = "test"
-    """Patients to evaluate on; those of val have decided what is deployed, so they prove nothing any more."""
+    """Patients to evaluate on; those of val decide what is deployed, so results on them would be biased."""
     images: int | None = None
     """At most this many images (of a GRPO run regions), one per series before a second; without it all."""
-    where: Annotated[Whereabouts, tyro.conf.arg(name="")] = field(default_factory=Whereabouts)
+    data_root: Path | None = None
+    """Where the data are now, if not where they were in training."""
+    base_model: str | None = None
+    """Where Sa2VA is now, if not where it was in training."""
+    gpu: int | None = None
+    """Index of the GPU; -1 is the CPU; without it as in training."""
+    segment_batch: int | None = None
+    """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
     show_names: bool = False
     """Put the names of images and patients into a prompt policy's report in place of their hashes."""
 
 
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
+    from rl_reward_network.grpo.evaluate import grpo_model
+
     folder = newest(args.model_path)
-    if tuned := grpo_model(folder):
-        if args.show_names:
-            raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
-        where = args.where
-        changes, report = run_grpo_evaluation(tuned, where.data_root, where.base_model, where.gpu, args.images)
-        if args.images is None and tuned.name == FINAL:
-            write_results(tuned, report.with_name("eval.json"))
-        show_changes(changes)
+    if final_model := grpo_model(folder):
+        report = _evaluate_grpo(final_model, args)
     else:
-        result, report = run_evaluation_stage(policy_folder(folder), args.where, args.images, args.show_names)
-        show(result)
+        report = _evaluate_policy(folder, args)
     print(f"\nreport: {report}")
 
 
-def show_changes(result: BeforeAfter) -> None:
-    """Both models on the terminal, and the verdict in words."""
-    table = Table(title="means over groups, the model as it was and after fine-tuning", box=box.SIMPLE)
+def _evaluate_grpo(final_model: Path, args: Args) -> Path:
+    from rl_reward_network.grpo.card import write_results
+    from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+    from rl_reward_network.runs.folder import FINAL
+
+    if args.show_names:
+        raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
+    changes, report = run_grpo_evaluation(final_model, args.data_root, args.base_model, args.gpu, args.images)
+    if args.images is None and final_model.name == FINAL:
+        write_results(final_model, report.with_name("eval.json"))
+    show_changes(changes)
+    return report
+
+
+def _evaluate_policy(folder: Path, args: Args) -> Path:
+    from rl_reward_network.prompt_policy.evaluate import MovedInputs, run_evaluation_stage
+    from rl_reward_network.prompt_policy.policy import policy_folder
+
+    moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
+    result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
+    show_comparison(result)
+    return report
+
+
+def show_changes(result: "BeforeAfter") -> None:
+    """Print the means of both models and the verdict."""
+    table = Table(title="means over groups, before and after fine-tuning", box=box.SIMPLE)
     table.add_column("")  # wraps where the terminal is narrow; numbers must not
     for name in ("before", "after", "change [95 %]", ""):
         table.add_column(name, no_wrap=True, min_width=5)
@@ -82,18 +103,19 @@ def newest(paths: tuple[str, ...]) -> Path:
         ValueError: no folder matches.
     """
     matches = {Path(match) for path in paths for match in ([path] if Path(path).exists() else glob.glob(path))}
-    found = sorted(matches, key=lambda match: match.stat().st_mtime)
-    if not found:
-        raise ValueError(
-            f"model_path {' '.join(paths)}: no such folder; train a policy: bash run_step2_finetune.sh quick"
-        )
-    if len(found) > 1:
-        print(f"{len(found)} folders match, the newest is evaluated: {found[-1]}")
-    return found[-1]
+    folders = sorted(matches, key=lambda match: match.stat().st_mtime)
+    if not folders:
+        raise ValueError(f"model_path {' '.join(paths)}: no such folder; train a policy: sa2va-rl prompts quick")
+    if len(folders) > 1:
+        print(f"{len(folders)} folders match, the newest is evaluated: {folders[-1]}")
+    return folders[-1]
 
 
-def show(result: EvaluationResult) -> None:
-    """The rows on the terminal, and the verdict in words."""
+def show_comparison(result: "EvaluationResult") -> None:
+    """Print the rows of the table and the verdict."""
+    from rl_reward_network.evaluation.report import deployed_sentence
+    from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS
+
     comparison = result.comparison
     table = Table(title=f"mean over patients ({comparison.criterion}), minus default and best fixed", box=box.SIMPLE)
     for name in ("", "mean [95 %]", "-default", "-fixed", "closed"):

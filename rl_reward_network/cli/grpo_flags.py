@@ -1,136 +1,265 @@
-"""Flags of sa2va-rl grpo: how GRPO trains, and what it pays."""
+"""Flags of sa2va-rl grpo, and the plan they give."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.grpo.loss.losses import Level, LossType
-from rl_reward_network.grpo.mask_policies import MaskPolicyName
-from rl_reward_network.rewards.combine import Aggregation, Scale
+from rl_reward_network.flags import Rare, changed
+from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
+from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_settings, with_preset
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.table import WeightedName
+
+if TYPE_CHECKING:
+    from rl_reward_network.grpo.inputs import GRPOInputs
+    from rl_reward_network.models.reward_network import RewardNetwork
+
+VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
+JUDGE_FLAGS = (
+    "llm_judge_base_url",
+    "llm_judge_model",
+    "llm_judge_timeout",
+    "llm_judge_retries",
+    "llm_judge_concurrency",
+    "llm_judge_cache",
+)
+ROLLOUT_FLAGS = (  # without effect in supervised training
+    *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
+    *("ema_decay", "scale_rewards", "multi_objective_aggregation"),
+)
 
 
 @dataclass(frozen=True)
-class GRPOArgs:
-    """Settings of GRPO; names are TRL's, with the original specification's beside them."""
+class LoRAArgs:
+    """LoRA on the language model."""
 
-    batch_size: Annotated[
-        int | None, tyro.conf.arg(aliases=["--per-device-batch-size", "--per-device-train-batch-size"])
-    ] = None
-    """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on the embedded model,
-    else 8."""
-    num_generations: int = 4
-    """Captions per region; the reward is compared among them."""
-    num_mask_generations: int = 8
-    """Masks per phrase; they share one language-model pass."""
-    gradient_accumulation_steps: int = 1
-    """Forward passes per optimisation step."""
-    learning_rate: float | None = None
-    """Of AdamW, falling to 0 in the end: 1e-3 on the embedded model, else 1e-5."""
-    warmup_steps: int = 5
-    """Optimisation steps in which the learning rate rises."""
-    max_grad_norm: float = 1.0
-    """Longest gradient; a longer one is scaled down to it."""
-    num_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-train-epochs"])] = None
-    """Passes over the training regions: quick 1, full 3; on the embedded model max_steps counts instead."""
-    max_steps: int | None = None
-    """Optimisation steps, in place of num_epochs: quick 140, full 400 on the embedded model."""
-    max_minutes: float | None = None
-    """Stop after so many minutes of training; the result then depends on the machine's speed."""
-    kl_coef: Annotated[float, tyro.conf.arg(aliases=["--beta"])] = 0.04
-    """Weight of the KL to the model as it was."""
-    clip_range: Annotated[float, tyro.conf.arg(aliases=["--epsilon"])] = 0.2
-    """Clip of the ratio of new to old probability of words (loop 1); loop 2 has its own, 0.001."""
-    epsilon_high: float | None = None
-    """Upper clip, if another."""
-    num_iterations: int = 1
-    """Optimisation steps on the same rollouts."""
-    mask_to_caption_weight: float = 1.0
-    """Weight of loop 1; 0 leaves it out."""
-    caption_to_mask_weight: float = 1.0
-    """Weight of loop 2; 0 leaves it out."""
-    loss_type: LossType = "dapo"
-    """How token losses are averaged."""
-    importance_sampling_level: Level = "token"
-    """Whether each token or the whole caption has a ratio."""
-    scale_rewards: Scale = "group"
-    """What centred rewards are divided by: the deviation of the group, of the batch (all groups of one process and
-    forward pass), or nothing."""
-    multi_objective_aggregation: Aggregation = "normalize_then_sum"
-    """Scale each reward by itself and then add, so that METEOR is heard beside IoU, or add first."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus, of words (loop 1): masks of loop 2 have their spread steered by itself."""
-    temperature: float = 1.0
-    """Of sampling."""
-    max_completion_length: int | None = None
-    """Tokens of a caption: 24 on the embedded model, else 128."""
-    mask_policy: MaskPolicyName | None = None
-    """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
-    mask decoder, too, but is coarse. By default gaussian, on regions with the embedded model bernoulli
-    (docs/log.md)."""
-    ema_decay: float = 0.999
-    """Decay of the partner, which is a moving average of the model."""
-    no_ema: bool = False
-    """The partner is the model itself."""
-    lora_r: int | None = None
+    lora_r: Rare[int | None] = None
     """Rank of LoRA: 16 on the embedded model, else 128."""
-    lora_alpha: int | None = None
+    lora_alpha: Rare[int | None] = None
     """Scale of LoRA: twice the rank."""
-    lora_dropout: float = 0.0
-    """Must be 0: with dropout log-probabilities differ by chance."""
-    curriculum: bool = False
-    """Draw regions whose captions or masks are paid differently more often, and easy ones before hard ones."""
-    adaptive_loop_weights: bool = False
-    """Let the weights of the two loops follow the size of their gradients, measured every tenth step."""
-    gradient_checkpointing: bool = False
-    """Compute activations twice, to save memory."""
-    save_steps: int = 50
-    """Steps between checkpoints."""
-    watch_every: int | None = None
-    """Steps between looks at validation items: quick 35, full 100; 0 never looks. With --reward_net also the stop: the
-    score rises while Dice has fallen by more than 0.02 from its peak in three looks."""
-    deepspeed: Path | None = None
-    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoint to go on from is written then.
-    Tried in float32 on CPUs only: what it does to the float32 weights of a bfloat16 model on a GPU is not known."""
+    lora_dropout: Rare[float] = 0.0
+    """Must be 0: dropout would change log-probabilities at random."""
 
 
 @dataclass(frozen=True)
 class RewardArgs:
-    """What is paid."""
+    """Rewards: their weights, the reward network, the LLM judge."""
 
-    iou_weight: float = 1.0
-    """Loop 1: IoU of the mask drawn from the caption with the region."""
-    caption_weight: float | None = None
-    """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with --use_llm_judge. 1, or 0
-    without captions; at 0 captions drift into words that only the partner understands (docs/log.md)."""
-    loop2_caption_weight: float | None = None
-    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
-    loop2_iou_weight: float | None = None
-    """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
-    learned_weight: float | None = None
-    """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
-    confidence_weight: float = 0.0
-    """Loop 2: how clear the edges of the sampled mask are."""
-    pathwise_weight: float | None = None
-    """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
-    annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
     reward_net: Path | None = None
-    """Folder of a reward network (REWARD_NET)."""
+    """Folder of a reward network (REWARD_NET); with it annotated images need no labels."""
     use_llm_judge: bool = False
     """Let a language model compare captions, too (loop 1)."""
-    llm_judge_base_url: str = "http://127.0.0.1:8000/v1"
-    """Of an OpenAI-compatible server; the key is read from OPENAI_API_KEY."""
-    llm_judge_model: str | None = None
-    """Name of the judge's model, as the server calls it; by default the only one that the server lists."""
-    llm_judge_timeout: float = JudgeConfig.timeout_s
-    """Seconds that one attempt to ask the judge may take."""
-    llm_judge_retries: int = JudgeConfig.max_retries
+    use_llm_judge_loop2: Rare[bool] = False
+    """Let the judge compare captions in loop 2; without --use_llm_judge in loop 2 alone."""
+    iou_weight: Rare[float] = 1.0
+    """Loop 1: IoU of the mask drawn from the caption with the region."""
+    caption_weight: Rare[float | None] = None
+    """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with --use_llm_judge. 1, or 0
+    without captions; at 0 captions drift into words that only the partner understands (docs/log.md)."""
+    loop2_caption_weight: Rare[float | None] = None
+    """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
+    loop2_iou_weight: Rare[float | None] = None
+    """Loop 2: IoU of the sampled mask with the true one: 1, or 0 with --reward_net, which needs no labels."""
+    mask_rewards: Rare[dict[WeightedName, float] | None] = None
+    """Loop 1: more rewards of the mask drawn from the caption, as names and weights, such as: cldice 0.5."""
+    loop2_mask_rewards: Rare[dict[WeightedName, float] | None] = None
+    """Loop 2: more rewards of the sampled mask, as --mask_rewards."""
+    learned_weight: Rare[float | None] = None
+    """Loop 2: the reward network's score of the sampled mask: 1 with --reward_net, else 0."""
+    confidence_weight: Rare[float] = 0.0
+    """Loop 2: how clear the edges of the sampled mask are."""
+    llm_judge_base_url: Rare[str] = "http://127.0.0.1:8000/v1"
+    """Address of an OpenAI-compatible server; the key is read from OPENAI_API_KEY."""
+    llm_judge_model: Rare[str | None] = None
+    """Model of the judge, by its name on the server; by default the only one that the server lists."""
+    llm_judge_timeout: Rare[float] = JudgeConfig.timeout_s
+    """Longest wait for one attempt, in seconds."""
+    llm_judge_retries: Rare[int] = JudgeConfig.max_retries
     """Attempts after the first."""
-    llm_judge_concurrency: int = JudgeConfig.max_concurrency
-    """Most requests to the judge under way at once, of each process."""
-    llm_judge_cache: Literal["off"] | Path | None = None
-    """File of the judge's replies, kept for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
-    use_llm_judge_loop2: bool = False
-    """Let the judge compare in loop 2; without --use_llm_judge in loop 2 alone."""
+    llm_judge_concurrency: Rare[int] = JudgeConfig.max_concurrency
+    """Most requests under way at once, of each process."""
+    llm_judge_cache: Rare[Literal["off"] | Path | None] = None
+    """File of the judge's replies, for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
+
+    @property
+    def mask_rewards_by_loop(self) -> dict[str, dict[str, float]] | None:
+        """Loop -> name -> weight; None without such rewards, as in the config.json of older versions."""
+        by_loop = {"loop1": self.mask_rewards, "loop2": self.loop2_mask_rewards}
+        return {loop: dict(weights) for loop, weights in by_loop.items() if weights} or None
+
+    @property
+    def judged_loops(self) -> list[str]:
+        """The loops whose captions the LLM judge compares."""
+        flags = {"loop1": self.use_llm_judge, "loop2": self.use_llm_judge_loop2}
+        return [loop for loop, judged in flags.items() if judged]
+
+    def judge_facts(self, model: str | None) -> dict[str, Any] | None:
+        """The judge as the run's config.json names it, without its key; None without a judge."""
+        if not self.judged_loops:
+            return None
+        return {"base_url": self.llm_judge_base_url, "model": model, "loops": self.judged_loops}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Fine-tune Sa2VA's LoRA weights by GRPO in two loops."""
+
+    mode: tyro.conf.Positional[Mode] = "full"
+    """quick: minutes on two CPU cores with the embedded model, else one epoch. full: 400 steps, else three epochs."""
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(
+        default_factory=lambda: RunConfig(data_root=DEFAULT_REGIONS)
+    )
+    regions: Annotated[RegionConfig, tyro.conf.arg(name="")] = field(default_factory=RegionConfig)
+    grpo: Annotated[GRPOSettings, tyro.conf.arg(name="")] = field(default_factory=GRPOSettings)
+    lora: Annotated[LoRAArgs, tyro.conf.arg(name="")] = field(default_factory=LoRAArgs)
+    rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
+    no_ema: Rare[bool] = False
+    """Use the model itself as the partner, without a moving average (--ema_decay 0)."""
+    watch_every: Rare[int | None] = None
+    """Steps between validations: quick 35, full 100; 0 never validates. With --reward_net also the stop rule: training
+    ends when the score rises while Dice has been more than 0.02 below its peak in three validations."""
+    shuffle_rewards: Rare[bool] = False
+    """The control: rewards are permuted at random, so nothing can be gained."""
+    wandb: Rare[bool] = False
+    """Send what TensorBoard shows, sample images and captions included, to Weights & Biases as well (pip install -e
+    '.[tracking]'); nothing is sent otherwise."""
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/sa2va_grpo_<time>."""
+    resume: bool = False
+    """Resume the newest run of these settings, or that of --run_folder."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the model is the embedded one."""
+        return self.inputs.model_path == DEFAULT_MODEL
+
+
+def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
+    """The preset of mode, model and data, with the user's changes.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+    check_together(args, inputs.kind, network is not None)
+    settings = _hyperparameters(args, inputs.kind, network is not None)
+    check_settings(settings)
+    r = _or(args.lora.lora_r, LORA_R["embedded" if args.embedded else "real"])
+    return GRPOPlan(
+        args.mode,
+        _weights(args.rewards, inputs.kind == "regions", network is not None),
+        r,
+        _or(args.lora.lora_alpha, 2 * r),
+        args.lora.lora_dropout,
+        settings,
+        args.rewards.judge_facts(args.rewards.llm_judge_model),
+        None if network is None else network.fingerprint,
+        args.shuffle_rewards,
+        _or(args.watch_every, VALIDATION_STEPS[args.mode]),
+        args.rewards.mask_rewards_by_loop,
+    )
+
+
+def _hyperparameters(args: Args, kind: str, learned: bool) -> GRPOSettings:
+    """Hyperparameters with the presets of mode, model and data."""
+    settings, captions = with_preset(args.grpo, args.mode, args.embedded), kind == "regions"
+    pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
+    return replace(
+        settings,
+        mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
+        mask_policy=_or(settings.mask_policy, "bernoulli" if args.embedded and captions else "gaussian"),
+        pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),
+        ema_decay=0.0 if args.no_ema else settings.ema_decay,
+    )
+
+
+def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeights:
+    """Weights of the rewards; by default 1 for what the data and the reward network allow.
+
+    Raises:
+        ValueError: the judge compares captions in a loop in which they have no weight.
+    """
+    weights = RewardWeights(
+        rewards.iou_weight,
+        _or(rewards.caption_weight, 1.0 if captions else 0.0),
+        _or(rewards.loop2_caption_weight, 1.0 if captions and not learned else 0.0),
+        _or(rewards.loop2_iou_weight, 0.0 if learned else 1.0),
+        _or(rewards.learned_weight, 1.0 if learned else 0.0),
+        rewards.confidence_weight,
+    )
+    for loop, name in (("loop1", "caption"), ("loop2", "loop2_caption")):
+        if loop in rewards.judged_loops and not getattr(weights, name):
+            raise ValueError(f"--{name}_weight is 0, but the judge compares captions in {loop}; give it a weight")
+    return weights
+
+
+def check_together(args: Args, kind: str, learned: bool) -> None:
+    """Raise a ValueError for flags that exclude each other, or that have no effect.
+
+    Args:
+        args: flags.
+        kind: of the data, regions or images.
+        learned: whether there is a reward network.
+    """
+    _check_judge(args)
+    if kind == "images":
+        _check_images(args, learned)
+    if args.grpo.objective == "supervised":
+        _check_supervised(args)
+    if args.shuffle_rewards and args.grpo.pathwise_weight:
+        raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
+    _check_clip_range(args.grpo)
+    if args.no_ema and changed(args.grpo, "ema_decay"):
+        raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
+    if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
+        raise ValueError("--num_train_epochs and --max_steps both end the training; give one of them")
+
+
+def _check_judge(args: Args) -> None:
+    grpo, rewards = args.grpo, args.rewards
+    if not rewards.judged_loops and (flags := changed(rewards, *JUDGE_FLAGS)):
+        raise ValueError(f"{flags[0]} does nothing without --use_llm_judge or --use_llm_judge_loop2; give one of them")
+    for flag, weight in (
+        ("use_llm_judge", "mask_to_caption_weight"),
+        ("use_llm_judge_loop2", "caption_to_mask_weight"),
+    ):
+        if getattr(rewards, flag) and not getattr(grpo, weight):
+            raise ValueError(f"--{flag} does nothing in a loop that --{weight} 0 leaves out; leave one of them out")
+
+
+def _check_images(args: Args, learned: bool) -> None:
+    grpo, rewards = args.grpo, args.rewards
+    labels = rewards.loop2_iou_weight is not None or rewards.loop2_mask_rewards
+    if not learned and not labels and grpo.objective == "grpo":
+        raise ValueError("annotated images have no captions to close a loop: give --reward_net or --loop2_iou_weight")
+    if rewards.judged_loops or rewards.caption_weight or rewards.loop2_caption_weight:
+        raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
+    if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
+        raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
+
+
+def _check_supervised(args: Args) -> None:
+    weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
+    if args.shuffle_rewards or weighed:
+        raise ValueError("--objective supervised has no rewards: leave out the flags that shuffle, judge or weigh them")
+    if flags := [*changed(args.grpo, *ROLLOUT_FLAGS), *changed(args, "no_ema")]:
+        raise ValueError(f"--objective supervised samples nothing, so {flags[0]} does nothing; leave it out")
+
+
+def _check_clip_range(grpo: GRPOSettings) -> None:
+    if not (flags := changed(grpo, "epsilon", "epsilon_high")):
+        return
+    if not grpo.mask_to_caption_weight:
+        raise ValueError(f"{flags[0]} clips tokens, and --mask_to_caption_weight 0 leaves their loop out; leave it out")
+    if grpo.num_iterations == 1:
+        raise ValueError(
+            f"{flags[0]} does nothing with --num_iterations 1: the ratio it clips is 1 on fresh rollouts; leave it "
+            "out, or raise --num_iterations"
+        )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,17 +1,18 @@
 """`sa2va-rl <command>`: one file of this folder for each command, imported when it is called."""
 
+import os
 import sys
 from importlib import import_module
 
 from rl_reward_network import __version__
 
 COMMANDS = {
-    "doctor": "pre-flight table: is everything there that a run needs, and if not, what to do",
-    "segment": "segment images with a checkpoint or with what a run deploys",
+    "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
+    "segment": "segment images with a checkpoint or with a run's prompt policy",
     "reward": "step 1: train the reward network",
     "prompts": "step 2: train the prompt policy by PPO",
     "grpo": "train the weights by GRPO, or by supervision for comparison",
-    "evaluate": "compare what was trained with its baselines on test patients",
+    "evaluate": "compare a trained model or policy with its baselines on test patients",
     "merge": "merge LoRA weights into a whole checkpoint",
     "convert": "convert a checkpoint between the official layout and ours",
     "bank": "compute the masks of every prompt ahead of a run",
@@ -28,13 +29,23 @@ def main(words: list[str] | None = None) -> None:
     Args:
         words: what follows `sa2va-rl`; by default what was typed.
     """
-    words = sys.argv[1:] if words is None else words
+    try:
+        try:
+            _call(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `sa2va-rl ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would report it once more at exit
+        sys.exit(1)
+
+
+def _call(words: list[str]) -> None:
     if not words or words[0] in ("--help", "-h"):
         print(_overview())
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS:
-        from rl_reward_network.cli.app import run  # here: tyro is not needed for the overview
+        from rl_reward_network.cli.app import run  # not at the top: the overview needs no tyro
 
         module = import_module(f"rl_reward_network.cli.{words[0].replace('-', '_')}")
         check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
@@ -46,4 +57,12 @@ def main(words: list[str] | None = None) -> None:
 
 def _overview() -> str:
     lines = [f"  {name:<12} {what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: sa2va-rl COMMAND [flags]", "", *lines, "", "sa2va-rl COMMAND --help explains its flags."])
+    return "\n".join(
+        [
+            "usage: sa2va-rl COMMAND [flags]",
+            "",
+            *lines,
+            "",
+            "sa2va-rl COMMAND --help explains its common flags, --help-all every flag.",
+        ]
+    )

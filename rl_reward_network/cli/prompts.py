@@ -1,167 +1,151 @@
-"""Step 2: train a PPO policy that chooses the prompt for each image; the reward is the network of step 1.
+"""Step 2: train a PPO policy that chooses the prompt for each image; the reward is the score of step 1's network.
 
     sa2va-rl prompts quick --model_path MODEL --data_root DATA
 
 Sa2VA stays frozen: each (image, prompt) is segmented once and kept in the mask bank. A reward network of the same mode,
-data and model under <output_dir> is used; if there is none, step 1 runs first. With --resume the newest run of the very
-same settings goes on where it was cut off, to the numbers it would have had.
+data and model under <output_dir> is used; without one, step 1 runs first. With --resume the newest run of the same
+settings is resumed, with the results of an uninterrupted run.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from rl_reward_network.cli.reward import show_agreement
-from rl_reward_network.env.sa2va_finetune_env import Reward
-from rl_reward_network.inputs.loading import World, WorldConfig, check_world, open_world
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.prompt_policy.stage import (
+from rl_reward_network.flags import Rare, changed
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.prompt_policy.config import Mode, PPOSettings, Preset, with_preset
+from rl_reward_network.rewards.table import RewardName
+from rl_reward_network.runs.folder import (
+    BEST_REWARD_NET,
     FINAL,
-    KIND,
+    POLICY_RUN,
     REWARD_NET,
-    PolicyPlan,
-    check_settings,
-    find_policy_run,
-    has_begun,
-    origin_of,
-    policy_plan,
-    policy_samples,
-    run_policy_stage,
+    REWARD_RUN,
+    check_new,
+    new_run_folder,
 )
-from rl_reward_network.reward_training.stage import (
-    FOLDER,
-    RewardPlan,
-    find_reward_network,
-    find_unfinished,
-    named,
-    reward_plan,
-    run_reward_stage,
-)
-from rl_reward_network.runs.folder import check_new, new_run_folder
-from rl_reward_network.runs.resume import nothing_to_resume, run_line
 
-
-@dataclass(frozen=True)
-class PPOArgs:
-    """Settings of PPO that differ from the preset's; names are Stable-Baselines3's."""
-
-    total_timesteps: int | None = None
-    """Prompts tried in training: quick 2000, full 10000."""
-    n_envs: int | None = None
-    """Environments side by side (N_ENVS): quick 2, full 4."""
-    n_steps: int | None = None
-    """Steps of each environment per rollout: 128, fewer in short runs."""
-    batch_size: int | None = None
-    """Mini-batch: 64."""
-    learning_rate: float | None = None
-    """Step size of Adam: quick 1e-3, full and published 3e-4."""
-    n_epochs: int | None = None
-    """Passes over each rollout: 10."""
-    gamma: float | None = None
-    """Discount: 0.99; without effect while each image is asked one prompt (max_steps 1)."""
-    gae_lambda: float | None = None
-    """Bias against variance of the advantages: 0.95; without effect while each image is asked one prompt."""
-    clip_range: float | None = None
-    """Largest change of an action's probability ratio that is still rewarded: 0.2."""
-    ent_coef: float | None = None
-    """Weight of the entropy bonus: 0.01."""
-    vf_coef: float | None = None
-    """Weight of the value loss: 0.5."""
-    max_steps: int | None = None
-    """Prompts tried per image: 1. With more, the mask that the reward network likes best is kept."""
+if TYPE_CHECKING:
+    from rl_reward_network.inputs.loading import RunInputs
+    from rl_reward_network.prompt_policy.stage import PolicyPlan
+    from rl_reward_network.reward_training.stage import RewardPlan
 
 
 @dataclass(frozen=True)
 class Args:
     """Step 2: train a PPO policy that chooses the prompt for each image."""
 
-    mode: tyro.conf.Positional[Literal["quick", "full"]]
+    mode: tyro.conf.Positional[Mode]
     """quick: 20 images, 2000 steps, 2 environments. full: 100 images, 10000 steps, 4 environments."""
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")] = field(default_factory=WorldConfig)
-    ppo: Annotated[PPOArgs, tyro.conf.arg(name="")] = field(default_factory=PPOArgs)
-    preset: Literal["default", "published"] = "default"
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
+    ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=PPOSettings)
+    preset: Preset = "default"
     """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
-    reward: Reward = "net"
-    """What a mask is paid: net, the reward network's score; dice or iou with the truth; mix, half score half Dice."""
-    vision_features: bool | None = None
-    """Let the policy see Sa2VA's pooled image features, too: yes by default, no with --preset published."""
+    reward: RewardName = "net"
+    """Reward of a mask: net, the reward network's score; mix, half score, half Dice; the others need the true mask."""
+    vision_features: Rare[bool | None] = None
+    """Add Sa2VA's pooled image features to the observation: yes by default, no with --preset published."""
     reward_net: Path | None = None
-    """Folder of a trained reward network (REWARD_NET); without it the newest fitting one, or a new one."""
-    reward_steps: int | None = None
-    """Optimiser steps of step 1, should it have to run."""
-    run_folder: Path | None = None
-    """Folder of this run; without it <output_dir>/sa2va_rl_finetune_<time>."""
+    """Folder of a trained reward network (REWARD_NET); by default the newest that fits, or a new one."""
+    reward_steps: Rare[int | None] = None
+    """Optimiser steps of step 1, where it has to run."""
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/sa2va_rl_finetune_<time>."""
     resume: bool = False
-    """Go on with the newest run of these settings (or with --run_folder); if it was cut off in step 1, with that."""
+    """Resume the newest run of these settings, or that of --run_folder; a run interrupted in step 1 resumes there."""
 
 
-def check(args: Args) -> tuple[PolicyPlan, RewardPlan]:
+def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     """Settings of both steps, after all that can be refused before anything is read.
 
     Raises:
-        ValueError: settings that do not go together, a GPU or data that are not there.
+        ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    changed = {f.name: value for f in fields(args.ppo) if (value := getattr(args.ppo, f.name)) is not None}
-    plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.world.seed, **changed)
-    rewards = reward_plan(args.world, args.mode, args.reward_steps)
-    check_world(args.world)
+    with_preset(args.ppo, args.mode, args.preset)  # before the imports, which take seconds
+    from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.prompt_policy.stage import policy_plan
+    from rl_reward_network.reward_training.stage import reward_plan
+
+    plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.inputs.seed, args.ppo)
+    rewards = reward_plan(args.inputs, args.mode, args.reward_steps)
+    check_inputs(args.inputs)
     if args.run_folder and not args.resume:
         check_new(args.run_folder)
     return plan, rewards
 
 
 def main(args: Args) -> None:
-    """Open the world, make sure of a reward network, train the policy."""
+    """Open the inputs, find or train a reward network, train the policy."""
     plan, rewards = check(args)
-    world = open_world(args.world)
-    policy_samples(world, plan)  # what is wrong with them must not come out after hours of step 1
-    found = _to_resume(args, world, plan, rewards) if args.resume else None
-    folder = found or args.run_folder or new_run_folder(args.world.output_dir, KIND)
-    print(f"{run_line(folder, found is not None)}\ndata: {world.seen}")
-    idle = [name for name in ("gamma", "gae_lambda") if getattr(args.ppo, name) is not None]
-    if idle and plan.ppo.max_steps == 1:
-        print(f"{' and '.join(idle)}: no effect while each image is asked one prompt; --max_steps asks more")
-    if found and (found / FINAL).exists():
+    from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.models.reward_network import RewardNetwork
+    from rl_reward_network.prompt_policy.stage import policy_samples, run_policy_stage
+    from rl_reward_network.reward_training.stage import named
+    from rl_reward_network.runs.resume import run_line
+
+    inputs = open_inputs(args.inputs, args.prompting)
+    policy_samples(inputs, plan)  # errors in them must not wait for the end of step 1
+    resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
+    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POLICY_RUN)
+    print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
+    if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
+        print(f"{' and '.join(idle)}: no effect while episodes have one prompt; --max_steps sets more")
+    if resumed and (resumed / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        own = found / REWARD_NET if found else None
-        reward_net = (
-            args.reward_net or own or find_reward_network(world, rewards) or _step_1(world, rewards, args.resume)
-        )
+        reward_net = args.reward_net or _reward_net(resumed, inputs, rewards, args.resume)
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
-        run_policy_stage(world, plan, reward_net, folder, resume=found is not None)
-        print(world.bank.counts())
-    print(f"\nprompt policy: {folder / FINAL}")
+        run_policy_stage(inputs, plan, reward_net, run, resume=resumed is not None)
+        print(inputs.bank.counts())
+    print(f"\nprompt policy: {run / FINAL}")
 
 
-def _to_resume(args: Args, world: World, plan: PolicyPlan, rewards: RewardPlan) -> Path | None:
-    """The run that was named, or the newest of these settings; None where only step 1 has begun.
+def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Path | None:
+    """The run of --run_folder, or the newest of these settings; None where only step 1 has begun.
 
     Raises:
-        ValueError: there is none; names the runs there are.
+        ValueError: there is none; lists the runs that exist.
     """
+    from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, has_begun, origin_of
+    from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
+    from rl_reward_network.runs.resume import nothing_to_resume
+
     if args.run_folder is not None and has_begun(args.run_folder):
-        check_settings(args.run_folder, world, plan)
+        check_settings(args.run_folder, inputs, plan)
         return args.run_folder
-    found = None if args.run_folder else find_policy_run(world, plan, rewards, args.reward_net)
-    if found is None and (
-        args.reward_net or find_reward_network(world, rewards) or not find_unfinished(world, rewards)
+    run = None if args.run_folder else find_policy_run(inputs, plan, rewards, args.reward_net)
+    if run is None and (
+        args.reward_net or find_reward_network(inputs, rewards) or not find_unfinished(inputs, rewards)
     ):
-        raise nothing_to_resume(args.world.output_dir, KIND, origin_of(world, plan), "the reward network")
-    return found
+        raise nothing_to_resume(args.inputs.output_dir, POLICY_RUN, origin_of(inputs, plan), "the reward network")
+    return run
 
 
-def _step_1(world: World, plan: RewardPlan, resume: bool) -> Path:
-    """A reward network of this run's own, a cut-off one finished where that was asked for."""
+def _reward_net(resumed: Path | None, inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
+    """Folder of the reward network: that of the resumed run, the newest that fits, or a new one."""
+    from rl_reward_network.reward_training.stage import find_reward_network
+
+    if resumed is not None:
+        return resumed / REWARD_NET
+    return find_reward_network(inputs, plan) or _step_1(inputs, plan, resume)
+
+
+def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
+    """Train a reward network, or finish the training that was interrupted."""
+    from rl_reward_network.reward_training.stage import find_unfinished, run_reward_stage
+    from rl_reward_network.runs.resume import run_line
+
     print(
         f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
         "one first (--reward_net names any other)"
     )
-    unfinished = find_unfinished(world, plan) if resume else None
-    folder = unfinished or new_run_folder(world.config.output_dir, "reward_net")
-    print(f"step 1, {run_line(folder, unfinished is not None)}")
-    run_reward_stage(world, plan, folder)
-    show_agreement(folder)
-    return folder / FOLDER
+    unfinished = find_unfinished(inputs, plan) if resume else None
+    run = unfinished or new_run_folder(inputs.config.output_dir, REWARD_RUN)
+    print(f"step 1, {run_line(run, unfinished is not None)}")
+    run_reward_stage(inputs, plan, run)
+    show_agreement(run)
+    return run / BEST_REWARD_NET

@@ -1,34 +1,27 @@
-"""Step 1: train the reward network, an ensemble of CNNs that judges the masks of an image.
+"""Step 1: train the reward network, an ensemble of CNNs that predicts the quality of masks of an image.
 
     sa2va-rl reward quick --model_path MODEL --data_root DATA
 
 It learns from the patients of the `reward` split only: every prompt's mask by the frozen Sa2VA, and the true mask
 damaged in known ways. Written: <output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test
-patients that neither training nor the choice of weights has seen.
+patients that are used neither in training nor in the choice of weights.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.inputs.loading import WorldConfig, check_world, open_world
-from rl_reward_network.reward_training.stage import (
-    FINISHED,
-    FOLDER,
-    KIND,
-    RewardPlan,
-    find_unfinished,
-    origin,
-    reward_plan,
-    run_reward_stage,
-)
-from rl_reward_network.runs.folder import new_run_folder
-from rl_reward_network.runs.resume import nothing_to_resume, run_line
+from rl_reward_network.flags import Rare
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, new_run_folder
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rl_reward_network.reward_training.stage import RewardPlan
 
 HEADS = {
     "mae": "MAE",
@@ -42,87 +35,98 @@ HEADS = {
 
 LEGEND = (
     "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; rho img: rho among the masks of "
-    "one image; regret: Dice lost by the mask liked best; AUROC: tells Dice < 0.7 from the rest; r .7-.9: Pearson of "
-    "masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; the "
+    "one image; regret: Dice lost by the mask with the highest score; AUROC: tells Dice < 0.7 from the rest; r .7-.9: "
+    "Pearson of masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; the "
     "predecessor's CNN (4 channels, one mask per image); a constant."
 )
 
 
 @dataclass(frozen=True)
 class Args:
-    """Step 1: train the reward network, an ensemble of CNNs that judges the masks of an image."""
+    """Step 1: train the reward network, an ensemble of CNNs that predicts the quality of masks of an image."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """quick: 50 images, members of 150 steps, two to three minutes on two cores. full: 200 images, members of 500
     steps, ten minutes. A full run of step 2 never uses a quick network."""
-    world: Annotated[WorldConfig, tyro.conf.arg(name="")] = field(default_factory=WorldConfig)
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None
-    """Optimiser steps of each member, if not those of the mode. Fewer than 100 is for trying things out."""
+    """Optimiser steps of each member: quick 150, full 500. Fewer than 100 are for trials only."""
     members: int = 3
-    """U-Nets in the ensemble. One is three times as fast, but cannot disagree with itself: its score is not
-    conservative, and its interval equally wide for every mask."""
-    score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    """What the reward is made of: weights of the predicted Dice, IoU, precision and recall, with sum 1. `0.5 0 0 0.5`
-    asks for recall as much as for Dice; recall alone would reward masks that cover everything."""
+    """U-Nets in the ensemble. One is three times as fast, but has no spread: its score is not conservative, and its
+    interval equally wide for every mask."""
+    score_weights: Rare[tuple[float, float, float, float]] = (1.0, 0.0, 0.0, 0.0)
+    """Weights of the predicted Dice, IoU, precision and recall in the score, with sum 1. `0.5 0 0 0.5` counts recall as
+    much as Dice; recall alone would reward masks that cover everything."""
     resume: bool = False
-    """Go on with the newest run of the same settings, data, model and seed that was cut off; the weights it ends in are
-    those of a run that was not (on a CPU; a GPU rounds differently each time)."""
+    """Resume the newest unfinished run of the same settings, data, model and seed; the final weights are those of an
+    uninterrupted run (on a CPU; a GPU rounds differently each time)."""
 
 
-def check(args: Args) -> RewardPlan:
+def check(args: Args) -> "RewardPlan":
     """The settings, after all that can be refused before anything is read.
 
     Raises:
-        ValueError: settings that do not go together, a GPU or data that are not there.
+        ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    check_world(args.world)
-    return reward_plan(args.world, args.mode, args.steps, args.members, args.score_weights)
+    from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.reward_training.stage import reward_plan
+
+    check_inputs(args.inputs)
+    return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights)
 
 
 def main(args: Args) -> None:
-    """Open the world, train, and say how far the network can be trusted."""
+    """Open the inputs, train, and print how far the network can be trusted."""
     plan = check(args)
-    world = open_world(args.world)
-    folder = find_unfinished(world, plan) if args.resume else new_run_folder(args.world.output_dir, KIND)
-    if folder is None:
-        wanted = origin(world, plan) | {"seed": plan.config.seed}
-        raise nothing_to_resume(args.world.output_dir, KIND, wanted)
-    print(f"{run_line(folder, args.resume)}\ndata: {world.seen}")
-    run_reward_stage(world, plan, folder)
-    show_agreement(folder)
-    print(f"\nwhere it sees masks go wrong: {folder / 'sheet.png'}")
-    print(f"reward network: {folder / FOLDER}")
+    from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.reward_training.stage import find_unfinished, origin, run_reward_stage
+    from rl_reward_network.runs.resume import nothing_to_resume, run_line
+
+    inputs = open_inputs(args.inputs, args.prompting)
+    run = find_unfinished(inputs, plan) if args.resume else new_run_folder(args.inputs.output_dir, REWARD_RUN)
+    if run is None:
+        wanted = origin(inputs, plan) | {"seed": plan.config.seed}
+        raise nothing_to_resume(args.inputs.output_dir, REWARD_RUN, wanted)
+    print(f"{run_line(run, args.resume)}\ndata: {inputs.summary}")
+    run_reward_stage(inputs, plan, run)
+    show_agreement(run)
+    print(f"\npictures of its errors: {run / 'sheet.png'}")
+    print(f"reward network: {run / BEST_REWARD_NET}")
 
 
-def show_agreement(folder: Path) -> None:
-    """agreement.json on the terminal: what was used, the tables, and what else the test said."""
-    found = read_json(folder / FINISHED)
-    console = Console()
-    for source, rows in found["tables"].items():
-        console.print(_table(f"{source}: {found['masks'][source]} masks of test patients", rows), end="\n\n")
+def show_agreement(run: Path) -> None:
+    """Print agreement.json: the images used, the tables, and the other results of the test."""
+    from rich.console import Console
+
+    result, console = read_json(run / AGREEMENT), Console()
+    for source, rows in result["tables"].items():
+        console.print(_table(f"{source}: {result['masks'][source]} masks of test patients", rows), end="\n\n")
     console.print(LEGEND)
-    held = ", ".join(f"{share:.1%} ({source})" for source, share in found["coverage"].items())
-    console.print(f"90 % intervals hold the true Dice of {held}")
-    ascent = found["ascent"]
+    coverage = ", ".join(f"{share:.1%} ({source})" for source, share in result["coverage"].items())
+    console.print(f"90 % intervals hold the true Dice of {coverage}")
+    ascent = result["ascent"]
     if ascent["raised"] is not None:
         console.print(
             f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of masks with damage never seen, "
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
     console.print(
-        f"the network's own segmentation of the test images has Dice {found['own_dice']:.3f}; where Sa2VA's prompts "
+        f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}; where Sa2VA's prompts "
         "stay below that, a plain segmenter serves these images better than any choice among them"
     )
-    for name, n in found["used"].items():
+    for name, n in result["used"].items():
         console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
-    bank = found["bank"]
+    bank = result["bank"]
     console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
-    seconds = ", ".join(f"{name} {value:.0f}" for name, value in found["seconds"].items())
-    console.print(f"seconds: {seconds}" + (" (since it was resumed)" if found["resumed"] else ""))
+    seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
+    console.print(f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else ""))
 
 
-def _table(title: str, rows: dict[str, Any]) -> Table:
+def _table(title: str, rows: dict[str, Any]) -> "Table":
     """Rows and columns of one source of masks."""
+    from rich.table import Table
+
     table = Table(title=title)
     for name in ("", *HEADS.values()):
         table.add_column(name, no_wrap=bool(name))

@@ -3,17 +3,16 @@
     sa2va-rl segment image.png [--model_path MODEL] --prompt "Please segment the blood vessel."
     sa2va-rl segment images/ --policy outputs/RUN --output masks
 
-Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_overlay.png; with --prompt its words
-stand in the names, too. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
+Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_overlay.png; with --prompt its words are
+part of the names. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
 --reward_net, predicts how good the masks are.
 """
 
-import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import tyro
 from rich import box
 from rich.console import Console
@@ -21,17 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.data.grey_levels import DATA_SET, given_levels
-from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.models.fingerprint import weights_fingerprint
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.prompt_policy.policy import load_policy, policy_folder, read_policy_config
-from rl_reward_network.prompt_policy.stage import REWARD_NET
-from rl_reward_network.runs.folder import located_model
-from rl_reward_network.segment.files import check_free, image_files, targets
-from rl_reward_network.segment.maker import MaskMaker, Segmented
+if TYPE_CHECKING:
+    from rl_reward_network.segment.maker import Segmented
 
 
 @dataclass(frozen=True)
@@ -50,97 +40,62 @@ class Args:
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
     """Reward network that predicts how good the masks are; by default the policy's own."""
-    device: str = "cuda:0" if torch.cuda.is_available() else "cpu"
-    """cpu, cuda:0, ..."""
+    device: str | None = None
+    """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
     max_tiles: int | None = None
-    """Most tiles an image is cut into: as in the policy's training, without a policy as the model says."""
+    """Most tiles an image is cut into: as in the policy's training, without a policy as the model's config says."""
     bit_depth: int | None = None
-    """Bits of a grey image above 8 bit, 8 to 16; with a policy white is as in its data, else a point of its own."""
+    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
+    percentile of the image."""
 
 
 def main(args: Args) -> None:
     """Find the images, load what is needed once, segment, write."""
+    from rl_reward_network.env.prompts import PROMPTS
+    from rl_reward_network.segment.files import check_free, image_files, targets
+    from rl_reward_network.segment.loading import load_mask_maker
+
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
             f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
         )
-    places = targets(image_files(args.images), args.output, args.prompt)
+    files = targets(image_files(args.images), args.output, args.prompt)
+    prompt = args.prompt or PROMPTS[0]
     if args.policy is None:
-        for place in places:
-            check_free(place, args.prompt or PROMPTS[0])
-    make = load(args)
-    bar = tqdm(places, "segmenting", unit="image", disable=len(places) == 1)
-    results = [make(place) for place in bar]
-    (show_one if len(results) == 1 else show_many)(results)
-
-
-def load(args: Args) -> MaskMaker:
-    """Policy, judge and model; the cheapest to mend first."""
-    folder = None if args.policy is None else policy_folder(args.policy)
-    trained = {} if folder is None else read_policy_config(folder)
-    prompt, policy = args.prompt or PROMPTS[0], None
-    if folder is not None and trained["deployment"]["policy"]:
-        policy = load_policy(folder)
-    elif trained:
-        prompt = str(trained["prompts"][trained["deployment"]["best_fixed"]])
-        print(f"the run deploys its best fixed prompt, because {trained['deployment']['reason']}")
-    network = reward_network(args.reward_net, folder, args.device)
-    own = trained.get("world", {"max_tiles": None, "max_new_tokens": 64})
-    model_path = args.model_path or (
-        DEFAULT_MODEL if folder is None else located_model(folder.parent, trained, "--model_path")
+        for target in files:
+            check_free(target, prompt)
+    segment = load_mask_maker(
+        args.model_path, prompt, args.policy, args.reward_net, args.device, args.max_tiles, args.bit_depth
     )
-    model, processor = load_sa2va_model(model_path, args.device)
-    tiles = own["max_tiles"] if args.max_tiles is None else max(1, args.max_tiles)
-    processor.max_tiles = tiles or processor.max_tiles
-    if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
-        warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
-    white = white_level(args, own.get("white_levels"))
-    return MaskMaker(model, processor, own["max_new_tokens"], prompt, trained, policy, network, white)
+    bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
+    results = [segment(target) for target in bar]
+    if len(results) == 1:
+        show_image(results[0])
+    else:
+        show_table(results)
 
 
-def white_level(args: Args, trained: dict[str, int] | None) -> int | None:
-    """What is white in a grey image above 8 bit: as in the policy's data, else by --bit_depth; None: nobody says.
-
-    Raises:
-        ValueError: both say, or --bit_depth is not 8 to 16.
-    """
-    if trained and args.bit_depth is not None:
-        raise ValueError(
-            f"--bit_depth {args.bit_depth}: the policy was trained with white at {trained[DATA_SET]}; leave it out"
-        )
-    levels = given_levels(args.bit_depth, trained)
-    return levels[DATA_SET] if levels else None
-
-
-def reward_network(named: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
-    """The reward network that was named, else the one in the policy's run, if it is there."""
-    beside = None if policy is None else policy.parent / REWARD_NET
-    path = named or (beside if beside is not None and beside.exists() else None)
-    return None if path is None else RewardNetwork.from_pretrained(path).to(device)
-
-
-def show_one(results: list[Segmented]) -> None:
+def show_image(result: "Segmented") -> None:
     """The answer and the mask of a single image in words."""
-    (found,) = results
-    print(f"prompt: {found.prompt}\nanswer: {found.answer}")
-    print(f"mask:   {found.share:.1%} of the image, {found.segs} [SEG]")
-    if found.quality:
-        print(f"predicted Dice [90 %]: {found.quality}")
-    print(f"\nwritten: {found.target.mask} {found.target.overlay}")
+    print(f"prompt: {result.prompt}\nanswer: {result.answer}")
+    print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
+    if result.quality:
+        print(f"predicted Dice [90 %]: {result.quality}")
+    print(f"\nwritten: {result.target.mask} {result.target.overlay}")
 
 
-def show_many(results: list[Segmented]) -> None:
+def show_table(results: "Sequence[Segmented]") -> None:
     """A row for each image."""
-    same = len({found.prompt for found in results}) == 1
-    table = Table(title=escape(f"prompt: {results[0].prompt}") if same else None, box=box.SIMPLE)
-    judged = any(found.quality for found in results)
-    heads = ("image", *(["prompt"] * (not same)), "mask", "[SEG]", *(["predicted Dice [90 %]"] * judged))
+    same_prompt = len({result.prompt for result in results}) == 1
+    has_quality = any(result.quality for result in results)
+    table = Table(title=escape(f"prompt: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
+    heads = ["image", *(["prompt"] * (not same_prompt)), "mask", "[SEG]"] + ["predicted Dice [90 %]"] * has_quality
     for head in heads:
         table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
-    for found in results:
-        cells = [found.target.image.name, f"{found.share:.1%}", f"{found.segs}"]
-        cells[1:1] = [] if same else [found.prompt]
-        table.add_row(*map(escape, [*cells, *([found.quality] * judged)]))
+    for result in results:
+        prompt = [] if same_prompt else [result.prompt]
+        cells = [result.target.image.name, *prompt, f"{result.share:.1%}", f"{result.segs}"]
+        table.add_row(*map(escape, cells + [result.quality] * has_quality))
     Console().print(table)
-    folders = sorted({str(found.target.mask.parent) for found in results})
+    folders = sorted({str(result.target.mask.parent) for result in results})
     print(f"written: {len(results)} masks and overlays in {', '.join(folders)}")

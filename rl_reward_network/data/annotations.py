@@ -1,4 +1,4 @@
-"""Reader of `annotations.json` + `images/`: the user's own format, Sa2VA's fine-tune format, RLE and PNG masks.
+"""Reader of `annotations.json` + `images/`: polygons, COCO RLE and PNG masks, and Sa2VA's fine-tuning format.
 
 The file is a list of records. `image` (a file under `images/`, with or without that folder's name before it) and `text`
 (a phrase, or a list of them) are required.
@@ -12,9 +12,9 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `group`, `series` | patient, and sequence of nearly identical frames; else read from the file name |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
 
-Equal phrases of a record (case and a final dot aside) are one object, the union of their masks. The same image and
-phrase in two records is an error: they may be two observers' masks, whose union nobody drew. A phrase without a mask,
-or whose polygons were all dropped, is unlabelled; to say "nothing is there", give an RLE or a PNG of zeros.
+Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
+and phrase in two records is an error: the masks may be of two observers, and their union of neither. A phrase without a
+mask, or whose polygons were all dropped, is unlabelled; an empty mask is given by an RLE or a PNG of zeros.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.grey_levels import DATA_SET, level_of, measured_levels
+from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
-from rl_reward_network.data.sample import Sample, pseudonym
+from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
 # The group is the number, not the video: a patient with two videos stays in one split.
@@ -38,21 +38,26 @@ VESSEL_NAME = r"^(?P<name>.+?)(?:\^?\(|__)(?P<group>\d{6,})(?:\)_|__)(?P<series>
 SIZE_KEYS = {"height": 0, "imageHeight": 0, "width": 1, "imageWidth": 1}
 KNOWN_KEYS = {"image", "text", "mask", "mask_png", "group", "series", *SIZE_KEYS}
 NEST = {2: "2 levels (user format)", 3: "3 levels (official format)"}
-FAULTS_TOLD = 10
+MAX_FAULTS_LISTED = 10
+
+
+def recognise_annotations(folder: Path) -> str:
+    """ "annotated images"; "" where `folder` has no annotations.json."""
+    return "annotated images" if (folder / "annotations.json").is_file() else ""
 
 
 @dataclass
 class _Notes:
-    """What is known of the whole file at its end."""
+    """What is collected while a file is read."""
 
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
     left_bare: int = 0
     deep: dict[Path, str] = field(default_factory=dict)
-    """Images of more than 8 bit, and what they share their white level with."""
+    """Image of more than 8 bit -> key of its white level, see `grey_levels`."""
 
     def warn(self, file: str) -> None:
-        """Issue at most one warning of each kind; neither names an image."""
+        """Issue at most one warning of each kind; none names an image."""
         if self.other_keys:
             warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
         if self.dropped:
@@ -73,23 +78,25 @@ def read_annotations(
 ) -> list[Sample]:
     """Every (image, phrase) of an annotation file, in its order.
 
-    Image headers are read, pixels are not, except of some images of more than 8 bit, which tell what is white.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure the white level.
 
     Args:
         root: the data folder; holds `annotations` and `images/`.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
-            the optional `series` the sequence. Default: `VESSEL_NAME`. Without a series each image is its own.
+            the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
         annotations: name of the annotation file inside `root`.
-        white_levels: of images of more than 8 bit, as `grey_levels.levels_of` gave them; without them they are worked
-            out, for each series that records name by the field `series`, and for all other images together.
+        white_levels: of images of more than 8 bit, from `grey_levels.levels_of`. By default measured, per series that
+            records name by the field `series`, and for all other images together.
 
     Raises:
-        ValueError: anything the module text does not allow. The message names the file, and of each faulty record (the
-            first ten, and how many there are) its index (from 0) and image, the field, what came, and the remedy. One
-            warning lists keys not read, one counts dropped polygons.
+        ValueError: the file is not as described above. The message lists up to ten faulty records with index (from 0),
+            image, field, value and remedy, and their number.
+
+    Warns:
+        UserWarning: one lists keys that are not read, one counts dropped polygons.
     """
     path = root / annotations
-    pattern = _compile(group_regex)
+    pattern = compile_group_regex(group_regex)
     records = _read_records(path)
     notes = _Notes()
     samples: dict[str, Sample] = {}
@@ -107,30 +114,22 @@ def read_annotations(
         except ValueError as error:
             faults.append(f"record {index}{_image_named(record)}: {error}")
     if faults:
-        raise ValueError(f"{path}: {_told(faults)}")
+        raise ValueError(f"{path}: {_fault_list(faults)}")
     notes.warn(annotations)
-    return _with_white(list(samples.values()), notes.deep, white_levels or measured_levels(notes.deep))
+    white = white_levels or measured_levels(notes.deep)
+    return with_white_levels(list(samples.values()), notes.deep, white)
 
 
-def _told(faults: list[str]) -> str:
-    """The first faults and how many there are; one fault alone as it is."""
+def _fault_list(faults: list[str]) -> str:
+    """The first faults and their number; a single fault as it is."""
     if len(faults) == 1:
         return faults[0]
-    more = [f"... and {len(faults) - FAULTS_TOLD} more"] if len(faults) > FAULTS_TOLD else []
-    return "\n  ".join([f"{len(faults)} records have faults", *faults[:FAULTS_TOLD], *more])
-
-
-def _with_white(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
-    """The samples, those of more than 8 bit with their white level."""
-    keys = [deep.get(sample.image_path) for sample in samples]
-    return [
-        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
-        for sample, key in zip(samples, keys, strict=True)
-    ]
+    more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
+    return "\n  ".join([f"{len(faults)} records have faults", *faults[:MAX_FAULTS_LISTED], *more])
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group, series or white level, whatever their order."""
+    """64 hex digits that change with any image, phrase, mask, group, series or white level, but not with order."""
     rows = sorted(
         json.dumps(
             [
@@ -145,13 +144,17 @@ def data_fingerprint(samples: Iterable[Sample]) -> str:
 
 
 def _image_named(record: Any) -> str:
-    """The image file of a record, as far as it has one."""
+    """The image of a record, for messages; "" without one."""
     name = record.get("image") if isinstance(record, dict) else None
     return f" (image {name!r})" if isinstance(name, str) else ""
 
 
-def _compile(group_regex: str | None) -> re.Pattern[str]:
-    """The pattern that finds groups in file names."""
+def compile_group_regex(group_regex: str | None) -> re.Pattern[str]:
+    """The pattern that finds groups in file names; None: `VESSEL_NAME`.
+
+    Raises:
+        ValueError: not a regular expression, or without a named group `group`.
+    """
     try:
         pattern = re.compile(group_regex or VESSEL_NAME)
     except re.error as error:
@@ -170,8 +173,8 @@ def _read_records(path: Path) -> list[Any]:
         )
     records = read_json(path)
     if not isinstance(records, list) or not records:
-        found = "an empty list" if records == [] else type(records).__name__
-        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {found}; see the README")
+        kind = "an empty list" if records == [] else type(records).__name__
+        raise ValueError(f"{path}: expected a list of records {{image, mask, text}}, got {kind}; see docs/your-data.md")
     return records
 
 
@@ -179,19 +182,19 @@ def _check_levels(record: Any, index: int, levels: dict[int, int]) -> None:
     """Raise on a nesting other than 2 or 3, or other than that of earlier records (`levels`: depth -> first record)."""
     if not isinstance(record, dict):
         raise ValueError(f"a record must be an object {{image, mask, text}}, got {type(record).__name__}")
-    found = dict(levels)
+    first_records = dict(levels)
     for depth in [] if record.get("mask_png") else _levels(record.get("mask")):
         if depth not in NEST:
             raise ValueError(f"mask has its numbers {depth} list(s) deep, expected {' or '.join(NEST.values())}")
-        found.setdefault(depth, index)
-    if len(found) > 1:
-        both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(found.items()))
+        first_records.setdefault(depth, index)
+    if len(first_records) > 1:
+        both = " and ".join(f"{NEST[depth]} in record {first}" for depth, first in sorted(first_records.items()))
         raise ValueError(f"masks of different nesting in one file: {both}; write the whole file in one format")
-    levels.update(found)  # only now: the records after a mixed one are not to blame
+    levels.update(first_records)  # not before the check: later records are not at fault
 
 
 def _levels(value: Any, depth: int = 0) -> set[int]:
-    """How many lists are around the numbers; RLE counts do not count."""
+    """Depths of nesting of the numbers; those of RLE counts are ignored."""
     if not isinstance(value, list):
         return set()
     if value and not isinstance(value[0], list | dict):
@@ -233,7 +236,7 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
 
 
 def _image_file(images: Path, value: Any) -> tuple[str, Path]:
-    """Name below `images` and path of an image; the folder's own name may stand before it."""
+    """Name below `images` and path of an image; the name may begin with that of the folder."""
     name, path = _inside(images, value, "image")
     if name.startswith(f"{images.name}/") and not path.exists():
         return _inside(images, name.removeprefix(f"{images.name}/"), "image")
@@ -244,17 +247,17 @@ def _inside(folder: Path, value: Any, key: str) -> tuple[str, Path]:
     """The relative name with forward slashes and the path of a file that must lie inside `folder`."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"`{key}` must be the name of a file in {folder.name}/, got {type(value).__name__}")
-    name = PureWindowsPath(value)  # knows both slashes and drive letters, on every system
+    name = PureWindowsPath(value)  # handles both slashes and drive letters on every system
     if name.drive or name.root or ".." in name.parts:
         raise ValueError(f"`{key}` must be relative and without '..'; put the file inside {folder.name}/")
     return name.as_posix(), folder.joinpath(*name.parts)
 
 
 def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str]) -> tuple[str, str]:
-    """Original names of group and series: from the fields, else the file name; an image alone is its own series."""
+    """Original names of group and series, from the fields or the file name; by default a series is one image."""
     match = pattern.search(name)
-    found = match.groupdict() if match else {}
-    group, series = (_name_field(record, key) or found.get(key) for key in ("group", "series"))
+    from_name = match.groupdict() if match else {}
+    group, series = (_name_field(record, key) or from_name.get(key) for key in ("group", "series"))
     if not group:
         raise ValueError(
             "no group (patient) in the file name; add a `group` field to each record, or give --group_regex with a"
@@ -291,7 +294,7 @@ def _phrases(text: Any) -> list[str]:
 
 
 def phrase_key(phrase: str) -> str:
-    """What Sa2VA's question templates make of a phrase; equal keys are one question, so they need one answer."""
+    """The phrase as in Sa2VA's question templates: lower case, no final dot; equal keys give equal questions."""
     return phrase.strip().lower().removesuffix(".").strip()
 
 
@@ -310,10 +313,10 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
         raise ValueError(f"`mask`: {error}") from error
 
 
-def _check_count(key: str, found: int, phrases: int) -> None:
+def _check_count(key: str, objects: int, phrases: int) -> None:
     """Raise unless there is one object per phrase."""
-    if found != phrases:
-        raise ValueError(f"{key}{found} object(s), but `text` has {phrases} phrase(s); give one per phrase")
+    if objects != phrases:
+        raise ValueError(f"{key}{objects} object(s), but `text` has {phrases} phrase(s); give one per phrase")
 
 
 def _objects(mask: Any, phrases: int) -> list[list[Any]]:

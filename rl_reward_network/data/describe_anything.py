@@ -16,7 +16,7 @@ a video are the members `<name>.0.jpg`, `<name>.1.jpg`, ... in numeric order; ea
 
 The tars also hold `<name>.pickle` with the same regions. Those are never opened: reading a pickle can run code.
 
-Source: the layout that four programs read which use this data set; its own repository has no reader.
+Source: the layout that four public programs read; the data set's repository has no reader.
 """
 
 import re
@@ -93,45 +93,53 @@ def read_describe_anything(
     regions = collect(
         (region for subset in subsets for region in _read_subset(subset, tars, left_out, white_level)), limit, left_out
     )
-    tars.refuse_misses()
+    tars.check_missing()
     report_left_out(root, regions, left_out)
     return regions
 
 
+def recognise_describe_anything(folder: Path) -> str:
+    """E.g. "describe-anything: LVIS, SAV"; "" where `folder` is no subset and holds none."""
+    names = ", ".join(subset.name for subset in subset_folders(folder))
+    return names and f"describe-anything: {names}"
+
+
 def subset_folders(root: Path) -> list[Path]:
     """`root` or the folders in it that hold an `annotations.json`, if a tar lies in `images/` of any; else none."""
-    found = [folder for folder in (root, *sorted(root.glob("*/"))) if (folder / "annotations.json").is_file()]
-    return found if any(any(folder.glob("images/*.tar")) for folder in found) else []
+    folders = [folder for folder in (root, *sorted(root.glob("*/"))) if (folder / "annotations.json").is_file()]
+    return folders if any(any(folder.glob("images/*.tar")) for folder in folders) else []
 
 
 class _Tars:
-    """The tars opened so far, and what was not in them."""
+    """Index of the tars that were opened, and the images that were missing in them."""
 
     def __init__(self) -> None:
         self.index = cache(_index)
         self.key = cache(Member.key)  # an image may have many regions
-        self.misses: list[tuple[Path, str]] = []
+        self.missing: list[tuple[Path, str]] = []
 
     def find(self, tar: Path, names: list[str], video: bool) -> tuple[Member, ...]:
-        """The member with the first of `names` that is there, or the frames of that video; nothing counts as a miss."""
+        """The member of the first of `names` that exists, or the frames of that video; () is recorded as missing."""
         if not tar.is_file():
-            self.misses.append((tar, "file not found"))
+            self.missing.append((tar, "file not found"))
             return ()
-        known = self.index(tar)[video]
-        if found := next((known[name] for name in names if name in known), None):
-            if len(found) > 1 and not video:
-                raise ValueError(f"{tar}: {len(found)} pictures are named {found[0].name}; rename all but one of them")
-            return found
-        self.misses.append((tar, f"no {'frames' if video else 'image'} named {' or '.join(names)} in it"))
+        index = self.index(tar)[video]
+        if members := next((index[name] for name in names if name in index), None):
+            if len(members) > 1 and not video:
+                raise ValueError(
+                    f"{tar}: {len(members)} pictures are named {members[0].name}, expected one; rename the others"
+                )
+            return members
+        self.missing.append((tar, f"no {'frames' if video else 'image'} named {' or '.join(names)} in it"))
         return ()
 
-    def refuse_misses(self) -> None:
-        """Raise if anything was not found."""
-        if self.misses:
-            tar, what = self.misses[0]
+    def check_missing(self) -> None:
+        """Raise a ValueError if an image is missing."""
+        if self.missing:
+            (tar, fault), tars = self.missing[0], {tar for tar, _ in self.missing}
             raise ValueError(
-                f"{tar}: {what}; {len(self.misses)} region(s) in {len({tar for tar, _ in self.misses})} tar(s) have no "
-                "image: download the tar(s) again, or delete those regions from annotations.json"
+                f"{tar}: {fault}; {len(self.missing)} region(s) in {len(tars)} tar(s) have no image: download "
+                "the tar(s) again, or delete those regions from annotations.json"
             )
 
 
@@ -155,9 +163,9 @@ def _index(tar: Path) -> tuple[Names, Names]:
 
 
 def _with_bare_names(names: Names) -> Names:
-    """`names`, also without their leading zeros where that is not another one's name."""
+    """`names`, and each without leading zeros unless that is ambiguous."""
     counts = Counter(name.lstrip("0") for name in names)
-    return {name.lstrip("0"): found for name, found in names.items() if counts[name.lstrip("0")] == 1} | names
+    return {name.lstrip("0"): members for name, members in names.items() if counts[name.lstrip("0")] == 1} | names
 
 
 def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], white_level: int | None) -> Iterator[RegionSample]:

@@ -6,14 +6,14 @@
 | `mask_rle` | one COCO RLE {size: [H, W], counts}, or a list of them; null: the conversation is about the whole image |
 | `conversations` | a list of {from: "human" or "gpt", value: text} |
 | `catagory` (sic) | not read |
-| `group` | ours, optional: the patient, or whatever must not be in training and test at once; without it the image is |
+| `group` | our extension, optional: patient, or other unit of the split; by default the image |
 
-Where no turn names a `<PromptN>`, the k-th answer is the caption of the k-th mask, and later answers are left out.
-Where one does, N counts the masks from 0, and an answer is a caption only if it and its question name one and the same
-mask; its `<PromptN>` becomes "the region", words that hold wherever the caption is read. Rows without a mask and turns
-about several masks, or none, are left out. One warning counts all that.
+If no turn contains a `<PromptN>`, the k-th answer is the caption of the k-th mask, and further answers are left out.
+Otherwise N is the index of a mask, from 0, and an answer is a caption only if it and its question contain one and the
+same N; `<PromptN>` is replaced by "the region". Rows without a mask and turns about several masks, or none, are left
+out. One warning counts what was left out.
 
-Source: Haochen-Wang409/Grasp-Any-Region, its training data set; unlike it, nothing is refetched after an error.
+Source: training data set of Haochen-Wang409/Grasp-Any-Region; in contrast to it, a faulty row is an error.
 """
 
 import base64
@@ -43,14 +43,14 @@ COLUMNS = ("image", "mask_rle", "conversations")
 GROUP = "group"
 PROMPT = re.compile(r"<Prompt(\d+)>")
 PROMPT_FIRST = re.compile(r"(^|[.!?]\s+)<Prompt\d+>")  # at the start of a sentence
-SHARDS_OPEN = 64  # at a time: each holds a file open, and the whole data set has more shards than a process may
+SHARDS_OPEN = 64  # at a time; each holds a file open, and the data set has more shards than the limit of open files
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def read_grasp_any_region(
     path: Path | str, limit: int | None = None, white_level: int | None = None
 ) -> list[RegionSample]:
-    """Every captioned region, in the order of shards and rows; images are not decoded, and read at both ends only.
+    """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
     Args:
         path: what `locate` takes.
@@ -75,6 +75,20 @@ def read_grasp_any_region(
     return regions
 
 
+def recognise_grasp_any_region(folder: Path) -> str:
+    """E.g. "Grasp-Any-Region, 2 of 44 shards"; "" where `folder` holds no Arrow file.
+
+    Names such as data-00000-of-00044.arrow give the number of shards that belong to a folder.
+    """
+    if not (shards := arrow_shards(folder)):
+        return ""
+    matches = [(shard.parent, re.search(r"-of-(\d+)\.arrow$", shard.name)) for shard in shards]
+    stated = {(parent, int(match[1])) for parent, match in matches if match}
+    total = max(sum(number for _, number in stated), len(shards))
+    of_total = f" of {total}" if total > len(shards) else ""
+    return f"Grasp-Any-Region, {len(shards)}{of_total} shard{'s' if total > 1 else ''}"
+
+
 def arrow_shards(folder: Path) -> list[Path]:
     """The `*.arrow` files below `folder`, sorted; hidden ones and the caches of `datasets` (`cache-*`) do not count."""
     shards = sorted(folder.rglob("*.arrow"))
@@ -82,15 +96,15 @@ def arrow_shards(folder: Path) -> list[Path]:
 
 
 def is_hub_id(path: Path | str) -> bool:
-    """Whether this can only be meant as owner/name on the hub: it looks so, and there is no such folder."""
+    """Whether `path` has the form owner/name of a hub id and does not exist."""
     return HUB_ID.fullmatch(str(path)) is not None and not Path(path).exists()
 
 
 def locate(path: Path | str) -> Path:
     """The folder with the shards; of a hub id `owner/name`, *.arrow and *.json files are downloaded, all of them.
 
-    A folder may be as `save_to_disk` wrote it, bare or partial shards without the JSON files, or a parent of such
-    folders. To read a part of the data set, download that part and give its folder.
+    A folder may be written by `save_to_disk`, hold some shards without the JSON files, or be a parent of such folders.
+    To read a part of the data set, download that part and give its folder.
 
     Raises:
         ValueError: no such folder, and not a hub id that can be fetched.
@@ -126,7 +140,7 @@ def _read_shard(shard: Path, left_out: Counter[str], white_level: int | None) ->
 
 
 def _check_groups(regions: Iterable[RegionSample]) -> None:
-    """Raise where one image stands in several groups: it would be in training and test at once."""
+    """Raise if an image is in several groups: it could be in training and test at once."""
     groups: dict[str, RegionSample] = {}
     for region in regions:
         if (other := groups.setdefault(region.image_id, region)).group_id != region.group_id:
@@ -134,7 +148,7 @@ def _check_groups(regions: Iterable[RegionSample]) -> None:
 
 
 def _group(stored: Mapping[str, Any], where: str) -> str | None:
-    """Pseudonym of the row's group; None where the shard names none."""
+    """Pseudonym of the row's group; None without that column."""
     if GROUP not in stored:
         return None
     if stored[GROUP] in (None, ""):
@@ -155,24 +169,24 @@ def _open_shard(shard: Path) -> "pa.Table":
 
 @lru_cache(maxsize=SHARDS_OPEN)
 def _map_shard(shard: Path, changed: int) -> "pa.Table":
-    """The table in an Arrow stream; `changed` is its time stamp, so that a file written anew is read anew.
+    """The table in an Arrow stream; `changed` is its time stamp, part of the cache's key.
 
-    Neither `Dataset.from_file` nor `pyarrow.memory_map`: both ask the system to fetch what they map, so that to look
-    at the captions alone would read every image from the disk.
+    `Dataset.from_file` and `pyarrow.memory_map` are not used: with their read-ahead, reading the captions would read
+    every image from the disk.
     """
-    import pyarrow as pa  # here: a quarter of a second, and most commands read no shard
+    import pyarrow as pa  # a slow import that most commands do not need
 
     try:
         with shard.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         mapped.madvise(mmap.MADV_RANDOM)
         return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError, and so is what mmap makes of an empty file
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError; mmap raises one for an empty file
         raise ValueError(f"{shard}: cut off, or no Arrow stream ({error}); download it again") from error
 
 
 def _masks(stored: Any) -> list[Any]:
-    """The RLEs of a row, which holds one, a list, or none: null, or one of nulls, as some writers store null."""
+    """The RLEs of a row: one, a list, or none (null, or a struct of nulls, as some writers store it)."""
     rles = [stored] if isinstance(stored, dict) else stored or []
     return [] if all(isinstance(rle, dict) and set(map(type, rle.values())) == {type(None)} for rle in rles) else rles
 
@@ -182,13 +196,13 @@ def _captions(turns: Any, masks: int, where: str, left_out: Counter[str]) -> lis
     pairs = _questions_and_answers(turns, where)
     named = [{int(number) for number in PROMPT.findall(f"{question} {answer}")} for question, answer in pairs]
     if any(named):
-        kept = [(*names, _in_words(pair[1])) for names, pair in zip(named, pairs, strict=True) if len(names) == 1]
-        if wrong := [number for number, _ in kept if number >= masks]:
+        captions = [(*names, _in_words(pair[1])) for names, pair in zip(named, pairs, strict=True) if len(names) == 1]
+        if wrong := [number for number, _ in captions if number >= masks]:
             raise ValueError(
                 f"{where}: <Prompt{wrong[0]}> is named, but mask_rle holds {masks} mask(s); leave the row out"
             )
-        left_out["turn(s) about several masks or none"] += len(pairs) - len(kept)
-        return kept
+        left_out["turn(s) about several masks or none"] += len(pairs) - len(captions)
+        return captions
     if len(pairs) < masks:
         raise ValueError(
             f"{where}: mask_rle holds {masks} mask(s), but conversations only {len(pairs)} caption(s) (turns from "
@@ -199,7 +213,7 @@ def _captions(turns: Any, masks: int, where: str, left_out: Counter[str]) -> lis
 
 
 def _questions_and_answers(turns: Any, where: str) -> list[tuple[str, Any]]:
-    """(question, answer) of each turn from 'gpt'; the question is all that was said since the answer before."""
+    """(question, answer) of each turn from 'gpt'; the question is the text of all turns since the previous answer."""
     if not isinstance(turns, list | None) or not all(isinstance(turn, dict) for turn in turns or []):
         raise ValueError(f"{where}: conversations must be a list of {{from, value}}, got {type(turns).__name__}")
     pairs, question = [], ""
@@ -238,7 +252,7 @@ def _image_file(shard: Path, row: int) -> BinaryIO:
 
 
 def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
-    """The bytes of an array of one item, not copied; `cell[0]` would copy, and so read from the disk, all of them."""
+    """The bytes of an array of one item, not copied; `cell[0]` would copy, and so read all of them from the disk."""
     _, offsets, data = cell.buffers()
     wide = np.int64 if str(cell.type) == "large_binary" else np.int32
     start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()

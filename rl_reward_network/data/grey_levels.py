@@ -1,7 +1,7 @@
-"""What is white in grey images of more than 8 bit: one level for a data set, or for each series that it names.
+"""White levels of grey images of more than 8 bit: one per data set, or one per series that it names.
 
-An image alone cannot tell: the frame without contrast medium would come out brighter than the one before, and one hot
-pixel would turn a frame black. Images of 8 bit have no level; nothing here touches them.
+A level per image would not do: a frame without contrast medium would become brighter than the frame before, and a
+single hot pixel would turn a frame black. 8-bit images have no level and are not changed.
 """
 
 from collections import defaultdict
@@ -16,17 +16,17 @@ from tqdm import tqdm
 
 from rl_reward_network.data.images import WHITEST, grey_histogram, robust_white, white_of
 
-DATA_SET = "data set"  # the key of images whose record names no series
-IMAGES_SEEN = 64  # at most, spread over all, to work out the level of the data set
-FRAMES_SEEN = 4  # of each series, whose frames are nearly identical
+DATA_SET = "data set"  # key of images whose record names no series
+MAX_IMAGES = 64  # measured for the level of the data set, spread over all
+MAX_FRAMES = 4  # measured per series, whose frames are nearly identical
 
 
 class Levelled(Protocol):
-    """What has a white level: a `Sample`."""
+    """Anything with a white level, such as a `Sample`."""
 
     @property
     def white_level(self) -> int | None:
-        """The value shown as 255; None: 8 bit."""
+        """The value that is mapped to 255; None: 8 bit."""
 
     @property
     def white_of(self) -> str:
@@ -34,16 +34,16 @@ class Levelled(Protocol):
 
 
 def measured_levels(images: Mapping[Path, str]) -> dict[str, int]:
-    """The `robust_white` of each key's pixels together, and that of `DATA_SET`; {} without images.
+    """Key -> `robust_white` of the pixels of its images, with an entry for `DATA_SET`; {} without images.
 
-    Equal for equal files, whatever their order and wherever the folder is. Where every record names a series,
+    Equal files give equal levels, whatever their order and folder. If every record names a series, the level of
     `DATA_SET` is the median of theirs.
 
     Args:
         images: grey images of more than 8 bit, each with its key: the pseudonym of its series, or `DATA_SET`.
 
     Raises:
-        ValueError: an image that is looked at cannot be read.
+        ValueError: an image that is measured cannot be read.
     """
     files: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(images):
@@ -54,7 +54,7 @@ def measured_levels(images: Mapping[Path, str]) -> dict[str, int]:
 
 
 def given_levels(bit_depth: int | None, white_levels: dict[str, int] | None) -> dict[str, int] | None:
-    """What a run was told: its own levels of before, else the full range of so many bits; None: nothing.
+    """The levels that settings give: those of an earlier run, else the full range of `bit_depth`; None: measure them.
 
     Raises:
         ValueError: as `white_of`.
@@ -64,18 +64,18 @@ def given_levels(bit_depth: int | None, white_levels: dict[str, int] | None) -> 
 
 
 def level_of(levels: Mapping[str, int], key: str) -> int:
-    """The level of a key; that of `DATA_SET` for a series that `levels` does not know."""
+    """The level of a key; that of `DATA_SET` for a series that is not in `levels`."""
     return levels.get(key, levels[DATA_SET])
 
 
 def levels_of(samples: Iterable[Levelled]) -> dict[str, int]:
-    """The levels that samples carry, for a run to keep; {} where all images are of 8 bit."""
+    """The levels of samples, to be saved with a run; {} if all images are of 8 bit."""
     return _with_data_set({s.white_of: s.white_level for s in samples if s.white_level is not None})
 
 
 def _level(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> int:
-    """The level of some images, of which a few are looked at."""
-    step = -(-len(paths) // (IMAGES_SEEN if key == DATA_SET else FRAMES_SEEN))
+    """The level of the images of one key, measured on a few of them."""
+    step = -(-len(paths) // (MAX_IMAGES if key == DATA_SET else MAX_FRAMES))
     total = np.zeros(WHITEST + 1, dtype=np.int64)
     for histogram in threads.map(grey_histogram, paths[::step]):
         total[: len(histogram)] += histogram
@@ -83,5 +83,5 @@ def _level(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> int:
 
 
 def _with_data_set(levels: dict[str, int]) -> dict[str, int]:
-    """`levels` with one for the data set."""
+    """`levels` with an entry for the data set."""
     return {DATA_SET: median_low(levels.values()), **levels} if levels else {}

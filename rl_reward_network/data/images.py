@@ -1,7 +1,7 @@
-"""Image files as uint8 RGB arrays, turned the way the EXIF orientation asks.
+"""Image files as uint8 RGB arrays, rotated by their EXIF orientation.
 
-Grey of more than 8 bit (X-ray detectors give 10 to 16) needs a white level: the value that is shown as 255. One image
-alone cannot tell it, so a data set has one for all of its images, see `grey_levels`.
+Grey of more than 8 bit (X-ray detectors give 10 to 16) needs a white level: the value that is mapped to 255. It is the
+same for all images of a data set or series, see `grey_levels`.
 """
 
 import io
@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of what is an image in a folder
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
-WHITE_PERCENTILE = 99.9  # of the pixels: a few hot ones, or a bright letter, do not make the picture dark
+WHITE_PERCENTILE = 99.9  # of the pixels, so that hot pixels or bright letters do not darken the image
 
 
 def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
-    """The picture in an image file, as a person would see it.
+    """The picture in an image file, upright and in RGB.
 
-    EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended: the stored colours
-    are what Sa2VA's own `convert("RGB")` sees. 8-bit images are not scaled.
+    EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended, as
+    by `convert("RGB")` in Sa2VA. 8-bit images are not scaled.
 
     Args:
         path: the file.
-        white_level: grey of more than 8 bit is shown as value * 255 / white_level, and as 255 above it. None: the
-            image's own `robust_white`, which makes frames of one series differ.
+        white_level: grey of more than 8 bit is mapped to value * 255 / white_level, at most 255. None: the
+            `robust_white` of this image; frames of one series then differ.
 
     Returns:
         uint8 (H, W, 3) RGB, 0..255.
@@ -38,7 +38,7 @@ def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
 
 
 def load_for_model(path: Path, white_level: int | None = None) -> tuple[np.ndarray, str]:
-    """`load_image` for a picture that comes alone, and one line on what was taken for white; empty of 8-bit images.
+    """`load_image` for a single picture, and a line that states its white level; "" for 8-bit images.
 
     Raises:
         ValueError: as `load_image`.
@@ -47,12 +47,12 @@ def load_for_model(path: Path, white_level: int | None = None) -> tuple[np.ndarr
     if not _is_deep(image):
         return _to_rgb(image, path, None), ""
     level = white_level or robust_white(np.bincount(_grey(image, path).ravel()))
-    source = "" if white_level else f", the {WHITE_PERCENTILE} % point of its own pixels; --bit_depth sets it"
+    source = "" if white_level else f", the {WHITE_PERCENTILE} % point of its pixels; --bit_depth sets it"
     return _to_rgb(image, path, level), f"{path.name}: grey of more than 8 bit, white is {level}{source}"
 
 
 def grey_histogram(path: Path) -> np.ndarray:
-    """int64 (n,), n at most 65536: how many pixels of a grey image of more than 8 bit have each value.
+    """int64 (n,), n at most 65536: number of pixels with each value in a grey image of more than 8 bit.
 
     Raises:
         ValueError: as `load_image`.
@@ -101,7 +101,7 @@ def image_size(path: Path) -> tuple[int, int]:
     """Size (H, W) in pixels after EXIF rotation, from the header alone (fast; damaged pixels go unnoticed).
 
     Raises:
-        ValueError: as `load_image`, as far as the header tells.
+        ValueError: as `load_image`, for faults of the header.
     """
     return image_header(path)[0]
 

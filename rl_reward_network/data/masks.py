@@ -1,7 +1,7 @@
 """How masks are stored (polygons, COCO RLE, PNG) and the one rasteriser that turns them into pixels: pycocotools.
 
-Rasterisers disagree, badly so on thin vessels: the square (10, 10)-(20, 20) has 100 pixels here and 121 in OpenCV and
-Pillow, which add the outline. So nothing else in this project draws polygons.
+Rasterisers differ, above all on thin vessels: the square (10, 10)-(20, 20) has 100 pixels in pycocotools, and 121 in
+OpenCV and Pillow, which add the outline. No other code of this project rasterises polygons.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
 def parse_polygon(values: Any, size: tuple[int, int]) -> MaskParts:
     """One flat polygon [x1, y1, x2, y2, ...] in pixels; no part if it has fewer than 3 different points.
 
-    A polygon of 2 points must never reach pycocotools, which takes 4 numbers for a box.
+    pycocotools reads 4 numbers as a box, so polygons of 2 points are dropped first.
 
     Raises:
         ValueError: not a flat list of finite numbers of even length, or a point more than 1 px outside the image.
@@ -110,7 +110,7 @@ def _check_inside(points: np.ndarray, size: tuple[int, int]) -> None:
 def parse_rle(value: dict[str, Any], size: tuple[int, int]) -> MaskParts:
     """One COCO RLE {"size": [H, W], "counts": ...}, counts compressed (str, bytes) or a list of runs.
 
-    The sum of the runs is checked here: releases of pycocotools differ in whether they notice a wrong one.
+    The sum of the runs is checked, since only some releases of pycocotools do so.
 
     Raises:
         ValueError: a key is missing, `size` is not the image's, `counts` is damaged or does not sum to H * W.
@@ -165,7 +165,7 @@ def _decode_counts(text: bytes) -> np.ndarray:
 
 
 def parse_png(path: Path, size: tuple[int, int]) -> MaskParts:
-    """A mask in an image file of its own; the header is read now, the pixels in `load_mask_png`.
+    """A mask in an image file; only the header is read, `load_mask_png` reads the pixels.
 
     Raises:
         ValueError: the file is missing or unreadable, or its size is not the image's.
@@ -185,15 +185,15 @@ def load_mask_png(path: Path, size: tuple[int, int]) -> np.ndarray:
     channels = grid[:, :, None] if grid.ndim == 2 else grid[:, :, :3] if grid.shape[2] >= 3 else grid[:, :, :1]
     values: Sequence[int] = np.unique(channels).tolist()
     if not (set(values) <= {0, 1} or set(values) <= {0, 255}) or (channels != channels[:, :, :1]).any():
-        found = f"{values[:5]}{' ...' if len(values) > 5 else ''}"
-        raise ValueError(f"{path}: a mask must hold 0 and 1, or 0 and 255, in one channel, got {found}; threshold it")
+        excerpt = f"{values[:5]}{' ...' if len(values) > 5 else ''}"
+        raise ValueError(f"{path}: a mask must hold 0 and 1, or 0 and 255, in one channel, got {excerpt}; threshold it")
     return channels[:, :, 0] != 0
 
 
-def _check_png_size(path: Path, found: Sequence[int], size: tuple[int, int]) -> None:
+def _check_png_size(path: Path, mask_size: Sequence[int], size: tuple[int, int]) -> None:
     """Raise if the mask's (H, W) is not the image's."""
-    if tuple(found) != tuple(size):
+    if tuple(mask_size) != tuple(size):
         raise ValueError(
-            f"{path}: mask is {found[1]} x {found[0]} (width x height), but its image is {size[1]} x {size[0]} after"
-            " EXIF rotation; resize the mask with nearest neighbour"
+            f"{path}: mask is {mask_size[1]} x {mask_size[0]} (width x height), but its image is {size[1]} x {size[0]} "
+            "after EXIF rotation; resize the mask with nearest neighbour"
         )

@@ -1,27 +1,122 @@
-"""Which of the two public sets of regions with captions a folder holds, and its samples.
+"""The data formats that this project reads, in one table, and how a folder's format is recognised.
 
-Grasp-Any-Region ("gar") and describe-anything ("dam") are often taken for each other: both caption masked regions, but
-the one comes as Arrow shards, the other as `annotations.json` and tars.
+Formats of images give a `Sample` per image and phrase, formats of regions a `RegionSample` per captioned mask. A new
+format is a module of this package with two functions, and one line in `IMAGES` or `REGIONS`:
+
+- `recognise(folder)` returns a short description of what the folder holds, "" if it is of another format;
+- `read(folder, ...)` returns the samples, see `ReadImages` and `ReadRegions`.
 """
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Protocol
 
-from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, subset_folders
-from rl_reward_network.data.grasp_any_region import arrow_shards, is_hub_id, locate, read_grasp_any_region
+from rl_reward_network.data.annotations import read_annotations, recognise_annotations
+from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
+from rl_reward_network.data.grasp_any_region import (
+    is_hub_id,
+    locate,
+    read_grasp_any_region,
+    recognise_grasp_any_region,
+)
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.region_sample import RegionSample
+from rl_reward_network.data.sample import Sample
 
-TITLES = {"gar": "Grasp-Any-Region", "dam": "describe-anything"}
+MAX_NAMES_LISTED = 6
 EXPECTED = (
-    "give a folder of Grasp-Any-Region (*.arrow files), or of describe-anything (<SUBSET>/annotations.json and "
-    "<SUBSET>/images/*.tar)"
+    "expected Grasp-Any-Region (*.arrow files), describe-anything (<SUBSET>/annotations.json and <SUBSET>/images/*.tar)"
+    " or annotated images (annotations.json and images/)"
 )
-NAMES_SHOWN = 6
+
+
+class ReadImages(Protocol):
+    """Reads a folder of images; `white_levels` is only for grey images of more than 8 bit, see `grey_levels`."""
+
+    def __call__(
+        self, folder: Path, /, group_regex: str | None = None, *, white_levels: Mapping[str, int] | None = None
+    ) -> list[Sample]:
+        """One sample per image and phrase; ValueError with file, field and remedy."""
+
+
+class ReadRegions(Protocol):
+    """Reads captioned regions, at most `limit` of them; `white_level` as `decode_image` takes it."""
+
+    def __call__(self, folder: Path, /, limit: int | None = None, white_level: int | None = None) -> list[RegionSample]:
+        """One sample per captioned mask; ValueError with file, field and remedy."""
+
+
+Recognise = Callable[[Path], str]
+
+IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
+    "annotations": (recognise_annotations, read_annotations),
+}
+REGIONS: dict[str, tuple[Recognise, ReadRegions]] = {
+    "gar": (recognise_grasp_any_region, read_grasp_any_region),
+    "dam": (recognise_describe_anything, read_describe_anything),
+}
+READERS: dict[str, tuple[Recognise, Callable[..., list[Any]]]] = {**REGIONS, **IMAGES}
+DATASET_NAMES = ("auto", *READERS)
+
+
+def recognise(path: Path | str, dataset_name: str = "auto") -> str:
+    """The key of `READERS` for a folder or a hub id; file names decide, contents are not read.
+
+    Args:
+        path: a folder, or the hub id `owner/name` of a data set in the layout of Grasp-Any-Region.
+        dataset_name: "auto", or a key of `READERS`, which is returned unless the folder is of another format.
+
+    Raises:
+        ValueError: `dataset_name` is unknown or contradicts the folder, there is no such folder, or it is of no format
+            or of several.
+    """
+    if dataset_name not in DATASET_NAMES:
+        raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
+    folder = Path(path)
+    if not folder.is_dir():
+        return _recognise_hub_id(path) if dataset_name == "auto" else dataset_name
+    descriptions = {name: text for name, (recognises, _) in READERS.items() if (text := recognises(folder))}
+    if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
+        return dataset_name  # in the second case the reader raises an error on what is missing
+    if len(descriptions) > 1:
+        descriptions.pop("annotations", None)  # the other formats have an annotations.json, too
+    if not descriptions:
+        _refuse_bare_images(folder)
+        raise ValueError(f"{folder}: no known data format ({_listing(folder)}); {EXPECTED}")
+    return _only(folder, descriptions, dataset_name)
+
+
+def _only(folder: Path, descriptions: dict[str, str], dataset_name: str) -> str:
+    """The one name in `descriptions`, if it is the one asked for."""
+    if len(descriptions) > 1:
+        raise ValueError(
+            f"{folder}: holds {' and '.join(descriptions.values())}; give --dataset_name {' or '.join(descriptions)}"
+        )
+    ((name, description),) = descriptions.items()
+    if dataset_name not in ("auto", name):
+        raise ValueError(
+            f"{folder}: dataset_name is {dataset_name!r}, but the folder holds {description}; give --dataset_name "
+            f"{name} or auto, or name another folder"
+        )
+    return name
+
+
+def read_images(
+    folder: Path, group_regex: str | None = None, white_levels: Mapping[str, int] | None = None
+) -> list[Sample]:
+    """The samples of a folder of images, of whatever format; without a recognised format as `read_annotations`.
+
+    Args:
+        folder, group_regex, white_levels: as `read_annotations` takes them.
+
+    Raises:
+        ValueError: as the reader.
+    """
+    names = [name for name, (recognises, _) in IMAGES.items() if recognises(folder)]
+    _, read = IMAGES[names[0] if names else "annotations"]
+    return read(folder, group_regex, white_levels=white_levels)
 
 
 def read_region_data(
@@ -30,84 +125,47 @@ def read_region_data(
     limit: int | None = None,
     white_level: int | None = None,
 ) -> tuple[list[RegionSample], str]:
-    """The regions, and one line that says what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
+    """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
     Args:
-        path: a folder, or of Grasp-Any-Region a hub id `owner/name`, which is downloaded whole.
-        dataset_name: "auto", or "gar" or "dam" to insist on one.
-        limit: stop after so many regions; None: all.
+        path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
+        limit: at most so many regions; None: all.
         white_level: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
-        ValueError: the data are neither set, or not the one in `dataset_name`; or as its reader.
+        ValueError: as `recognise` and the reader; or the folder holds images without captions.
     """
-    if dataset_name not in ("auto", *TITLES):
-        raise ValueError(f"dataset_name is {dataset_name!r}, expected auto, gar or dam")
-    found = recognise(path)
-    if dataset_name not in ("auto", found):
+    name = recognise(path, dataset_name)
+    if name not in REGIONS:
         raise ValueError(
-            f"{path}: dataset_name is {dataset_name!r} ({TITLES[dataset_name]}), but this is read as {TITLES[found]}; "
-            f"give --dataset_name {found} or auto, or name the other folder"
+            f"{path}: holds {READERS[name][0](Path(path)) or name}, expected captioned regions ({' or '.join(REGIONS)})"
         )
-    if found == "dam":
-        samples = read_describe_anything(path, limit, white_level)
-        parts = [folder.name for folder in subset_folders(Path(path))]
-        seen = f"{TITLES[found]}: {', '.join(parts)}"
-    else:
-        folder = locate(path)
-        samples = read_grasp_any_region(folder, limit, white_level)
-        seen = f"{TITLES[found]}, {_counted(arrow_shards(folder))}"
+    recognises, read = REGIONS[name]
+    folder = locate(path) if name == "gar" else Path(path)
+    samples = read(folder, limit, white_level)
     images = len({sample.image_id for sample in samples})
-    stopped = " (the limit)" if len(samples) == limit else ""
-    return samples, f"{seen}, {images} images, {len(samples)} regions{stopped}"
-
-
-def _counted(shards: list[Path]) -> str:
-    """E.g. "2 of 44 shards"; names like data-00000-of-00044.arrow tell how many belong into a folder."""
-    numbers = {
-        (shard.parent, int(found[1])) for shard in shards if (found := re.search(r"-of-(\d+)\.arrow$", shard.name))
-    }
-    whole = max(sum(number for _, number in numbers), len(shards))
-    return f"{len(shards)}{f' of {whole}' if whole > len(shards) else ''} shard{'s' if whole > 1 else ''}"
-
-
-def recognise(path: Path | str) -> Literal["gar", "dam"]:
-    """Which set it is, by the names of its files; of a hub id, by that name alone.
-
-    Raises:
-        ValueError: no such folder, neither set, or both.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return _recognise_hub_id(path)
-    shards, subsets = arrow_shards(folder), subset_folders(folder)
-    if shards and subsets:
-        raise ValueError(
-            f"{folder}: holds both Grasp-Any-Region ({shards[0]}) and describe-anything ({subsets[0]}); name one"
-        )
-    if not shards and not subsets:
-        _refuse_bare_images(folder)
-        raise ValueError(f"{folder}: neither data set ({_listing(folder)}); {EXPECTED}")
-    return "gar" if shards else "dam"
+    limited = " (the limit)" if len(samples) == limit else ""
+    return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"
 
 
 def _refuse_bare_images(folder: Path) -> None:
-    """Raise for a folder of images that nothing says anything about."""
+    """Raise for a folder of images without annotations."""
     inside = folder / "images" if (folder / "images").is_dir() else folder
     count = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in inside.iterdir())
-    if not count or (folder / "annotations.json").exists():
+    if not count:
         return
     if (folder.parent / "annotations.json").exists():
         raise ValueError(f"{folder}: the images of {folder.parent / 'annotations.json'}; give {folder.parent}")
     raise ValueError(
-        f"{folder}: {count} images and no annotations.json, which says whose they are; write one, a list of records "
-        '{"image": NAME, "text": ["blood vessel"], "group": PATIENT}, with the images in images/ (mask_png may be left '
-        'out where --reward_net pays); captions of regions come as Arrow rows. Both are in the README, "Your own data"'
+        f"{folder}: {count} images and no annotations.json, which names the patient of each; write one, a list of "
+        'records {"image": NAME, "text": ["blood vessel"], "group": PATIENT}, with the images in images/ (`mask_png` '
+        "may be missing where --reward_net gives the reward); captions of regions come as Arrow rows. Both are in "
+        "docs/your-data.md"
     )
 
 
-def _recognise_hub_id(path: Path | str) -> Literal["gar"]:
-    """Raise unless this is an id to be read as Grasp-Any-Region."""
+def _recognise_hub_id(path: Path | str) -> str:
+    """Raise unless this is a hub id, which is read as Grasp-Any-Region."""
     if not is_hub_id(path):
         raise ValueError(f"{path}: no such folder; {EXPECTED}")
     if "describe-anything" in str(path).lower():
@@ -117,13 +175,9 @@ def _recognise_hub_id(path: Path | str) -> Literal["gar"]:
 
 def _listing(folder: Path) -> str:
     """What lies in `folder`, for a message."""
-    if (folder / "annotations.json").is_file():
-        return (
-            "annotations.json, but no tar in images/: annotated images for the other commands, or a part of a download"
-        )
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"it holds {', '.join(names[:NAMES_SHOWN])}{more}" if names else "it is empty"
+    more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
+    return f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
 
 
 def region_fingerprint(samples: Iterable[RegionSample]) -> str:

@@ -1,4 +1,4 @@
-"""One region of an image with its caption: what the caption loops learn from, whatever file it came from."""
+"""One region of an image with its caption: the training sample of the caption loops, for any data format."""
 
 import hashlib
 import warnings
@@ -14,20 +14,20 @@ from pycocotools import mask as coco
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 from rl_reward_network.data.sample import pseudonym
 
-KEY_BYTES = 4096  # at each end of an image file: data sets of many gigabytes are grouped without reading all of it
+KEY_BYTES = 4096  # at each end of an image file, so that large data sets are grouped without reading them whole
 
 
 @dataclass(frozen=True, eq=False)
 class RegionSample:
-    """One (image, mask, caption). Nothing is decoded before it is asked for.
+    """One (image, mask, caption); nothing is decoded before `load`.
 
     Attributes:
-        caption: what is said of the region, as stored, outer white space off; never empty.
-        group_id: pseudonym of what must not be in two splits (image or video), 12 hex digits.
-        series_id: pseudonym of what is nearly identical (the frames of one video); the group's where there is no video.
-        image_id: pseudonym of the image, the same for all its regions: its features are computed once.
+        caption: as stored, stripped; never empty.
+        group_id: pseudonym of the unit of the split (image, video or patient), 12 hex digits.
+        series_id: pseudonym of a series of nearly identical images (a video); `group_id` without a video.
+        image_id: pseudonym of the image, equal for all its regions, so that its features are computed once.
         sample_id: pseudonym of image and region.
-        where: file and row or key, for messages; holds no caption.
+        where: file and row or key, for messages, without the caption.
         mask_parts: how the mask is stored.
         open_image: decodes the image, uint8 (H, W, 3) RGB.
     """
@@ -71,27 +71,27 @@ class RegionSample:
 def make_region(
     caption: Any, rle: Any, image_id: str, where: str, open_image: Callable[[], np.ndarray], group_id: str | None = None
 ) -> RegionSample:
-    """A region as data sets store it; its `sample_id` depends on image, mask and caption, not on its place in a file.
+    """A `RegionSample` of stored values; its `sample_id` depends on image, mask and caption, not on the file.
 
     Args:
         caption: text; anything else counts as missing.
-        rle: COCO RLE {"size": [H, W], "counts": ...}; whether that is the image's size is seen in `load`.
+        rle: COCO RLE {"size": [H, W], "counts": ...}; `load` checks that it is the image's size.
         image_id: from `image_key`.
         where: file and row or key.
         open_image: decodes the image.
-        group_id: pseudonym of the video, which then is group and series; None: the image is its own.
+        group_id: pseudonym of group and series, such as a video; None: `image_id`.
 
     Raises:
         ValueError: the caption is missing or has no word, or the RLE is damaged; begins with `where`.
     """
     text = caption.strip() if isinstance(caption, str) else ""
     if not text:
-        found = "empty" if isinstance(caption, str) else f"missing ({type(caption).__name__})"
-        raise ValueError(f"{where}: the caption is {found}; write one there, or leave the region out")
+        fault = "empty" if isinstance(caption, str) else f"missing ({type(caption).__name__})"
+        raise ValueError(f"{where}: the caption is {fault}; write one there, or leave the region out")
     if not any(letter.isalnum() for letter in text):
         raise ValueError(f"{where}: the caption {text!r} has no word; write one there, or leave the region out")
     try:
-        parts = parse_rle(rle, _own_size(rle))
+        parts = parse_rle(rle, _stated_size(rle))
     except ValueError as error:
         raise ValueError(f"{where}: mask_rle: {error}") from error
     group = group_id or image_id
@@ -99,11 +99,11 @@ def make_region(
     return RegionSample(text, group, group, image_id, sample_id, where, parts, open_image)
 
 
-def _own_size(rle: Any) -> tuple[int, int]:
-    """The size (H, W) that an RLE states of itself."""
+def _stated_size(rle: Any) -> tuple[int, int]:
+    """The size (H, W) in an RLE."""
     if not isinstance(rle, dict):
         raise ValueError(f'expected an RLE {{"size": [H, W], "counts": ...}}, got {type(rle).__name__}')
-    size = rle.get("size", [1, 1])  # a missing key is for `parse_rle` to tell
+    size = rle.get("size", [1, 1])  # `parse_rle` reports a missing key
     if not isinstance(size, list) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
         raise ValueError(f"RLE size is {size}, expected [H, W], two numbers above 0")
     return size[0], size[1]
@@ -112,8 +112,8 @@ def _own_size(rle: Any) -> tuple[int, int]:
 def image_key(file: BinaryIO, offset: int, size: int) -> str:
     """Pseudonym of the image file that fills `size` bytes of `file` from `offset` on.
 
-    It depends on the length and on the first and last 4096 bytes. Equal files get equal keys in whatever data set they
-    are; the same picture, saved again, gets another.
+    It depends on the length and on the first and last 4096 bytes: equal files have equal keys in all data sets; the
+    same picture, encoded again, has another key.
     """
     digest = hashlib.sha256(str(size).encode())
     for start in (0, max(size - KEY_BYTES, 0)):
@@ -126,24 +126,24 @@ def collect(regions: Iterable[RegionSample], limit: int | None, left_out: Counte
     """The first `limit` regions (None: all), in order, without exact repeats and masks of no pixel.
 
     Args:
-        regions: read no further than needed.
+        regions: consumed up to the limit.
         limit: at least 1.
-        left_out: reason -> how often; what is left out here is added.
+        left_out: reason -> count; updated.
 
     Raises:
         ValueError: `limit` is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least 1 region")
-    kept: dict[str, RegionSample] = {}
+    samples: dict[str, RegionSample] = {}
     for region in regions:
         if not coco.area(list(region.mask_parts.rles)).any():
             left_out["mask(s) without a pixel"] += 1
-        elif kept.setdefault(region.sample_id, region) is not region:
+        elif samples.setdefault(region.sample_id, region) is not region:
             left_out["exact repeat(s)"] += 1
-        if len(kept) == limit:
+        if len(samples) == limit:
             break
-    return list(kept.values())
+    return list(samples.values())
 
 
 def report_left_out(source: Path | str, regions: list[RegionSample], left_out: Counter[str]) -> None:

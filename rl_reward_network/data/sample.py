@@ -1,12 +1,13 @@
-"""One training example: an image and a phrase, with the mask it means if somebody drew it."""
+"""One training sample: an image and a phrase, with the ground-truth mask if there is one."""
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from rl_reward_network.data.grey_levels import DATA_SET
+from rl_reward_network.data.grey_levels import DATA_SET, level_of
 from rl_reward_network.data.images import load_image
 from rl_reward_network.data.masks import MaskParts, rasterise
 
@@ -14,10 +15,10 @@ SALT = "rl_reward_network/data/v1"
 
 
 def pseudonym(*names: str) -> str:
-    """12 hex digits in place of names that may belong to a person; equal names give equal digits on every machine.
+    """12 hex digits in place of names that may identify a person; equal names give equal digits on every machine.
 
-    The salt is public, so this is pseudonymisation, not anonymisation: it keeps names out of files and logs, but who
-    has a list of candidate names can hash them all and compare.
+    The salt is public, so this is pseudonymisation, not anonymisation: it keeps names out of files and logs, but a list
+    of candidate names can be hashed and compared.
 
     >>> pseudonym("group", "patient 7") == pseudonym("group", "patient 7") != pseudonym("group", "patient 8")
     True
@@ -30,7 +31,7 @@ class Sample:
     """One (image, phrase).
 
     Attributes:
-        image_path: the image file. Its name may hold a patient's name: never write it anywhere.
+        image_path: the image file. Its name may contain a patient's name: never write it to a file or log.
         text: the phrase, e.g. "blood vessel".
         group_id: pseudonym of the patient or group, 12 hex digits, safe to write.
         series_id: pseudonym of the series, whose frames are nearly identical, safe to write.
@@ -38,8 +39,8 @@ class Sample:
         size: (H, W) in pixels after EXIF rotation.
         mask_parts: how the mask is stored; None when unlabelled.
         group: the original group name; in memory only.
-        white_level: of grey of more than 8 bit the value shown as 255; None for 8-bit images.
-        white_of: what shares that level, a `series_id` or the whole data set, see `grey_levels`.
+        white_level: in grey of more than 8 bit, the value that is mapped to 255; None for 8-bit images.
+        white_of: key of that level, a `series_id` or `DATA_SET`, see `grey_levels`.
     """
 
     image_path: Path = field(repr=False)
@@ -62,7 +63,7 @@ class Sample:
         """The image, uint8 (H, W, 3) RGB.
 
         Raises:
-            ValueError: the file cannot be read, or its size is not the one seen when the annotations were read.
+            ValueError: the file cannot be read, or its size has changed since the annotations were read.
         """
         image = load_image(self.image_path, self.white_level)
         if image.shape[:2] != self.size:
@@ -79,3 +80,18 @@ class Sample:
             ValueError: a PNG mask cannot be read, has another size, or is not binary.
         """
         return None if self.mask_parts is None else rasterise(self.mask_parts, self.size)
+
+
+def with_white_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
+    """The samples, those with images of more than 8 bit with their white level.
+
+    Args:
+        samples: of any images.
+        deep: image of more than 8 bit -> key of its level, a `series_id` or `DATA_SET`.
+        levels: key -> white level, as `grey_levels.measured_levels` gives them.
+    """
+    keys = [deep.get(sample.image_path) for sample in samples]
+    return [
+        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
+        for sample, key in zip(samples, keys, strict=True)
+    ]

@@ -1,7 +1,7 @@
-"""Splits by group, so that no patient is in two of them, and the file that keeps a split beside its run.
+"""Splits by group, so that no patient is in two of them, and the file that stores the split of a run.
 
-`reward` trains the reward network, `policy` the prompt policy (so that masks of its patients are judged, not
-remembered), `val` chooses, `test` is looked at once.
+`reward` trains the reward network; `policy` trains the prompt policy, on patients that the reward network has not been
+trained on; `val` selects; `test` is for the final evaluation.
 """
 
 import random
@@ -24,7 +24,7 @@ OTHER_DATA = (
 
 
 class Grouped(Protocol):
-    """What can be split: a `Sample`, a `RegionSample`, or an item made of one."""
+    """Anything that can be split, such as a `Sample`, a `RegionSample` or a GRPO item."""
 
     @property
     def sample_id(self) -> str:
@@ -32,15 +32,15 @@ class Grouped(Protocol):
 
     @property
     def group_id(self) -> str:
-        """Pseudonym of what must not be in two splits."""
+        """Pseudonym of the unit that must not be in two splits."""
 
     @property
     def series_id(self) -> str:
-        """Pseudonym of what is nearly identical."""
+        """Pseudonym of a series of nearly identical images."""
 
     @property
     def labelled(self) -> bool:
-        """Whether there is a truth."""
+        """Whether there is ground truth."""
 
 
 S = TypeVar("S", bound=Grouped)
@@ -52,7 +52,7 @@ class Split:
 
     Attributes:
         groups: split name -> sorted group ids (pseudonyms, safe to write).
-        seed: what the groups were shuffled with.
+        seed: of the shuffling of the groups.
         fingerprint: `data_fingerprint` of the data that were split.
     """
 
@@ -65,15 +65,15 @@ def make_split(samples: Sequence[Grouped], seed: int, fingerprint: Callable[[Any
     """Shuffle the groups and cut them 30 / 30 / 15 / 25 % (largest remainder: at least one group each).
 
     Equal for equal data and seed, whatever the order of `samples`. Groups without any mask go to `policy`, the only
-    split that can use them, and do not count for the shares; where no group has a mask, all are cut alike.
+    split that can use them, in addition to its share; if no group has a mask, all groups are cut.
 
     Raises:
         ValueError: fewer than 4 groups have a mask, or there are fewer than 4 at all.
     """
-    everyone = {sample.group_id for sample in samples}
+    all_groups = {sample.group_id for sample in samples}
     labelled = {sample.group_id for sample in samples if sample.labelled}
-    cut = sorted(labelled or everyone)
-    bare = everyone - set(cut)
+    cut = sorted(labelled or all_groups)
+    bare = all_groups - set(cut)
     if len(cut) < len(SPLITS):
         raise ValueError(
             f"{len(cut)} group(s){' with masks' if labelled else ''}, but {', '.join(SPLITS)} need one each; annotate"
@@ -102,7 +102,7 @@ def save_split(split: Split, path: Path) -> None:
 
 
 def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[Any], str] = data_fingerprint) -> Split:
-    """Read a split and prove that it fits the data and does not leak.
+    """Read a split and check that it fits the data and has no leak.
 
     Raises:
         ValueError: not a split file, another version, a group in two splits or in none, or not the data it was
@@ -117,8 +117,8 @@ def load_split(path: Path, samples: Sequence[Grouped], fingerprint: Callable[[An
         raise ValueError(f"{path}: group(s) {_some(missing)} of the data are in no split; {OTHER_DATA}")
     if absent := owners.keys() - present:
         raise ValueError(f"{path}: group(s) {_some(absent)} are not in the data; {OTHER_DATA}")
-    if split.fingerprint != (found := fingerprint(samples)):
-        raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {found[:12]}; {OTHER_DATA}")
+    if split.fingerprint != (actual := fingerprint(samples)):
+        raise ValueError(f"{path}: fingerprint is {split.fingerprint[:12]}, the data give {actual[:12]}; {OTHER_DATA}")
     return split
 
 
@@ -157,7 +157,7 @@ def select(samples: Iterable[S], split: Split, name: str) -> list[S]:
 def spread(samples: Iterable[S], count: int, seed: int) -> list[S]:
     """`count` samples (all, if there are fewer), one of each series before a second of any.
 
-    Frames of one series are nearly identical, so few of many say as much. Equal for equal samples and seed,
+    Frames of one series are nearly identical, so a few of them are representative. Equal for equal samples and seed,
     whatever their order.
 
     Raises:

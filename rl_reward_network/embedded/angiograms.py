@@ -1,5 +1,8 @@
 """Rendered X-ray angiograms: patients x series x frames, each series in one of six looks.
 
+A look is the appearance of a series: contrast, thin branches, calibre, noise, motion blur, polarity, catheter. It is
+the hidden property on which the best prompt depends, see `nano.prompt_targets`.
+
 The picture is absorption, as on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the
 rays through round tubes, motion blur of the heart alone, detector blur and noise, display window, polarity. The ground
 truth is the vessel tree, never the catheter.
@@ -34,16 +37,16 @@ TREE = TRUNK | BRANCH | THIN  # bits of the ground truth
 
 @dataclass(frozen=True)
 class Look:
-    """What a series looks like; ranges are (low, high), drawn once per series.
+    """Rendering settings of a series; ranges are (low, high), drawn once per series.
 
     Args:
         contrast: absorption of contrast medium, 1 / (100 pixels).
-        thin: number of thin branches that are tried.
+        thin: number of thin branches that are attempted.
         calibre: factor on the radii of trunk and branches.
         noise: standard deviation of the detector's noise, share of full exposure.
         blur: length in pixels of the heart's motion during the exposure.
-        bright: vessels are shown bright, as after subtraction.
-        with_catheter: a catheter is in the picture.
+        bright: vessels are brighter than the background, as after subtraction.
+        with_catheter: draw a catheter and two pacemaker leads.
     """
 
     contrast: tuple[float, float] = (2.9, 3.8)
@@ -81,12 +84,12 @@ class Angiogram:
 
 
 def render_series(rng: Generator, look: str, frames: int) -> Iterator[Angiogram]:
-    """Frames of one series: the same tree, tissue and settings; the heart, the filling and the noise change a little.
+    """Frames of one series: equal tree, tissue and settings; position of the heart, filling and noise vary.
 
     Args:
-        rng: the only source of chance; equal generators give equal frames.
+        rng: random generator; equal generators give equal frames.
         look: key of `LOOKS`.
-        frames: how many.
+        frames: number of frames.
     """
     kind = LOOKS[look]
     tubes = _series_tubes(rng, kind)
@@ -107,7 +110,7 @@ def render_series(rng: Generator, look: str, frames: int) -> Iterator[Angiogram]
 
 
 def _series_tubes(rng: Generator, kind: Look) -> list[Tube]:
-    """The tree of one view, the catheter in front where the look has one."""
+    """The vessel tree of one view, with catheter and leads where the look has them."""
     thin_branches = int(rng.integers(kind.thin[0], kind.thin[1] + 1))
     tree = grow_tree(rng, int(rng.integers(3, 6)), thin_branches, rng.uniform(*kind.calibre))
     trunk = tree[0].points

@@ -1,8 +1,8 @@
-"""The embedded data sets: rendered angiograms in the user's own format, and rendered scenes in GAR's layout.
+"""The embedded data sets: rendered angiograms as annotated images, and rendered scenes in GAR's layout.
 
-Made once and then read from disk, like anybody's data. 160 patients, two series each in different looks, three nearly
-identical frames per series. `looks.json` beside the annotations says which look a frame has; nothing but scores by look
-and the test of the observation may read it.
+They are rendered once and then read from disk like any other data. 160 patients, two series each in different looks,
+three nearly identical frames per series. `looks.json` beside the annotations holds the look of each frame; it is for
+scores by look and for the test of the observation, never for training.
 """
 
 from collections.abc import Callable
@@ -22,32 +22,32 @@ from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, write_region
 PATIENTS, SERIES, FRAMES = 160, 2, 3
 SCENES = 400
 SEED = 1
-RECIPE = 1  # count up when the pictures change: every number measured on the old ones is then void
-NO_GAP_LOOKS = ("plain", "catheter")  # one prompt is the right one in both: "... without the catheter."
-RECIPE_FILE = "recipe.json"  # who made a rendered folder, and how
+RECIPE = 1  # version of the pictures; increase it when they change, and measure all numbers again
+NO_GAP_LOOKS = ("plain", "catheter")  # one prompt is the best in both: "... without the catheter."
+RECIPE_FILE = "recipe.json"  # marks a rendered folder, and holds its settings
 DEFAULT_FOLDER = Path("data")
 DEFAULT_DATA = DEFAULT_FOLDER / "angiograms"
 
 
 def angiogram_folder(parent: Path, no_gap: bool = False) -> Path:
-    """Where the angiograms stand below `parent`."""
+    """The folder of the angiograms below `parent`."""
     return parent / ("angiograms_no_gap" if no_gap else "angiograms")
 
 
 def is_rendered(folder: Path) -> bool:
-    """Whether this program made the folder."""
+    """Whether this project rendered the folder."""
     return (folder / RECIPE_FILE).exists()
 
 
 def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> Path:
-    """The folder of the rendered angiograms below `parent`, made first if it is not there.
+    """The folder of the rendered angiograms below `parent`; they are rendered if it does not exist.
 
     Args:
-        parent: where `angiograms` or `angiograms_no_gap` stands.
-        no_gap: the variant in which one prompt is the best for every picture.
+        parent: parent of `angiograms` or `angiograms_no_gap`.
+        no_gap: the variant in which one prompt is the best on every picture.
 
     Raises:
-        ValueError: the folder is there, but something else is in it or another version made it.
+        ValueError: the folder exists, but was not rendered by this version of the project.
     """
     folder = angiogram_folder(parent, no_gap)
     looks = NO_GAP_LOOKS if no_gap else tuple(LOOKS)
@@ -56,17 +56,17 @@ def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> 
 
 
 def region_folder(parent: Path, daylight: bool = False) -> Path:
-    """Where the scenes stand below `parent`."""
+    """The folder of the scenes below `parent`."""
     return parent / ("regions" if daylight else "regions_lamplight")
 
 
 def embedded_regions(parent: Path = DEFAULT_FOLDER, daylight: bool = False) -> Path:
-    """The folder of the rendered scenes below `parent` (GAR's Arrow layout), made first if it is not there.
+    """The folder of the rendered scenes below `parent` (GAR's Arrow layout); they are rendered if it does not exist.
 
     Args:
-        parent: where `regions_lamplight` or `regions` stands.
-        daylight: as the scenes that `sa2va-nano` was trained on, of which it leaves little to learn, instead of under a
-            warm lamp: pictures unlike its training data, as a user's own are.
+        parent: parent of `regions_lamplight` or `regions`.
+        daylight: render as in the training of `sa2va-nano`, which leaves little to learn. By default scenes are lit by
+            a warm lamp, so that they differ from its training data, as a user's images do.
 
     Raises:
         ValueError: as for `embedded_angiograms`.
@@ -77,17 +77,17 @@ def embedded_regions(parent: Path = DEFAULT_FOLDER, daylight: bool = False) -> P
 
 
 def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) -> Path:
-    """`folder`, made by this very recipe, now if it is not there yet (whole or not at all)."""
-    with nullcontext() if folder.exists() else locked(folder.parent):  # others wait while one renders
+    """`folder`, made by `make` (whole or not at all) if it does not exist; ValueError if its recipe is another."""
+    with nullcontext() if folder.exists() else locked(folder.parent):  # other processes wait while this one renders
         if not folder.exists():
             tqdm.write(f"rendering {folder.resolve()}, once")
             with whole_folder(folder) as temporary:
                 make(temporary)
                 write_json(temporary / RECIPE_FILE, recipe)
     if not is_rendered(folder):
-        raise ValueError(f"{folder}: is there, but was not rendered by this program; move it, or name it as DATA_ROOT")
-    if (found := read_json(folder / RECIPE_FILE)) != recipe:
-        raise ValueError(f"{folder / RECIPE_FILE}: made as {found}, this version makes {recipe}; delete the folder")
+        raise ValueError(f"{folder}: exists, but was not rendered by this project; move it, or name it as DATA_ROOT")
+    if (existing := read_json(folder / RECIPE_FILE)) != recipe:
+        raise ValueError(f"{folder / RECIPE_FILE}: recipe is {existing}, expected {recipe}; delete the folder")
     return folder
 
 
@@ -109,19 +109,19 @@ def read_looks(folder: Path) -> dict[str, str]:
     """The look of each frame of a rendered folder, by its file name.
 
     Raises:
-        ValueError: the folder was not rendered by this program.
+        ValueError: the folder was not rendered by this project.
     """
     return dict(read_json(folder / "looks.json"))
 
 
 def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
-    """The look of a series: a patient's second one has another, and all pairs of looks come about equally often."""
+    """The look of a series. A patient's two looks differ, and all pairs of looks are about equally frequent."""
     step = 0 if series == 0 else 1 + patient // len(looks) % (len(looks) - 1)
     return looks[(patient + step) % len(looks)]
 
 
 def _write_series(folder: Path, looks: tuple[str, ...], seed: int, patient: int, series: int) -> list[dict[str, Any]]:
-    """The frames of one series as files, and their records with the look added."""
+    """Write the frames of one series; returns their annotation records, with the look added."""
     rng = np.random.default_rng([seed, patient, series])
     look = look_of(patient, series, looks)
     first = int(rng.integers(5, 40))

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from rl_reward_network.artefacts import whole_folder
-from rl_reward_network.data.masks import parse_rle, rasterise, to_rle
+from rl_reward_network.data.masks import to_rle
 
 COLOURS = {
     "red": (214, 30, 36),
@@ -28,17 +28,17 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = ("small", "large")
 PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
-REFERENCE_SIDE, SMALLEST_SIDE = 256, 96  # on fewer pixels a small shape is under 10 wide, and shapes look alike
-WIDTHS = {"small": (27.0, 33.0), "large": (49.0, 59.0)}  # diameter of a circle; the other shapes look as big
+REFERENCE_SIDE, SMALLEST_SIDE = 256, 96  # below, a small shape is under 10 pixels wide and cannot be recognised
+WIDTHS = {"small": (27.0, 33.0), "large": (49.0, 59.0)}  # diameter of a circle; other shapes have a similar area
 OUTER_RADII = {"circle": 0.5, "square": 0.594, "triangle": 0.635, "cross": 0.567}  # of the corners, in widths
-CELL_MARGIN = 0.15  # of a cell: an object's centre stays that far from the next cell, so its place is never in doubt
+CELL_MARGIN = 0.15  # of a cell: an object's centre stays that far from the next cell, so its place is unambiguous
 CLEARANCE = 3.0  # pixels between two objects, and to the border
 TRIES = 64  # arrangements drawn at once; 85 % are good on average, but only 15 % in the most crowded case
-LOOKS = [(colour, shape, size) for colour in COLOURS for shape in SHAPES for size in SIZES]
+KINDS = [(colour, shape, size) for colour in COLOURS for shape in SHAPES for size in SIZES]
 QUESTION = "Describe the region in detail."
 DAYLIGHT, LAMPLIGHT = (1.0, 1.0, 1.0), (1.0, 0.75, 0.5)  # share of red, green and blue light that reaches the camera
 SHARD_ROWS = 256
-LONGEST_FIRST = tuple(sorted(PLACES, key=len, reverse=True))  # or "top left" would be read as "top"
+LONGEST_FIRST = tuple(sorted(PLACES, key=len, reverse=True))  # so that "top left" is not parsed as "top"
 WORDS = {"colour": tuple(COLOURS), "shape": SHAPES, "size": SIZES, "place": LONGEST_FIRST}
 
 
@@ -61,27 +61,27 @@ class RegionObject:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image, uint8 (H, W, 3) RGB, 0..255, and 3 or 4 objects: masks disjoint, no two of one look or in one place."""
+    """An image, uint8 (H, W, 3) RGB, 0..255, and 3 or 4 objects: masks disjoint, all of different kinds and places."""
 
     image: np.ndarray
     objects: tuple[RegionObject, ...]
 
 
 def render_scene(rng: np.random.Generator, side: int = REFERENCE_SIDE) -> Scene:
-    """A scene of `side` x `side` pixels, all chance from `rng`.
+    """A random scene of `side` x `side` pixels.
 
     Raises:
-        ValueError: `side` is below 96, too small to tell the shapes apart.
+        ValueError: `side` is below 96, too small to distinguish the shapes.
     """
     if side < SMALLEST_SIDE:
-        raise ValueError(f"side is {side} pixels, but shapes need at least {SMALLEST_SIDE}; ask for a larger picture")
+        raise ValueError(f"side is {side} pixels, expected at least {SMALLEST_SIDE}; render a larger picture")
     canvas = _background(rng, side)
-    looks = [LOOKS[index] for index in rng.choice(len(LOOKS), int(rng.integers(3, 5)), replace=False)]
-    cells = rng.choice(len(PLACES), len(looks), replace=False)
-    widths = np.array([rng.uniform(*WIDTHS[size]) for _, _, size in looks]) * side / REFERENCE_SIDE
-    centres = _arrange(rng, cells, widths * [OUTER_RADII[shape] for _, shape, _ in looks], side)
-    drawn = zip(looks, cells, widths, centres, strict=True)
-    objects = tuple(_add_object(rng, canvas, look, PLACES[cell], width, at) for look, cell, width, at in drawn)
+    kinds = [KINDS[index] for index in rng.choice(len(KINDS), int(rng.integers(3, 5)), replace=False)]
+    cells = rng.choice(len(PLACES), len(kinds), replace=False)
+    widths = np.array([rng.uniform(*WIDTHS[size]) for _, _, size in kinds]) * side / REFERENCE_SIDE
+    centres = _arrange(rng, cells, widths * [OUTER_RADII[shape] for _, shape, _ in kinds], side)
+    drawn = zip(kinds, cells, widths, centres, strict=True)
+    objects = tuple(_add_object(rng, canvas, kind, PLACES[cell], width, at) for kind, cell, width, at in drawn)
     canvas += rng.uniform(1, 5) * rng.standard_normal(canvas.shape, dtype=np.float32)
     return Scene(np.clip(canvas, 0, 255).round().astype(np.uint8), objects)
 
@@ -92,13 +92,15 @@ def make_scenes(count: int, seed: int, side: int = REFERENCE_SIDE) -> Iterator[S
 
 
 def parse_caption(text: str) -> dict[str, str] | None:
-    """The words for "colour", "shape", "size" and "place" in free text, whatever case, punctuation and other words.
+    """The words for "colour", "shape", "size" and "place" in free text; case, punctuation and other words are ignored.
 
-    None when an attribute is missing or two different words are said for one ("left" and "top left" differ).
+    None when an attribute is missing or has two different words ("left" and "top left" differ).
     """
     plain = " ".join(re.findall("[a-z]+", text.lower()))
-    found = {name: set(re.findall(rf"\b(?:{'|'.join(words)})\b", plain)) for name, words in WORDS.items()}
-    return {name: words.pop() for name, words in found.items()} if all(len(w) == 1 for w in found.values()) else None
+    words_of = {name: set(re.findall(rf"\b(?:{'|'.join(words)})\b", plain)) for name, words in WORDS.items()}
+    return (
+        {name: words.pop() for name, words in words_of.items()} if all(len(w) == 1 for w in words_of.values()) else None
+    )
 
 
 def caption_correct(text: str, obj: RegionObject) -> bool:
@@ -115,15 +117,15 @@ def write_regions(
 ) -> None:
     """Write the scenes of `make_scenes` in GAR's layout; `folder` appears whole or not at all, replacing an older.
 
-    Other light than DAYLIGHT makes pictures unlike what nano was trained on; captions name the objects' own colours.
+    `sa2va-nano` was trained in DAYLIGHT; under other light captions still name the unlit colours.
 
     A row holds `image` (PNG inside), `mask_rle` (compressed COCO RLE), `conversations` (the k-th answer is the caption
-    of the k-th mask) and `catagory` (GAR's own spelling; the shapes). All rows are in memory, about 0.25 MB each.
+    of the k-th mask) and `catagory` (GAR's spelling; the shapes). All rows are in memory, about 0.25 MB each.
 
     Raises:
         ValueError: `count` is below 1, or `side` too small.
     """
-    import datasets as hf  # here: half a second, pandas and pyarrow, and most users of this file write nothing
+    import datasets as hf  # a slow import (pandas, pyarrow) that only this function needs
 
     if count < 1:
         raise ValueError(f"count is {count}, expected at least one scene")
@@ -138,21 +140,8 @@ def write_regions(
         hf.Dataset.from_list(rows, features=columns).save_to_disk(str(temporary), num_shards=-(-count // SHARD_ROWS))
 
 
-def read_regions(folder: Path) -> list[Scene]:
-    """The scenes of a folder written by `write_regions`.
-
-    Raises:
-        ValueError: the folder is missing, damaged, or another data set; the message names it and the remedy.
-    """
-    from datasets import load_from_disk  # here, as above
-
-    try:
-        return [_from_row(row) for row in load_from_disk(str(folder))]
-    except Exception as error:  # damaged files and other data sets: OSError, ValueError, KeyError, TypeError, ...
-        raise ValueError(f"{folder}: not a folder of regions ({error!r}); write it with `write_regions`") from error
-
-
 def _lit(scene: Scene, light: tuple[float, float, float]) -> Scene:
+    """The scene under coloured light."""
     return Scene((scene.image * np.array(light)).round().astype(np.uint8), scene.objects)
 
 
@@ -169,18 +158,6 @@ def _to_row(scene: Scene) -> dict[str, Any]:
     }
 
 
-def _from_row(row: dict[str, Any]) -> Scene:
-    """The scene in one row; ValueError where captions and masks do not go together."""
-    image = np.array(row["image"].convert("RGB"))
-    captions = [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
-    objects = []
-    for rle, caption in zip(row["mask_rle"], captions, strict=True):
-        if (words := parse_caption(caption)) is None:
-            raise ValueError(f"the caption {caption!r} does not name one colour, shape, size and place")
-        objects.append(RegionObject(**words, mask=rasterise(parse_rle(rle, image.shape[:2]), image.shape[:2])))
-    return Scene(image, tuple(objects))
-
-
 def _background(rng: np.random.Generator, side: int) -> np.ndarray:
     """float32 (side, side, 3): a nearly grey slope of any brightness, with soft blotches."""
     along = np.linspace(0, 1, side, dtype=np.float32)
@@ -194,7 +171,7 @@ def _background(rng: np.random.Generator, side: int) -> np.ndarray:
 def _arrange(rng: np.random.Generator, cells: np.ndarray, radii: np.ndarray, side: int) -> np.ndarray:
     """float64 (n, 2): centres inside their cells, so that no two objects touch, nor the border.
 
-    Only positions are drawn again, never the objects: large neighbours would otherwise be rarer than small ones.
+    Rejection sampling of the positions alone: resampling the objects would make large neighbours rarer than small ones.
     """
     corners = np.stack([cells % 3, cells // 3], axis=1)  # (n, 2)
     low, high = (corners + CELL_MARGIN) * side / 3, (corners + 1 - CELL_MARGIN) * side / 3
@@ -209,10 +186,10 @@ def _arrange(rng: np.random.Generator, cells: np.ndarray, radii: np.ndarray, sid
 
 
 def _add_object(
-    rng: np.random.Generator, canvas: np.ndarray, look: tuple[str, ...], place: str, width: float, centre: np.ndarray
+    rng: np.random.Generator, canvas: np.ndarray, kind: tuple[str, ...], place: str, width: float, centre: np.ndarray
 ) -> RegionObject:
-    """Paint one object into `canvas`, turned by any angle, of a slightly varied colour, its edge one pixel soft."""
-    colour, shape, size = look
+    """Paint one object into `canvas`: random angle, slightly varied colour, edge anti-aliased over one pixel."""
+    colour, shape, size = kind
     distance = _signed_distance(shape, float(width), centre, rng.uniform(0, 2 * np.pi), len(canvas))
     tint = np.array(COLOURS[colour]) * rng.uniform(0.86, 1.08) + rng.uniform(-9, 9, 3)
     cover = np.clip(0.5 - distance, 0, 1)[:, :, None]

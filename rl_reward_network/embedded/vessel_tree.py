@@ -1,8 +1,8 @@
-"""Vessel trees as tapering tubes: how they branch, how they move between frames, and where a pixel lies inside them.
+"""Vessel trees as tapering tubes: how they branch, how they move between frames, and which pixels they cover.
 
-Coordinates are (x, y) in pixels, pixel centres at whole numbers. Radii stay at or above `THINNEST_RADIUS`, so that the
-mask of the thinnest vessel is never under 8 pixels wide, wherever it lies between pixel centres: two cells of the 64 x
-64 mask grid of the small embedded model, which looks at 256 pixels.
+Coordinates are (x, y) in pixels, pixel centres at whole numbers. No radius is below `THINNEST_RADIUS`, so the mask of
+the thinnest vessel is at least 8 pixels wide wherever it lies between pixel centres: two cells of the 64 x 64 mask grid
+of `sa2va-nano`, whose input is 256 pixels wide.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ LENGTHS = {TRUNK: (170.0, 240.0), BRANCH: (80.0, 140.0), THIN: (38.0, 72.0)}  # 
 RADII = {TRUNK: (8.2, 9.6), BRANCH: (5.6, 6.8), THIN: (4.4, 4.7)}  # pixels, at the root of each tube
 TAPER = {TRUNK: 0.68, BRANCH: 0.78, THIN: THINNEST_RADIUS / 4.4}  # radius at the tip / radius at the root
 BENDING = {TRUNK: 0.30, BRANCH: 0.36, THIN: 0.42}  # radians, standard deviation of each wave of the heading
-CLEARANCE = 5.0  # pixels between the walls of two tubes, or they would read as one
+CLEARANCE = 5.0  # pixels between the walls of two tubes, so that they remain distinguishable
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float 
     """A trunk across a 256 x 256 picture, branches from it, and thin branches from either; the trunk comes first.
 
     Args:
-        rng: the only source of chance.
-        branches, thin_branches: how many are tried for; one that finds no free place is left out.
-        calibre: factor on all radii but the thin ones'.
+        rng: random generator.
+        branches, thin_branches: numbers of attempts; a branch without a free place is left out.
+        calibre: factor on all radii but those of thin branches.
     """
     start = rng.uniform((50, 44), (96, 84))
     tree = [_tube(rng, start, rng.uniform(0.45, 1.1), TRUNK, calibre)]
@@ -64,15 +64,15 @@ def _tube(rng: Generator, start: np.ndarray, heading: float, part: int, calibre:
 
 
 def _sprout(rng: Generator, tree: list[Tube], parents: list[Tube], part: int, calibre: float, tries: int = 24) -> None:
-    """Add a side branch that keeps clear of the others and mostly inside the picture, if a place is found."""
+    """Append a side branch, if one is found that keeps `CLEARANCE` and lies mostly inside the picture."""
     for _ in range(tries):
         parent = parents[rng.integers(len(parents))]
         at = int(rng.uniform(0.06, 0.94) * (len(parent.points) - 2))
         direction = parent.points[at + 1] - parent.points[at]
         side = rng.choice((-1, 1)) * rng.uniform(0.6, 1.15)  # radians off the parent's direction
         tube = _tube(rng, parent.points[at], np.arctan2(direction[1], direction[0]) + side, part, calibre)
-        own = int(parent.radius[at] + tube.radius[0] + 10)  # the first stretch is inside or beside the parent
-        if _inside(tube.points) > 0.8 and all(_clear(tube, other, own if other is parent else 0) for other in tree):
+        root = int(parent.radius[at] + tube.radius[0] + 10)  # the first points are inside or beside the parent
+        if _inside(tube.points) > 0.8 and all(_clear(tube, other, root if other is parent else 0) for other in tree):
             tree.append(tube)
             return
 
@@ -89,10 +89,10 @@ def _clear(tube: Tube, other: Tube, skip: int) -> bool:
 
 
 def catheter(rng: Generator, tip: np.ndarray, heading: float) -> Tube:
-    """A tube of constant width that comes in over the picture's edge and ends at `tip`, where the trunk begins.
+    """A tube of constant width from the edge of the picture to `tip`, where the trunk begins.
 
     Args:
-        rng: the only source of chance.
+        rng: random generator.
         tip: (x, y), pixels.
         heading: direction of the trunk there, radians; the catheter arrives roughly along it.
     """

@@ -1,4 +1,4 @@
-"""What the frozen model makes of images: masks and pooled features, each computed once and kept on disk."""
+"""Masks and pooled features of a frozen model, each computed once and stored on disk."""
 
 import hashlib
 import warnings
@@ -17,11 +17,11 @@ VISION = "vision_features"  # name of the pooled features in a file, beside the 
 
 
 class FrozenAnswer(NamedTuple):
-    """What a frozen model makes of one image.
+    """Output of a frozen model for one image and P prompts.
 
     Args:
         mask_logits: float32 (P, h, w), one mask per prompt on the decoder's grid.
-        vision_features: float32 (C,), its image encoder's features, pooled over the image.
+        vision_features: float32 (C,), features of the image encoder, pooled over the image.
     """
 
     mask_logits: np.ndarray
@@ -32,29 +32,29 @@ Segment = Callable[[np.ndarray, list[str]], FrozenAnswer]
 
 
 class MaskBank:
-    """Answers of a frozen model to one list of prompts, read from disk where they exist, else computed.
+    """Answers of a frozen model to a list of prompts, read from disk where they exist, else computed.
 
     One safetensors file per image, named by the SHA-256 of the model's fingerprint and the image's pixels, holds one
-    fp16 mask per prompt and the image's features. So a new prompt costs one mask per image, another model or another
-    preprocessing shares nothing, and a run that was stopped goes on where it was; several processes may fill one bank.
-    Files appear whole or not at all; one that cannot be read is computed again, with a warning.
+    fp16 mask per prompt and the image's features. A new prompt costs one mask per image; another model or
+    preprocessing shares no file; an interrupted run continues with the missing masks. Several processes may fill one
+    bank. Files are written atomically; a damaged file is computed again, with a warning.
 
     Args:
-        folder: where the files are kept; made when the first one is written.
+        folder: folder of the files; made when the first one is written.
         segment: (image uint8 (H, W, 3), prompts) -> `FrozenAnswer`. Called at most once per image, with the missing
             prompts only.
-        fingerprint: names everything else the answers depend on (weights, preprocessing, generation limits).
+        fingerprint: identifies everything else the answers depend on (weights, preprocessing, generation limits).
         prompts: at least one; the order of the masks.
 
     Attributes:
-        computed: (image, prompt) pairs that `segment` was called for.
-        reused: (image, prompt) pairs that were found on disk. A pair is counted once, however often it is read.
-        encoded: images that `segment` was called for, each of which runs the image encoders once.
+        computed: number of (image, prompt) pairs that `segment` was called for.
+        reused: number of (image, prompt) pairs found on disk; each pair counts once.
+        encoded: number of images that `segment` was called for; each runs the image encoders once.
     """
 
     def __init__(self, folder: Path, segment: Segment, fingerprint: str, prompts: Sequence[str]) -> None:
         if not prompts or not fingerprint:
-            raise ValueError(f"mask bank: got prompts={list(prompts)} and fingerprint={fingerprint!r}; give both")
+            raise ValueError(f"mask bank: prompts are {list(prompts)} and fingerprint is {fingerprint!r}; give both")
         self.folder, self.segment, self.fingerprint = folder, segment, fingerprint
         self.prompts = tuple(prompts)
         self.computed = self.reused = self.encoded = 0
@@ -68,10 +68,10 @@ class MaskBank:
         return self.folder / f"{digest.hexdigest()}.safetensors"
 
     def answer(self, image: np.ndarray) -> FrozenAnswer:
-        """The model's answer for an image (uint8 (H, W, 3)); masks are rounded to fp16.
+        """The answer for an image, uint8 (H, W, 3); masks are rounded to fp16.
 
         Raises:
-            ValueError: `segment` answered with another number of masks or with values that are not finite.
+            ValueError: `segment` returned another number of masks, or values that are not finite.
         """
         path = self.path(image)
         stored = _read(path)
@@ -87,12 +87,12 @@ class MaskBank:
         return FrozenAnswer(masks, stored[VISION])
 
     def build(self, images: Iterable[np.ndarray], total: int | None = None) -> None:
-        """Compute what is missing for `images` (uint8 (H, W, 3) each; a generator keeps one in memory at a time)."""
+        """Compute the missing answers for `images`, uint8 (H, W, 3) each; a generator holds one in memory at a time."""
         for image in tqdm(images, desc="masks", unit="image", total=total):
             self.answer(image)
 
     def counts(self) -> str:
-        """How often the frozen model ran, in words."""
+        """One line on how often the frozen model ran."""
         return (
             f"masks computed by Sa2VA: {self.computed}, read from the bank: {self.reused}; "
             f"images encoded: {self.encoded}"
@@ -104,7 +104,7 @@ class MaskBank:
         finite = bool(np.isfinite(masks).all() and np.isfinite(features).all())
         if masks.ndim != 3 or len(masks) != len(prompts) or features.ndim != 1 or not finite:
             raise ValueError(
-                f"segment: got shapes {masks.shape} and {features.shape}, finite={finite}; "
+                f"segment returned shapes {masks.shape} and {features.shape}, finite={finite}; "
                 f"expected ({len(prompts)}, h, w) and (C,) finite"
             )
         self.computed += len(prompts)
@@ -116,7 +116,7 @@ class MaskBank:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path`; none when there is no such file, or it is of an older version or damaged (a warning)."""
+    """The arrays in `path`; empty when the file is missing, of an older version, or damaged (with a warning)."""
     if not path.exists():
         return {}
     try:

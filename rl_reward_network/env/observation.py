@@ -1,7 +1,7 @@
-"""What the prompt policy sees of an image: statistics of grey levels, edges and ridges, and Sa2VA's own features.
+"""Observation of the prompt policy: statistics of grey levels, edges and ridges, and pooled features of Sa2VA.
 
-Nothing of the ground truth. The image is box-averaged to at most `SIDE` pixels before the statistics are taken, so that
-the cost does not grow with the photograph and the scales of the ridges are relative to the picture, not to the camera.
+It contains no ground truth. The image is box-averaged to at most `SIDE` pixels first, so that the cost does not grow
+with the image and the scales of the ridges are relative to the image size.
 """
 
 import functools
@@ -11,15 +11,15 @@ import numpy as np
 from PIL import Image
 from skimage.feature import hessian_matrix, hessian_matrix_eigvals
 
-SIDE = 256  # pixels of the longer side that the statistics are taken from
-SMALLEST = 8  # pixels; a shorter side carries no edges and no ridges
+SIDE = 256  # pixels of the longer side of the reduced image
+SMALLEST = 8  # pixels; a shorter side has no edges and no ridges
 RIDGE_SCALES = (1.0, 2.0, 4.0)  # standard deviations in pixels of the reduced image: thin, middle and wide vessels
 STRONG_EDGE = 0.05  # grey levels per pixel
 
 
 @dataclass(frozen=True)
 class ObservationEntry:
-    """One number of the observation: where it stands, its name, unit and bounds (values are clipped)."""
+    """One number of the observation: its index, name, unit and bounds (values are clipped)."""
 
     index: int
     name: str
@@ -58,18 +58,18 @@ _IMAGE = (
     *((f"bright_ridge_{scale:g}px", "grey level, 99th percentile", 0, 1) for scale in RIDGE_SCALES),
     ("ridge_polarity", "1 dark ridges only, -1 bright ridges only", -1, 1),
 )
-# what happened in this episode, filled in by the environment
+# state of the episode, set by the environment
 _EPISODE = (
     ("progress", "share of the episode's prompts used", 0, 1),
     ("best_score", "best score so far, 0 at the start and when the reward uses labels", 0, 1),
 )
-VISION_LIMIT = 100.0  # pooled activations of a working encoder stay far below
+VISION_LIMIT = 100.0  # pooled activations of a working encoder are far below
 
 IMAGE_FEATURES, EPISODE_FEATURES = len(_IMAGE), len(_EPISODE)
 
 
 def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
-    """What stands where in an observation.
+    """The entries of an observation, in order.
 
     Args:
         vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
@@ -85,9 +85,9 @@ def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
     )
 
 
-@functools.cache  # every context and every image asks for them
+@functools.cache  # called for every context and image
 def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (D,) twice, read-only: the least and the greatest observation."""
+    """Lower and upper bounds of the observation, float32 (D,) each, read-only."""
     table = observation_table(vision_features)
     low, high = (np.array([getattr(entry, side) for entry in table], dtype=np.float32) for side in ("low", "high"))
     low.flags.writeable = high.flags.writeable = False
@@ -95,22 +95,22 @@ def bounds(vision_features: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def observe_image(image: np.ndarray, vision_features: np.ndarray | None = None) -> np.ndarray:
-    """The image's part of the observation.
+    """The part of the observation that depends on the image only.
 
     Args:
         image: uint8 (H, W, 3), RGB in [0, 255], both sides at least `SMALLEST` pixels.
-        vision_features: float (C,), pooled features of Sa2VA's image encoder; None leaves them out.
+        vision_features: float (C,), pooled features of Sa2VA's image encoder; None omits them.
 
     Returns:
-        float32 (F,), F = `IMAGE_FEATURES` + C, in the order and within the bounds of `observation_table(C)`; finite for
-        any image.
+        float32 (F,), F = `IMAGE_FEATURES` + C, in the order and within the bounds of `observation_table(C)`; finite
+        for any image.
 
     Raises:
         ValueError: another dtype or shape, or a side that is too short.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < SMALLEST:
         raise ValueError(
-            f"image: got {image.dtype} {image.shape}; expected uint8 (H, W, 3) RGB with sides >= {SMALLEST} pixels"
+            f"image is {image.dtype} {image.shape}, expected uint8 (H, W, 3) RGB with sides >= {SMALLEST} pixels"
         )
     colours = _reduced(image)
     grey = colours.mean(axis=2)  # (h, w)
@@ -132,7 +132,7 @@ def _reduced(image: np.ndarray) -> np.ndarray:
 def _grey_statistics(grey: np.ndarray) -> list[float]:
     """Moments, percentiles and entropy of the grey levels."""
     mean, std = float(grey.mean()), float(grey.std())
-    # a constant image has no shape: its skewness and kurtosis are called 0, not rounding noise over rounding noise
+    # skewness and kurtosis of a constant image are defined as 0, not rounding noise over rounding noise
     centred = (grey - mean) / std if std > 1e-6 else np.zeros_like(grey)
     kurtosis = float((centred**4).mean() - 3) if std > 1e-6 else 0.0
     shares = np.bincount((grey * 255).round().astype(np.intp).ravel(), minlength=256) / grey.size
@@ -142,7 +142,7 @@ def _grey_statistics(grey: np.ndarray) -> list[float]:
 
 
 def _layout_statistics(grey: np.ndarray, colours: np.ndarray) -> list[float]:
-    """Colour casts, the vignette, and the share of black (collimated) picture."""
+    """Colour casts, the vignette, and the share of black (collimated) pixels."""
     red, green, blue = colours.mean(axis=(0, 1)).tolist()
     height, width = grey.shape
     inner = np.zeros(grey.shape, dtype=bool)
@@ -152,11 +152,11 @@ def _layout_statistics(grey: np.ndarray, colours: np.ndarray) -> list[float]:
 
 
 def _edges(grey: np.ndarray) -> list[float]:
-    """Strength and direction of the grey level's slope, and the spread of its Laplacian (low when blurred)."""
+    """Strength and direction of the grey-level gradient, and the spread of the Laplacian (low when blurred)."""
     along_y, along_x = np.gradient(grey)
     steepness = np.hypot(along_x, along_y)
     total = max(float(steepness.sum()), 1e-9)
-    # doubled angles: a line's two sides have opposite gradients and must not cancel; (x^2 - y^2, 2xy) / |g|
+    # doubled angles, so that the opposite gradients of the two sides of a line do not cancel: (x^2 - y^2, 2xy) / |g|
     safe = np.maximum(steepness, 1e-12)
     cosine = float(((along_x**2 - along_y**2) / safe).sum()) / total
     sine = float((2 * along_x * along_y / safe).sum()) / total
@@ -168,11 +168,11 @@ def _edges(grey: np.ndarray) -> list[float]:
 
 
 def _ridges(grey: np.ndarray) -> list[float]:
-    """Strength of dark and of bright lines at each scale (normalised second derivative across them), and which win."""
+    """Strength of dark and bright lines at each scale (normalised second derivative across them), and their balance."""
     dark, bright = [], []
     for scale in RIDGE_SCALES:
         hessian = hessian_matrix(grey, sigma=scale, mode="nearest", order="rc", use_gaussian_derivatives=False)
-        # vessels cover a few percent of the picture; lower percentiles would measure the side lobes beside them
+        # vessels cover a few percent of the image; lower percentiles would measure their side lobes
         largest, smallest = hessian_matrix_eigvals(hessian) * scale**2
         dark.append(float(np.percentile(np.maximum(largest, 0), 99)))
         bright.append(float(np.percentile(np.maximum(-smallest, 0), 99)))

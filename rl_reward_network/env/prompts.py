@@ -20,14 +20,14 @@ PROMPTS: tuple[str, ...] = (
 
 
 def load_prompts(path: Path | None = None) -> tuple[str, ...]:
-    """The user's own prompts, or `PROMPTS` when no file is given. The first one is the default prompt.
+    """The prompts in a file, or `PROMPTS` when no file is given. The first one is the default prompt.
 
     Args:
         path: UTF-8 text with one prompt per line (empty lines are skipped), or a JSON list of strings.
 
     Raises:
         ValueError: the file cannot be read, an entry is empty or not a string, two prompts are equal up to case and
-            spaces, or fewer than two are left. The message names the file, the line or entry, and the remedy.
+            spaces, or there are fewer than two. The message names the file, the line or entry, and the remedy.
     """
     if path is None:
         return PROMPTS
@@ -52,12 +52,12 @@ def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:
         raise ValueError(f"{path}: line {error.lineno}: not a JSON list ({error.msg}); or give plain lines") from None
     for number, value in enumerate(values, 1):
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{path}: entry {number}: got {value!r}; each prompt must be a string with words in it")
+            raise ValueError(f"{path}: entry {number} is {value!r}, expected a string with words")
     return [(f"entry {number}", value) for number, value in enumerate(values, 1)]
 
 
 def _checked(path: Path, entries: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The prompts with their spaces tidied; refuses duplicates and lists without a choice."""
+    """The prompts with single spaces, at least two and all different."""
     prompts: list[str] = []
     places: dict[str, str] = {}
     for place, entry in entries:
@@ -67,5 +67,5 @@ def _checked(path: Path, entries: Iterable[tuple[str, str]]) -> tuple[str, ...]:
             raise ValueError(f"{path}: {place}: {prompt!r} is already there at {first}; remove one of them")
         prompts.append(prompt)
     if len(prompts) < 2:
-        raise ValueError(f"{path}: {len(prompts)} prompts found; at least 2 are needed, or there is nothing to choose")
+        raise ValueError(f"{path}: {len(prompts)} prompts found; at least 2 are needed for a choice")
     return tuple(prompts)

@@ -1,30 +1,29 @@
-"""The environment of the prompt policy: look at an image, choose a prompt, be paid the score of the mask it gives."""
+"""The environment of the prompt policy: observe an image, choose a prompt, receive the score of the prompt's mask."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from rl_reward_network.env.observation import EPISODE_FEATURES, IMAGE_FEATURES, bounds, observation_table
-
-ENV_ID = "rl_reward_network/Sa2VAFinetune-v0"
-Reward = Literal["net", "dice", "iou", "mix"]
+from rl_reward_network.rewards.table import RewardName, prompt_reward
 
 
 @dataclass(frozen=True, eq=False)
 class PromptContext:
-    """One image as the environment knows it: what the policy sees, and what each prompt would bring.
+    """One image: its features, and the score of each action's mask.
 
-    A frozen model that answers greedily gives the same mask every time, so the whole reward is a table.
+    A frozen model that decodes greedily returns the same mask every time, so the reward is a table. The environment
+    does not depend on what an action is: P prompts, or P masks made in another way.
 
     Args:
-        sample_id: hash that names the image; unique among the contexts of an environment.
+        sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`.
-        scores: float32 (P,) in [0, 1], the reward network's score of each prompt's mask.
-        dice: float (P,) in [0, 1], Dice of each prompt's mask with the ground truth; None when unlabelled.
-        iou: float (P,) in [0, 1], the same for IoU.
+        scores: float32 (P,) in [0, 1], the reward network's score of each action's mask.
+        metrics: name -> float (P,) in [0, 1], the mask rewards (`rewards.table.MASK_REWARDS`) of each action's mask;
+            empty when unlabelled.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.
@@ -33,11 +32,10 @@ class PromptContext:
     sample_id: str
     features: np.ndarray
     scores: np.ndarray
-    dice: np.ndarray | None = None
-    iou: np.ndarray | None = None
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what would fail deep inside a run."""
+        """Check shapes and ranges before a run starts."""
         if self.features.ndim != 1 or len(self.features) < IMAGE_FEATURES:
             raise ValueError(
                 f"{self.sample_id}: features: got shape {self.features.shape}; expected (F,) with F >= {IMAGE_FEATURES}"
@@ -46,177 +44,187 @@ class PromptContext:
         self._require("features", self.features, self.features.shape, low[:-EPISODE_FEATURES], high[:-EPISODE_FEATURES])
         if self.scores.ndim != 1 or len(self.scores) < 2:
             raise ValueError(
-                f"{self.sample_id}: scores: got shape {self.scores.shape}; expected (P,) with P >= 2 prompts"
+                f"{self.sample_id}: scores: got shape {self.scores.shape}; expected (P,) with P >= 2 actions"
             )
-        for name in ("scores", "dice", "iou"):
-            values = getattr(self, name)
-            if values is not None:
-                self._require(name, values, self.scores.shape, 0, 1)
+        for name, values in {"scores": self.scores, **self.metrics}.items():
+            self._require(name, values, self.scores.shape, 0, 1)
 
     @property
     def vision_features(self) -> int:
-        """How many of the features are Sa2VA's own."""
+        """Number of pooled Sa2VA features among the features."""
         return len(self.features) - IMAGE_FEATURES
 
     def _require(self, name: str, values: np.ndarray, shape: tuple[int, ...], low: Any, high: Any) -> None:
-        """Shape and bounds; a NaN is inside no bounds."""
+        """Check shape and bounds; NaN is out of bounds."""
         if values.shape != shape:
             raise ValueError(f"{self.sample_id}: {name}: got shape {values.shape}; expected {shape}")
         outside = np.flatnonzero(~((values >= low) & (values <= high)))
         if outside.size:
             place = int(outside[0])
-            label = observation_table(self.vision_features)[place].name if name == "features" else f"prompt {place}"
+            label = observation_table(self.vision_features)[place].name if name == "features" else f"action {place}"
             raise ValueError(f"{self.sample_id}: {name}: {label} is {values[place]}, outside its bounds")
 
 
-_REWARDS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
-    "net": lambda score, dice, iou: score,
-    "dice": lambda score, dice, iou: dice,
-    "iou": lambda score, dice, iou: iou,
-    "mix": lambda score, dice, iou: (score + dice) / 2,
-}
-
-
-def prompt_rewards(context: PromptContext, reward: Reward) -> np.ndarray:
-    """float32 (P,) in [0, 1]: what each prompt's mask is paid.
+def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
+    """float32 (P,) in [0, 1]: the reward of each action's mask.
 
     Args:
         context: one image.
-        reward: `net`, the reward network's score; `dice` or `iou` with the ground truth; `mix`, half score, half Dice.
+        reward: one of `rewards.table.PROMPT_REWARDS`.
 
     Raises:
-        ValueError: another reward, or one that needs the ground truth of an unlabelled image.
+        ValueError: another reward, or one that needs the ground truth of an unlabelled image; names the sample.
     """
-    if reward not in _REWARDS:
-        raise ValueError(f"reward: got {reward!r}; expected one of {', '.join(_REWARDS)}")
-    if reward != "net" and (context.dice is None or context.iou is None):
-        raise ValueError(f"{context.sample_id}: reward {reward!r} needs labelled images; use the reward net's")
-    return _REWARDS[reward](context.scores, context.dice, context.iou).astype(np.float32)
+    try:
+        return prompt_reward(reward, context.scores, context.metrics)
+    except ValueError as error:
+        raise ValueError(f"{context.sample_id}: {error}") from None
+
+
+def observation(context: PromptContext, progress: float = 0.0, best_score: float = 0.0) -> np.ndarray:
+    """float32 (D,), one observation; by default the first of an episode.
+
+    Args:
+        context: the image.
+        progress: share of the episode's steps taken, in [0, 1].
+        best_score: best score so far, in [0, 1].
+    """
+    return np.concatenate([context.features, (progress, best_score)], dtype=np.float32, casting="same_kind")
 
 
 def observations(
-    contexts: Sequence[PromptContext], progress: float = 0.0, best: np.ndarray | float = 0.0
+    contexts: Sequence[PromptContext], progress: float = 0.0, best_scores: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """float32 (N, D): what the policy sees of each image; by default before its first prompt.
-
-    Args:
-        contexts: N images.
-        progress: share of the episode's prompts used.
-        best: float (N,), best score so far.
-    """
-    features = np.stack([context.features for context in contexts])
-    episode = np.stack([np.full(len(contexts), progress), np.broadcast_to(best, len(contexts))], axis=1)
-    return np.concatenate([features, episode], axis=1).astype(np.float32)
+    """float32 (N, D), `observation` of N images; `best_scores` is a number or float (N,)."""
+    scores = np.broadcast_to(best_scores, len(contexts))
+    return np.stack([observation(context, progress, score) for context, score in zip(contexts, scores, strict=True)])
 
 
 class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
-    """Choose the prompt under which a frozen Sa2VA segments an image best.
+    """Choose the prompt with which a frozen Sa2VA segments an image best.
 
     ## Observation
-    `Box(D,)` float32: statistics and gradient features of the image, Sa2VA's pooled features where the contexts have
-    them, the share of the episode used, and the best score so far.
-    `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. Nothing of the ground truth: when
-    the reward uses labels, the best score so far stays 0.
+    `Box(D,)` float32: statistics and gradient features of the image, pooled Sa2VA features where the contexts have
+    them, the share of the episode's steps taken, and the best score so far.
+    `rl_reward_network.env.observation.observation_table` lists name, unit and bounds. The observation contains no
+    ground truth: when the reward uses labels, the best score so far is always 0.
 
     ## Action
     `Discrete(P)`: the index of a prompt; 0 is the default prompt.
 
     ## Reward
-    The improvement of the best reward of the episode, which starts at 0. With one step per episode (the default) that
-    is the reward of the mask itself; with more, a repeated prompt brings 0 and the return is the best reward reached.
-    In [0, 1].
+    The improvement of the best reward of the episode, which starts at 0. With one step per episode (the default) it is
+    the reward of the mask; with more steps, the reward of a repeated prompt is 0 and the return is the best reward of
+    the episode. In [0, 1].
 
     ## Start
-    The next image of a shuffled pass over all contexts; every image comes once before any comes twice. A seed starts a
-    new pass.
+    The next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new pass.
 
     ## End
-    Terminated after `max_steps` prompts; never truncated, so nothing is bootstrapped beyond the last prompt.
+    Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
 
     ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (index), `score`, and `dice` and `iou` where labelled.
+    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where
+    labelled, each of the metrics (`dice`, `iou`, ...).
 
     ## Arguments
-    `contexts`: at least one, all with the same number of prompts and features, each `sample_id` once.
-    `max_steps`: prompts per episode, default 1.
-    `reward`: `net` (default), `dice`, `iou` or `mix`, see `prompt_rewards`.
+    `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
+    `max_steps`: steps per episode, default 1.
+    `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
 
-    Importing `rl_reward_network.env` registers the id:
+    Importing `rl_reward_network` registers the id. `rl_reward_network.prompt_policy.contexts` builds contexts from
+    the folder of a run, or from images, masks and scores:
 
     ```python
+    contexts = contexts_from_run("outputs/sa2va_rl_finetune_20250101_120000")
     gymnasium.make("rl_reward_network/Sa2VAFinetune-v0", contexts=contexts)
     ```
 
     Raises:
-        ValueError: the arguments do not fit together, or an action is no prompt.
+        ValueError: the arguments do not fit together, or an action is out of range.
         gymnasium.error.ResetNeeded: `step` before `reset`, or after the end of an episode.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
 
-    def __init__(self, contexts: Sequence[PromptContext], max_steps: int = 1, reward: Reward = "net") -> None:
+    def __init__(self, contexts: Sequence[PromptContext] = (), max_steps: int = 1, reward: RewardName = "net") -> None:
         self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
-            raise ValueError(f"max_steps: got {max_steps}; an episode has at least 1 prompt")
+            raise ValueError(f"max_steps is {max_steps}, expected 1 or more; an episode has at least one step")
         self.contexts, self.max_steps, self.reward = tuple(contexts), max_steps, reward
         self._rewards = [prompt_rewards(context, reward) for context in contexts]
-        self._waiting: list[int] = []  # images still to come in this pass, last one next
+        self._remaining: list[int] = []  # indices of the contexts still to come in this pass, last one next
         self._current: int | None = None
         self._steps, self._best = 0, 0.0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode with the next image; see the class for what comes back."""
+        """Start an episode with the next image."""
         super().reset(seed=seed)
-        if seed is not None or not self._waiting:
-            self._waiting = self.np_random.permutation(len(self.contexts)).tolist()
-        self._current = self._waiting.pop()
+        if seed is not None or not self._remaining:
+            self._remaining = self.np_random.permutation(len(self.contexts)).tolist()
+        self._current = self._remaining.pop()
         self._steps, self._best = 0, 0.0
-        return self._observation(self._current), {"sample_id": self.contexts[self._current].sample_id}
+        context = self.contexts[self._current]
+        return self._observation(context), {"sample_id": context.sample_id}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Try a prompt on the image of this episode; see the class for what comes back."""
+        """Score one action on the image of this episode."""
         if self._current is None or self._steps >= self.max_steps:
-            raise gym.error.ResetNeeded("step: the episode has not begun or is over; call reset first")
-        context, paid = self.contexts[self._current], self._rewards[self._current]
+            raise gym.error.ResetNeeded("step: no episode is running; call reset first")
+        context, rewards = self.contexts[self._current], self._rewards[self._current]
         if not self.action_space.contains(action):
-            raise ValueError(f"action: got {action!r}; expected the index of one of {len(paid)} prompts")
-        value = float(paid[action])
+            raise ValueError(f"action is {action!r}, expected an integer from 0 to {len(rewards) - 1}")
+        value = float(rewards[action])
         reward, self._best = max(0.0, value - self._best), max(self._best, value)
         self._steps += 1
-        done = self._steps == self.max_steps
-        return self._observation(self._current), reward, done, False, step_info(context, int(action))
+        terminated = self._steps == self.max_steps
+        return self._observation(context), reward, terminated, False, step_info(context, int(action))
 
-    def _observation(self, current: int) -> np.ndarray:
-        """A fresh array each time: users keep what they were given."""
-        best = self._best if self.reward == "net" else 0.0
-        return observations([self.contexts[current]], self._steps / self.max_steps, best)[0]
+    def state(self) -> dict[str, Any]:
+        """The random state, the pass and the episode, as plain numbers and lists, for `restore`."""
+        return {
+            "generator": self.np_random.bit_generator.state,
+            "remaining": list(self._remaining),
+            "current": self._current,
+            "steps": self._steps,
+            "best": self._best,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from where `state` was called on an environment with the same contexts."""
+        self.np_random.bit_generator.state = state["generator"]
+        self._remaining, self._current = list(state["remaining"]), state["current"]
+        self._steps, self._best = state["steps"], state["best"]
+
+    def _observation(self, context: PromptContext) -> np.ndarray:
+        """float32 (D,), a new array at each step."""
+        return observation(context, self._steps / self.max_steps, self._best if self.reward == "net" else 0.0)
 
 
 def step_info(context: PromptContext, action: int) -> dict[str, Any]:
-    """What a step tells besides its reward."""
+    """The info of a step."""
     info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": action, "score": float(context.scores[action])}
-    labels = {"dice": context.dice, "iou": context.iou}
-    return info | {name: float(values[action]) for name, values in labels.items() if values is not None}
+    return info | {name: float(values[action]) for name, values in context.metrics.items()}
 
 
 def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """The spaces of observations and actions of one environment over these contexts.
+    """The observation and action space of an environment over these contexts.
 
     Raises:
-        ValueError: none at all, different numbers of prompts or features, or a `sample_id` that comes twice.
+        ValueError: there are none, numbers of actions or features differ, or a `sample_id` occurs twice.
     """
     if not contexts:
-        raise ValueError("contexts: got none; at least one image is needed")
+        raise ValueError(
+            "contexts is empty, expected at least one PromptContext; build them with contexts_from_run(run_dir) or "
+            "contexts_from_masks(images, masks, scores) of rl_reward_network.prompt_policy.contexts"
+        )
     for name in ("scores", "features"):
         sizes = {len(getattr(context, name)) for context in contexts}
         if len(sizes) > 1:
-            raise ValueError(f"contexts: {name} of {sorted(sizes)} numbers; all images need as many")
+            raise ValueError(f"contexts: {name} have lengths {sorted(sizes)}, expected one length for all images")
     if len({context.sample_id for context in contexts}) < len(contexts):
-        raise ValueError("contexts: a sample_id comes twice; give each image and phrase once")
+        raise ValueError("contexts: a sample_id occurs twice; give each image and phrase once")
     low, high = bounds(contexts[0].vision_features)
     return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(len(contexts[0].scores))
-
-
-gym.register(id=ENV_ID, entry_point=f"{__name__}:Sa2VAFinetuneEnv")

@@ -1,38 +1,37 @@
-"""How well predicted Dice agrees with true Dice: over all masks, among the masks of one image, and where it matters."""
+"""Agreement of predicted and true Dice: over all masks, within images, and for poor masks."""
 
 import numpy as np
 from scipy import stats
 
-Row = dict[str, float | None]
+AgreementRow = dict[str, float | None]
 
-POOR = 0.7  # Dice below which a mask should be recognised as poor
-MIDDLE = (0.7, 0.9)  # Dice between which real masks mostly lie, and where ranking them is hard
-FEWEST = 10  # masks; a correlation of fewer says nothing
+POOR = 0.7  # a mask with a lower Dice counts as poor
+MIDDLE = (0.7, 0.9)  # range of Dice of most real masks, in which ranking is hard
+MIN_MASKS = 10  # for a correlation
 
 
-def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> Row:
+def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> AgreementRow:
     """Error and rank agreement of N predicted scores.
 
     Args:
         predicted: float (N,) in [0, 1], predicted Dice.
         true: float (N,) in [0, 1], true Dice.
-        image_ids: (N,) of any kind, which image each mask belongs to.
+        image_ids: (N,) of any dtype, the image of each mask.
 
     Returns:
         `mae`: mean absolute error.
-        `pearson`, `spearman`: over all masks; None where either side is constant (undefined, not zero).
-        `within_image_spearman`: mean over images with different true scores; an image whose predictions are all equal
-            counts 0, because they rank nothing. None where the predictions are constant throughout or no image has
-            different true scores.
-        `top1_regret`: true Dice lost by taking the mask predicted best, mean over images; equal best predictions share
-            the choice.
-        `auroc_poor`: chance that a mask of true Dice below 0.7 is predicted below one that is not, equal predictions
-            counting half; None where there are only masks of one kind.
-        `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None where fewer than 10 are, or either side is
+        `pearson`, `spearman`: over all masks; None if either side is constant (undefined, not zero).
+        `within_image_spearman`: mean over images with different true scores; an image with constant predictions counts
+            as 0. None if all predictions are equal or no image has different true scores.
+        `top1_regret`: best true Dice of an image minus the true Dice of the mask predicted best, mean over images;
+            ties are averaged.
+        `auroc_poor`: probability that a mask of true Dice below 0.7 is predicted lower than another, ties count half;
+            None if there are only masks of one kind.
+        `pearson_middle`: over the masks of true Dice 0.7 to 0.9; None if there are fewer than 10, or if either side is
             constant.
 
     Raises:
-        ValueError: lengths differ, nothing came, or a score is not finite.
+        ValueError: lengths differ or are 0, or a score is not finite.
     """
     predicted, true, image_ids = (np.asarray(x) for x in (predicted, true, image_ids))
     _check(predicted, true, image_ids)
@@ -46,7 +45,7 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
         "within_image_spearman": None if undefined else _within(predicted, true, images),
         "top1_regret": float(np.mean([_regret(predicted[image], true[image]) for image in images])),
         "auroc_poor": _auroc(predicted, true < POOR),
-        "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= FEWEST else None,
+        "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= MIN_MASKS else None,
     }
 
 
@@ -56,14 +55,14 @@ def coverage(predicted: np.ndarray, half_width: np.ndarray, true: np.ndarray) ->
 
 
 def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
-    """Correlation; None where it is undefined."""
+    """Pearson correlation; None if undefined."""
     if _constant(predicted) or _constant(true):
         return None
     return float(stats.pearsonr(predicted, true).statistic)
 
 
 def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
-    """Chance that a poor mask is predicted below another."""
+    """Probability that a poor mask is predicted lower than another."""
     if poor.all() or not poor.any():
         return None
     wins = stats.mannwhitneyu(predicted[~poor], predicted[poor]).statistic
@@ -71,19 +70,19 @@ def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
 
 
 def _within(predicted: np.ndarray, true: np.ndarray, images: list[np.ndarray]) -> float | None:
-    """Mean Spearman over the images that have anything to rank."""
+    """Mean Spearman over images with different true scores."""
     ranked = [image for image in images if not _constant(true[image])]
     values = [_spearman_or_zero(predicted[image], true[image]) for image in ranked]
     return float(np.mean(values)) if values else None
 
 
 def _spearman_or_zero(predicted: np.ndarray, true: np.ndarray) -> float:
-    """Spearman, 0 for predictions that are all equal."""
+    """Spearman correlation, 0 for constant predictions."""
     return 0.0 if _constant(predicted) else float(stats.spearmanr(predicted, true).statistic)
 
 
 def _regret(predicted: np.ndarray, true: np.ndarray) -> float:
-    """Best true score less the true score of the mask predicted best."""
+    """Best true score minus the true score of the mask predicted best."""
     return float(true.max() - true[predicted == predicted.max()].mean())
 
 
@@ -92,7 +91,7 @@ def _constant(values: np.ndarray) -> bool:
 
 
 def _check(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> None:
-    """Refuse scores that cannot be compared."""
+    """Raise a ValueError for lengths that differ and values that are not finite."""
     if not (predicted.shape == true.shape == image_ids.shape) or predicted.ndim != 1 or predicted.size == 0:
         raise ValueError(
             "predicted, true and image_ids must be three arrays of one length (N,), N >= 1, "
@@ -100,4 +99,4 @@ def _check(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> No
         )
     for name, values in (("predicted", predicted), ("true", true)):
         if not np.isfinite(values).all():
-            raise ValueError(f"{name} holds {np.count_nonzero(~np.isfinite(values))} scores that are not finite")
+            raise ValueError(f"{name} has {np.count_nonzero(~np.isfinite(values))} scores that are not finite")

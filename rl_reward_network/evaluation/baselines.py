@@ -1,4 +1,4 @@
-"""The policy beside what it must beat: every row picks prompts in its own way, all are measured on the same images."""
+"""The prompt policy and its baselines: each row selects prompts by another rule, on the same test images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from rl_reward_network.evaluation.bootstrap import (
     verdict_on,
 )
 from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
@@ -26,17 +27,17 @@ DEPLOYED, ORACLE = "deployed", "oracle"
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """One way to pick prompts, on the test images.
+class ComparisonRow:
+    """One rule that selects prompts, measured on the test images.
 
     Args:
-        name: how the prompts are picked.
+        name: the rule, such as `DEFAULT` or `POLICY`.
         weights: float64 (N, P), probability of each prompt on each image.
-        means: mean over patients of "score" and, when labelled, of each metric.
+        means: mean over patients of "score" and, if labelled, of each metric.
         to_default: paired difference to the default prompt, in the comparison's `criterion`.
         to_fixed: the same to the best fixed prompt.
         gap_closed: share of the oracle's gain over the best fixed prompt; None below `NO_GAP` or without ground truth.
-        asked: prompts that Sa2VA answers for each new image; None where it takes the ground truth.
+        prompts_asked: number of prompts that Sa2VA must answer per new image; None if the rule needs the ground truth.
     """
 
     name: str
@@ -45,24 +46,24 @@ class Row:
     to_default: Estimate
     to_fixed: Estimate
     gap_closed: float | None
-    asked: int | None
+    prompts_asked: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All rows on the test images, and what they say.
+    """All rows on the test images, and the verdict.
 
     Args:
         tables: the N test images that were compared.
         rows: in the order of the report; without ground truth there is no oracle.
         criterion: "dice", or "score" when unlabelled.
-        deployment: what was chosen on validation, and the best fixed prompt.
+        deployment: the choice made on validation images, and the best fixed prompt.
         verdict: on PPO against the best fixed prompt.
-        notes: what a reader must know to read the numbers rightly.
+        notes: limits of the data that a reader of the numbers must know.
     """
 
     tables: tuple[SampleTable, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     criterion: str
     deployment: Deployment
     verdict: Verdict
@@ -70,38 +71,38 @@ class Comparison:
 
     @property
     def labelled(self) -> bool:
-        """True when the rows have metrics of the ground truth."""
+        """Whether the test images have ground truth."""
         return self.criterion == "dice"
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> ComparisonRow:
         """The row of that name."""
         return next(row for row in self.rows if row.name == name)
 
-    def values(self, row: Row, column: str) -> np.ndarray:
+    def values(self, row: ComparisonRow, column: str) -> np.ndarray:
         """float64 (N,): the row's expected score or metric on each image."""
         return expected(row.weights, self.tables, column)
 
 
 def expected(weights: np.ndarray, tables: Sequence[SampleTable], column: str) -> np.ndarray:
-    """float64 (N,): the exact expectation of a column under the probabilities `weights` (N, P); nothing is sampled."""
+    """float64 (N,): the exact expectation of a column under the probabilities `weights` (N, P); no sampling."""
     return np.einsum("np,np->n", weights, stack(tables, column))
 
 
 def ridge_per_prompt(features: np.ndarray, rewards: np.ndarray, new_features: np.ndarray) -> np.ndarray:
-    """int64 (M,): for each new image the prompt whose reward a ridge regression predicts to be the highest.
+    """int64 (M,): for each new image the prompt with the highest reward as predicted by ridge regression.
 
-    One regression for each prompt, from the standardised observation to its reward less the image's mean; the penalty
-    of each is chosen by leave-one-out. With the whole table at hand this is the plain alternative to PPO.
+    One regression per prompt, from the standardised observation to the prompt's reward less the image's mean reward;
+    the penalty of each is selected by leave-one-out. Given all rewards, this is the supervised alternative to PPO.
 
     Args:
         features: float (N, F) of the training images.
-        rewards: float (N, P), what PPO was paid there.
+        rewards: float (N, P), PPO's rewards on them.
         new_features: float (M, F).
 
     Returns:
-        int64 (M,); from a single training image its best prompt, always.
+        int64 (M,); with a single training image, its best prompt for all.
     """
-    if len(features) < 2:  # nothing can be left out
+    if len(features) < 2:  # leave-one-out needs two images
         return np.full(len(new_features), rewards[0].argmax(), dtype=np.int64)
     ridge = RidgeCV(alphas=np.logspace(-2, 4, 13), alpha_per_target=True)
     model = make_pipeline(StandardScaler(), ridge).fit(features, rewards - rewards.mean(axis=1, keepdims=True))
@@ -119,35 +120,35 @@ def compare(
     """Measure the policy and its baselines on the test images.
 
     Args:
-        val: images that tell whether there is a gap to close; may be empty.
-        test: images that every row is measured on. Unlabelled ones are left out (and counted) if others are labelled.
-        chosen: int (N,), the prompts that `PPO` and `ridge per prompt` pick on each test image.
-        deployment: what validation decided.
+        val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
+        test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
+        chosen: `POLICY` and `RIDGE` -> int (N,), index of the selected prompt on each test image.
+        deployment: the choice made on validation images.
         seed: of the bootstrap.
-        max_steps: prompts that PPO tries for each image.
+        max_steps: number of prompts that PPO tries per image.
 
     Raises:
         ValueError: no test images, or `chosen` does not fit to `test`.
     """
     if not test:
-        raise ValueError("tables: got no test images; at least one is needed")
+        raise ValueError("test: got no images, expected at least one")
     for name, picks in chosen.items():
         if picks.shape != (len(test),) or not ((picks >= 0) & (picks < len(test[0].scores))).all():
-            raise ValueError(f"chosen: {name} is {picks}; expected a prompt's index for each of {len(test)} images")
-    keep, criterion = comparable(test)
-    tables = [test[place] for place in keep]
-    weights = _weights(tables, criterion, deployment, {name: picks[keep] for name, picks in chosen.items()})
+            raise ValueError(f"chosen: {name} is {picks}, expected a prompt's index for each of {len(test)} images")
+    indices, criterion = comparable(test)
+    tables = [test[index] for index in indices]
+    weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
     prompts = len(test[0].scores)
-    asked = {NET: prompts, POLICY: max_steps, DEPLOYED: max_steps if deployment.policy else 1, ORACLE: None}
-    rows = tuple(_row(name, weights, tables, criterion, seed, asked.get(name, 1)) for name in weights)
+    prompts_asked = {NET: prompts, POLICY: max_steps, DEPLOYED: max_steps if deployment.policy else 1, ORACLE: None}
+    rows = tuple(_row(name, weights, tables, criterion, seed, prompts_asked.get(name, 1)) for name in weights)
     difference = next(row.to_fixed for row in rows if row.name == POLICY) if criterion == "dice" else None
     gap = oracle_gap(val, deployment.best_fixed, seed)
-    verdict = verdict_on(difference, gap, len(set(chosen[POLICY][keep].tolist())))
+    verdict = verdict_on(difference, gap, len(set(chosen[POLICY][indices].tolist())))
     return Comparison(tuple(tables), rows, criterion, deployment, verdict, _notes(test, tables))
 
 
 def overlay_picks(comparison: Comparison) -> dict[str, int]:
-    """Places (in `comparison.tables`) of the images on which the policy is best, median and worst."""
+    """Indices in `comparison.tables` of the images on which the policy is best, median and worst."""
     order = np.argsort(comparison.values(comparison.row(POLICY), comparison.criterion), kind="stable")
     return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
 
@@ -155,7 +156,7 @@ def overlay_picks(comparison: Comparison) -> dict[str, int]:
 def _weights(
     tables: Sequence[SampleTable], criterion: str, deployment: Deployment, chosen: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """float64 (N, P) for each row: how probable each prompt is on each image."""
+    """Row name -> float64 (N, P), probability of each prompt on each image."""
     scores = stack(tables, "score")
     one_hot = np.eye(scores.shape[1])
     fixed = one_hot[np.full(len(tables), deployment.best_fixed)]
@@ -177,11 +178,11 @@ def _row(
     tables: Sequence[SampleTable],
     criterion: str,
     seed: int,
-    asked: int | None,
-) -> Row:
-    """One row with its intervals; all rows draw the same patients."""
+    prompts_asked: int | None,
+) -> ComparisonRow:
+    """One row with its intervals; all rows resample the same patients."""
     groups = [table.group_id for table in tables]
-    columns = ["score"] if criterion == "score" else ["score", *METRICS]
+    columns = ["score"] if criterion == "score" else ["score", *MASK_REWARDS]
     means = {column: group_bootstrap(expected(weights[name], tables, column), groups, seed) for column in columns}
 
     def difference(other: str) -> Estimate:
@@ -191,20 +192,20 @@ def _row(
     gap = 0.0
     if ORACLE in weights:
         gap = float(group_means(expected(weights[ORACLE] - weights[FIXED], tables, criterion), groups).mean())
-    closed = to_fixed.mean / gap if gap >= NO_GAP else None  # else noise over noise
-    return Row(name, weights[name], means, difference(DEFAULT), to_fixed, closed, asked)
+    closed = to_fixed.mean / gap if gap >= NO_GAP else None  # below, the share is dominated by noise
+    return ComparisonRow(name, weights[name], means, difference(DEFAULT), to_fixed, closed, prompts_asked)
 
 
-def _notes(test: Sequence[SampleTable], kept: Sequence[SampleTable]) -> tuple[str, ...]:
-    """What a reader must know."""
+def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable]) -> tuple[str, ...]:
+    """Limits of the data: missing labels, too few patients."""
     notes = []
-    if kept[0].metrics is None:
+    if compared[0].metrics is None:
         notes.append("The test images are unlabelled: there are no Dice columns, no oracle and no verdict.")
-    if len(kept) < len(test):
-        notes.append(f"{len(test) - len(kept)} of {len(test)} test images are unlabelled and left out.")
-    patients = len({table.group_id for table in kept})
+    if len(compared) < len(test):
+        notes.append(f"{len(test) - len(compared)} of {len(test)} test images are unlabelled and left out.")
+    patients = len({table.group_id for table in compared})
     if patients < 2:
-        notes.append("Fewer than 2 test patients: no interval can be given.")
+        notes.append("Fewer than 2 test patients: there are no intervals.")
     elif patients < MIN_PATIENTS:
-        notes.append(f"{patients} test patients, fewer than {MIN_PATIENTS}: the intervals prove nothing.")
+        notes.append(f"{patients} test patients, fewer than {MIN_PATIENTS}: the intervals are not reliable.")
     return tuple(notes)

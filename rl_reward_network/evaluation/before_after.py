@@ -1,6 +1,6 @@
-"""A fine-tuned model beside the model as it was, item by item: rows with intervals, a verdict, a page with pictures.
+"""Comparison of a fine-tuned model with the base model on test items: intervals, a verdict, a page with pictures.
 
-Groups (images, videos or patients) are drawn again, not items. Axes: N test items.
+The bootstrap resamples groups (images, videos or patients), not items. Axes: N test items.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,9 +16,9 @@ from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
-from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, draw_mask
+from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
 
-NAMES = {
+METRIC_TITLES = {
     "iou_of_drawn": "IoU of mask'",
     "expected_iou_of_drawn": "IoU of mask', sampled",
     "iou_of_drawn_by_base": "IoU of mask', neutral",
@@ -31,7 +31,7 @@ NAMES = {
     "recall": "recall",
     "learned": "reward net's score",
 }
-VALIDATION = {
+VALIDATION_TITLES = {
     "val/score": "reward net's score (proxy)",
     "val/gt_dice": "Dice (gold)",
     "val/iou_of_drawn": "IoU of mask'",
@@ -39,23 +39,23 @@ VALIDATION = {
     "val/cycle_meteor": "METEOR of caption'",
 }
 WHEN = ("truth", "before", "after")
-MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that the item's question asks for."
+MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that answers the item's question."
 CAPTION_LEGEND = (
-    "Mask' is drawn from the model's own caption of the true region (the reward of loop 1); neutral: drawn by the "
-    "model as it was, so that a private language between captioner and drawer does not count. Caption' describes the "
-    "mask drawn from the reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place of the "
-    "likeliest. METEOR is divided by the reference's own."
+    "Mask' is segmented from the model's own caption of the true region (the reward of loop 1). Neutral: segmented by "
+    "the base model, so that wording which only the fine-tuned model understands does not count. Caption' describes "
+    "the mask segmented from the reference caption (the reward of loop 2). Sampled: captions at temperature 1 in place "
+    "of greedy decoding. METEOR is divided by the METEOR of the reference with itself."
 )
 
 
 def legend(metrics: Collection[str]) -> str:
-    """What the metrics of a table are."""
+    """A description of the metrics in a table."""
     return f"{MASK_LEGEND} {CAPTION_LEGEND}" if "meteor" in metrics else MASK_LEGEND
 
 
 def label(metric: str, meteor: str) -> str:
-    """How a metric is called in tables; METEOR with its variant, for other variants give other numbers."""
-    name = NAMES.get(metric, metric)
+    """Title of a metric in tables; METEOR is followed by its variant, since variants differ in their values."""
+    name = METRIC_TITLES.get(metric, metric)
     return f"{name} ({meteor})" if "METEOR" in name and meteor else name
 
 
@@ -70,7 +70,7 @@ class Difference:
 
     @property
     def word(self) -> str:
-        """better, worse or cannot tell."""
+        """better, worse or cannot tell, by the 95 % interval of the gain."""
         if self.gain.groups < MIN_PATIENTS or self.gain.low is None or self.gain.high is None:
             return "cannot tell"
         return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "cannot tell"
@@ -78,7 +78,7 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class ShownItem:
-    """A test item to look at: uint8 (H, W, 3) image, masks bool (H, W) or None, and what was said."""
+    """A test item on the page: uint8 (H, W, 3) image, masks bool (H, W) or None, and a caption of each."""
 
     title: str
     image: np.ndarray
@@ -90,17 +90,17 @@ class ShownItem:
 
 @dataclass(frozen=True, eq=False)
 class BeforeAfter:
-    """All that the report is made of.
+    """The content of the report.
 
     Args:
-        rows: one per metric.
-        criterion: the metric the verdict is on.
-        totals: what exists for all items together only, name -> (before, after), such as cIoU.
+        rows: one per metric, in the order of the tables.
+        criterion: metric of the verdict.
+        totals: metrics over all items together, such as cIoU: name -> (before, after).
         values: model -> metric -> float64 (N,), for the CSV file.
         ids: (sample, group) of each item.
-        config: what was evaluated.
+        config: models, data and settings; JSON values.
         notes: remarks.
-        shown: pictures.
+        shown: items with pictures.
         curves: lines of metrics.jsonl.
     """
 
@@ -115,12 +115,12 @@ class BeforeAfter:
     curves: tuple[dict[str, Any], ...] = ()
 
     def label(self, metric: str) -> str:
-        """How a metric is called in tables."""
+        """Title of a metric in tables."""
         return label(metric, self.config.get("METEOR", ""))
 
     @property
     def verdict(self) -> Verdict:
-        """What the numbers allow to say."""
+        """The verdict on the criterion."""
         row = next(row for row in self.rows if row.metric == self.criterion)
         name = self.label(row.metric)
         return Verdict(row.word, f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups.")
@@ -129,20 +129,20 @@ class BeforeAfter:
 def compare_models(
     before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
 ) -> tuple[Difference, ...]:
-    """A row for each metric that both have a value of, on the items where both have one."""
+    """One row per metric, over the items for which both models have a value; without such items, no row."""
     rows = []
     for metric in before:
         known = ~(np.isnan(before[metric]) | np.isnan(after[metric]))
         if known.any():
-            own = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+            known_groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
             old, new = before[metric][known], after[metric][known]
-            estimates = [group_bootstrap(values, own, seed) for values in (old, new, new - old)]
+            estimates = [group_bootstrap(values, known_groups, seed) for values in (old, new, new - old)]
             rows.append(Difference(metric, *estimates))
     return tuple(rows)
 
 
 def write_before_after(folder: Path, result: BeforeAfter) -> Path:
-    """Write eval.json, eval.csv and report.html, each whole or not at all; the path of the last."""
+    """Write eval.json, eval.csv and report.html, each whole or not at all; returns the path of report.html."""
     whole = _page(result)
     write_json(folder / "eval.json", summary(result))
     for name, content in (("eval.csv", _per_item(result)), ("report.html", whole)):
@@ -152,7 +152,7 @@ def write_before_after(folder: Path, result: BeforeAfter) -> Path:
 
 
 def summary(result: BeforeAfter) -> dict[str, Any]:
-    """What eval.json holds."""
+    """The content of eval.json."""
     return {
         "verdict": asdict(result.verdict),
         "criterion": result.criterion,
@@ -178,14 +178,14 @@ def _page(result: BeforeAfter) -> str:
     parts = [
         "<h1>What did fine-tuning change?</h1>",
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
-        f"<p>{len(result.ids)} test items; means over groups with 95 % intervals from drawing groups again.</p>",
+        f"<p>{len(result.ids)} test items; means over groups with 95 % bootstrap intervals over groups.</p>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
         page.table(
             ["metric", "before", "after", "after - before", ""],
             [_cells(result.label(row.metric), row) for row in result.rows],
         ),
         f"<p>{legend([row.metric for row in result.rows])}</p>",
-        page.table(["all items together", "before", "after"], _totals(result)) if result.totals else "",
+        page.table(["over all items", "before", "after"], _totals(result)) if result.totals else "",
         *_training(result.curves),
         "<h2>Images</h2>" if result.shown else "",
         *(_item(item) for item in result.shown),
@@ -204,8 +204,8 @@ def _totals(result: BeforeAfter) -> list[list[str]]:
 
 
 def _item(item: ShownItem) -> str:
-    named = [f"{when}: {said}" if said else when for when, said in zip(WHEN, item.words, strict=True)]
-    panels = zip(named, (item.truth, item.before, item.after), (TRUTH, FIRST, CHOSEN), strict=True)
+    titles = [f"{when}: {words}" if words else when for when, words in zip(WHEN, item.words, strict=True)]
+    panels = zip(titles, (item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)
     figures = "".join(
         f"<figure>{page.image(draw_mask(item.image, mask, colour), 'jpeg', name)}"
         f"<figcaption>{page.text(name)}</figcaption></figure>"
@@ -220,11 +220,11 @@ def _training(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def curves(lines: Sequence[dict[str, Any]]) -> Figure | None:
-    """What was paid in training, and beside it what validation items said; None without either."""
+    """Rewards in training beside metrics on validation items; None without either."""
     rewards = {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)}
     panels = {
         "reward of sampled rollouts (training)": {tag: name for tag, name in rewards.items() if _has(lines, tag)},
-        "validation": {tag: name for tag, name in VALIDATION.items() if _has(lines, tag)},
+        "validation": {tag: name for tag, name in VALIDATION_TITLES.items() if _has(lines, tag)},
     }
     drawn = {title: tags for title, tags in panels.items() if tags}
     if not drawn:
@@ -249,7 +249,7 @@ def _points(lines: Sequence[dict[str, Any]], tag: str) -> tuple[np.ndarray, np.n
 
 
 def _plot(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, name: str) -> None:
-    """A line with its points; a pale line under its running mean where there are many."""
+    """A line with markers; with 20 points or more, a pale line and its running mean."""
     width = len(values) // 10
     if width < 2:
         axes.plot(steps, values, marker="o", color=colour, label=name)

@@ -1,4 +1,4 @@
-"""How sure a mean is, and what it allows to say. Patients are drawn again, not images: one patient's are alike."""
+"""Confidence intervals of means and verdicts. Patients are resampled, not images: images of a patient are similar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 2000
-NO_GAP = 0.01  # Dice; a gain of the oracle that is surely below this is not worth a policy
-MIN_PATIENTS = 6  # the mean of 5 lies outside of all of them once in 16 times already: no 95 % interval from fewer
+NO_GAP = 0.01  # Dice; if the oracle's gain is significantly below this, a policy is not worth training
+MIN_PATIENTS = 6  # with 5, all values are on one side of the true mean in 1 of 16 cases: too many for 95 %
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the numbers allow to say: a label of a fixed list, and the sentence for the reader."""
+    """The conclusion from the numbers: a label of a fixed list, and a sentence."""
 
     label: str  # better, worse, cannot tell, no gap, unlabelled
     sentence: str
@@ -41,7 +41,9 @@ class Verdict:
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     """float64 (G,): the mean of the values (float (N,)) of each group, in sorted order of the groups' names."""
     if not len(values) or len(values) != len(groups):
-        raise ValueError(f"values: got {len(values)} for {len(groups)} groups; give one group for each, at least one")
+        raise ValueError(
+            f"values: got {len(values)} for {len(groups)} groups, expected one group per value, and at least one"
+        )
     _, index = np.unique(np.asarray(groups), return_inverse=True)
     return np.bincount(index, weights=values) / np.bincount(index)
 
@@ -49,22 +51,23 @@ def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
 def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
     """The mean over patients, each patient with the same weight, and its 95 % bootstrap interval.
 
-    The percentile bootstrap is too narrow for few patients; its percentiles are moved outwards as Student's t asks
-    (Hesterberg, What Teachers Should Know about the Bootstrap, 2015: the expanded percentile interval).
+    The percentile bootstrap is too narrow for few patients, so its percentiles are moved outwards as in Student's t.
 
-    For a paired comparison give the differences, image by image. Equal seeds draw the same patients.
+    For a paired comparison, pass the differences per image. Equal seeds resample the same patients.
+
+    Source: Hesterberg, What Teachers Should Know about the Bootstrap, 2015 (expanded percentile interval).
 
     Args:
         values: float (N,), one value per image; finite.
         groups: N names of patients.
         seed: of the resampling.
-        resamples: how often the patients are drawn again, with replacement.
+        resamples: number of resamples of the patients, with replacement.
 
     Raises:
-        ValueError: lengths that differ, no values, or values that are not finite.
+        ValueError: the lengths differ, or there are no values or values that are not finite.
     """
     if not np.isfinite(values).all():
-        raise ValueError("values: got some that are not finite; a missing number must be left out, not averaged")
+        raise ValueError("values: got NaN or infinity, expected finite numbers; leave missing values out")
     means = group_means(values, groups)
     if len(means) < 2:
         return Estimate(float(means.mean()), None, None, len(means))
@@ -75,12 +78,12 @@ def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, re
 
 
 def tail_probability(count: int) -> float:
-    """What to cut off at each end of the bootstrap means of `count` patients: below 0.025, and towards it for many."""
+    """Tail probability at each end of the bootstrap means of `count` patients; below 0.025, which is its limit."""
     return float(stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1))))
 
 
 def is_no_gap(gap: Estimate | None) -> bool:
-    """Whether the oracle's gain over the best fixed prompt is surely too small to be worth a policy.
+    """Whether the oracle's gain over the best fixed prompt is significantly below `NO_GAP`.
 
     Args:
         gap: Dice of the oracle less Dice of the best fixed prompt on validation patients; None when unlabelled.
@@ -89,43 +92,46 @@ def is_no_gap(gap: Estimate | None) -> bool:
 
 
 def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_choices: int = 2) -> Verdict:
-    """The verdict on a policy. Fewer than `MIN_PATIENTS` patients decide nothing: no resampling of them can.
+    """The verdict on a policy. Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
 
     Args:
         difference: Dice of the policy less Dice of the best fixed prompt on test patients; None when unlabelled.
         val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
-        different_choices: how many different prompts the policy chose on the test images.
+        different_choices: number of different prompts that the policy chose on the test images.
     """
     if difference is None:
-        return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth only the reward is known.")
+        return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
     measured = f"PPO minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
     if is_no_gap(val_gap):
-        gap = f"on validation the best prompt for each image gains {val_gap} Dice over one prompt for all"
+        gap = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
         return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
     if difference.low is None or difference.high is None or difference.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
     if difference.low > 0:
         how = "choosing the prompt per image helps"
         if different_choices == 1:
-            how = "the one prompt this policy always chooses beats the one chosen on train"
+            how = "the policy always chooses one prompt, which is better than the one chosen on training images"
         return Verdict("better", f"Better: {how}. {measured}")
     if difference.high < 0:
         return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
-    return Verdict("cannot tell", f"Cannot tell: the interval holds 0. {measured}")
+    return Verdict("cannot tell", f"Cannot tell: the interval contains 0. {measured}")
 
 
-def plain_segmenter(own: np.ndarray, other: np.ndarray, groups: Sequence[str], what: str, than: str) -> str:
-    """Whether the reward network's own segmentation would serve better: a note for the report.
+def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str], what: str, than: str) -> str:
+    """A note for the report: whether the reward network, used as a segmenter, is better than Sa2VA.
 
     Args:
-        own, other: Dice of N images, by the reward network itself and by `what`.
-        groups: patient of each.
-        what, than: how the other is called, beside its Dice and in the advice.
+        network: float (N,), Dice of the reward network's segmentation of each image.
+        other: float (N,), Dice of `what` on the same images.
+        groups: patient of each image.
+        what, than: name of the other segmentation, for its Dice and for the advice.
     """
-    gain = group_bootstrap(own - other, groups, 0)
+    gain = group_bootstrap(network - other, groups, 0)
     advice = ""
     if gain.mean > 0:
-        sure = gain.groups >= MIN_PATIENTS and gain.low is not None and gain.low > 0
-        advice = f": a plain segmenter {'serves' if sure else 'may serve'} these images better than {than}"
-    measured, others = (group_bootstrap(values, groups, 0) for values in (own, other))
-    return f"The reward network's own segmentation of these images has Dice {measured}, {what} {others}{advice}."
+        significant = gain.groups >= MIN_PATIENTS and gain.low is not None and gain.low > 0
+        advice = f": a plain segmenter {'serves' if significant else 'may serve'} these images better than {than}"
+    network_dice, other_dice = (group_bootstrap(values, groups, 0) for values in (network, other))
+    return (
+        f"The reward network's own segmentation of these images has Dice {network_dice}, {what} {other_dice}{advice}."
+    )

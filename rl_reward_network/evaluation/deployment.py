@@ -1,4 +1,4 @@
-"""What a user should run: the policy where validation patients prove it better, else one prompt for all images."""
+"""What to deploy: the policy if it is significantly better on validation patients, else one prompt for all images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from rl_reward_network.evaluation.metrics import SampleTable
 
 @dataclass(frozen=True)
 class Deployment:
-    """The choice, made on validation patients before anybody looked at test patients.
+    """The choice between policy and best fixed prompt, made on validation patients alone.
 
     Args:
-        policy: True when the policy is deployed, False when the best fixed prompt is.
-        best_fixed: index of the prompt that is best on the training images.
-        fixed_by: what chose that prompt, in words.
-        criterion: what decided, "dice", or "score" when validation is unlabelled.
+        policy: deploy the policy; else the best fixed prompt.
+        best_fixed: index of the best prompt on the training images.
+        fixed_by: metric and data that selected this prompt, in words.
+        criterion: metric of the decision, "dice", or "score" if validation is unlabelled.
         difference: policy less best fixed prompt on validation patients.
-        reason: the same in words.
+        reason: of the decision, in words.
     """
 
     policy: bool
@@ -31,61 +31,63 @@ class Deployment:
 
 
 def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:
-    """The prompt with the highest mean over patients, and by what it was chosen.
+    """The prompt with the highest mean over patients, and the metric and data that selected it.
 
-    By Dice on labelled images; where they are of fewer than `MIN_PATIENTS` patients and others are unlabelled, by the
-    score on all images, which is what the policy learns from.
+    The metric is Dice on labelled images. If these are of fewer than `MIN_PATIENTS` patients and other images are
+    unlabelled, it is the score on all images, from which the policy learns, too.
     """
-    kept, column = tables, "score"
-    places, criterion = comparable(tables)
+    compared, column = tables, "score"
+    indices, criterion = comparable(tables)
     if criterion == "dice":
-        labelled = [tables[place] for place in places]
+        labelled = [tables[index] for index in indices]
         if len(labelled) == len(tables) or len({table.group_id for table in labelled}) >= MIN_PATIENTS:
-            kept, column = labelled, "dice"
-    groups = [table.group_id for table in kept]
-    best = int(np.argmax([group_means(values, groups).mean() for values in stack(kept, column).T]))
+            compared, column = labelled, "dice"
+    groups = [table.group_id for table in compared]
+    best = int(np.argmax([group_means(values, groups).mean() for values in stack(compared, column).T]))
     return best, f"{'Dice' if column == 'dice' else 'the reward net'} on {len(set(groups))} training patients"
 
 
 def decide(train: Sequence[SampleTable], val: Sequence[SampleTable], chosen: np.ndarray, seed: int) -> Deployment:
     """Policy or best fixed prompt.
 
-    The policy is deployed when there is a gap to close and the lower 95 % bound of its gain over the best fixed prompt
-    is above 0, on at least `MIN_PATIENTS` validation patients.
+    The policy is deployed if, on at least `MIN_PATIENTS` validation patients, the lower 95 % bound of its gain over the
+    best fixed prompt is above 0, and the oracle's gain is not negligible (`is_no_gap`).
 
     Args:
-        train: images the best fixed prompt is chosen on.
-        val: images that decide; unlabelled ones are left out if others are labelled.
+        train: images that select the best fixed prompt.
+        val: images of the decision; unlabelled ones are left out if others are labelled.
         chosen: int (N,), the policy's prompt on each of `val`.
         seed: of the bootstrap.
     """
     best, fixed_by = best_fixed_prompt(train)
-    places, criterion = comparable(val)
-    values, groups = stack([val[place] for place in places], criterion), [val[place].group_id for place in places]
-    gain = group_bootstrap(values[np.arange(len(places)), chosen[places]] - values[:, best], groups, seed)
+    indices, criterion = comparable(val)
+    values, groups = stack([val[index] for index in indices], criterion), [val[index].group_id for index in indices]
+    gain = group_bootstrap(values[np.arange(len(indices)), chosen[indices]] - values[:, best], groups, seed)
     gap = oracle_gap(val, best, seed)
     reason = f"on {gain.groups} validation patients PPO minus best fixed prompt is {gain} {criterion.capitalize()}"
     if criterion == "score":
-        reason += " (judged by the reward net, not by the truth: no validation image is labelled)"
+        reason += " (the reward net's score, not ground truth: no validation image is labelled)"
     if gain.low is None or gain.groups < MIN_PATIENTS:
-        return Deployment(False, best, fixed_by, criterion, gain, f"{reason}, too few patients to prove anything")
+        return Deployment(False, best, fixed_by, criterion, gain, f"{reason}, too few patients for a decision")
     if is_no_gap(gap):
-        return Deployment(False, best, fixed_by, criterion, gain, f"{reason}, and there is no gap to close ({gap})")
+        return Deployment(
+            False, best, fixed_by, criterion, gain, f"{reason}, and the oracle's gain is negligible ({gap})"
+        )
     return Deployment(gain.low > 0, best, fixed_by, criterion, gain, reason)
 
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:
     """Dice of the oracle less Dice of the best fixed prompt on labelled images; None without any."""
-    places, column = comparable(tables)
+    indices, column = comparable(tables)
     if column == "score":
         return None
-    dice = stack([tables[place] for place in places], "dice")
-    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [tables[place].group_id for place in places], seed)
+    dice = stack([tables[index] for index in indices], "dice")
+    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [tables[index].group_id for index in indices], seed)
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:
-    """Places of the labelled images and "dice"; where there are none, of all images and "score"."""
-    labelled = [place for place, table in enumerate(tables) if table.metrics is not None]
+    """Indices of the labelled images and "dice"; without labels, of all images and "score"."""
+    labelled = [index for index, table in enumerate(tables) if table.metrics is not None]
     return (labelled, "dice") if labelled else (list(range(len(tables))), "score")
 
 

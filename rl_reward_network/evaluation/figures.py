@@ -18,11 +18,11 @@ def png(figure: Figure) -> bytes:
 
 
 def histogram(comparison: Comparison) -> Figure:
-    """How often PPO, and the best possible choice that is known, take each prompt."""
-    other = ORACLE if comparison.labelled else NET
+    """How often PPO and the oracle (unlabelled: the argmax of the reward net) select each prompt."""
+    reference = ORACLE if comparison.labelled else NET
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
-    for shift, name in ((-0.2, POLICY), (0.2, other)):
+    for shift, name in ((-0.2, POLICY), (0.2, reference)):
         counts = comparison.row(name).weights.sum(axis=0)
         axes.bar(np.arange(len(counts)) + shift, counts, 0.4, label=name)
     axes.set(xlabel="index of the prompt", ylabel="test images", xticks=np.arange(len(counts)))
@@ -31,7 +31,7 @@ def histogram(comparison: Comparison) -> Figure:
 
 
 def scatter(comparison: Comparison) -> Figure:
-    """Each mask's Dice over its reward: what PPO is paid for and what is wanted."""
+    """Dice over reward of every mask: the proxy that PPO maximises, and the goal."""
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     scores, dices = ([table.column(name) for table in comparison.tables] for name in ("score", "dice"))
@@ -45,7 +45,7 @@ def scatter(comparison: Comparison) -> Figure:
 
 
 def proxy_and_gold(rollouts: Sequence[dict[str, Any]]) -> Figure:
-    """The reward and the truth over the training, on validation images: they should rise together.
+    """Reward and Dice on validation images over the training; they should rise together.
 
     Args:
         rollouts: lines of metrics.jsonl, each with `step`.

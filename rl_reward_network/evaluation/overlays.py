@@ -1,4 +1,4 @@
-"""Pictures of single test images: the masks of truth, default prompt and policy, and where the reward sees errors."""
+"""Masks and expected errors drawn over images; the only place that paints masks."""
 
 import io
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ from matplotlib import colormaps
 from PIL import Image
 from skimage.segmentation import find_boundaries
 
-PANEL = 400  # pixels of the longer side of an overlay
-TINT = 0.3  # opacity of a mask's inside
-TRUTH, FIRST, CHOSEN = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # contours: green, orange, blue
+PANEL = 400  # pixels of the longer side of a picture in a report
+TINT = 0.3  # default opacity of a mask's inside
+GREEN, ORANGE, BLUE = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # ground truth, baseline, what is evaluated
+COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +19,13 @@ class Overlay:
     """One test image with the masks to draw on it.
 
     Args:
-        title: why it is shown, such as "best".
+        title: why the image was selected, such as "best".
         sample_id: hash that names the image.
         image: uint8 (H, W, 3), RGB.
         truth: bool (H, W), or None when unlabelled.
         default: bool (H, W), mask of the default prompt.
         policy: bool (H, W), mask of the prompt the policy chose.
-        error_map: float (H, W) in [0, 1], how probable the reward network holds each pixel of `policy` to be wrong.
+        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `policy` is wrong.
     """
 
     title: str
@@ -36,28 +37,42 @@ class Overlay:
     error_map: np.ndarray
 
 
-def expected_errors(mask: np.ndarray, truth_map: np.ndarray) -> np.ndarray:
-    """float (H, W) in [0, 1]: probability that each pixel of a bool (H, W) mask is wrong, given that of the object."""
-    return np.where(mask, 1 - truth_map, truth_map)
+def paint_mask(image: np.ndarray, mask: np.ndarray, colour: tuple[int, int, int], opacity: float = TINT) -> np.ndarray:
+    """The image with a mask in one colour: the inside tinted, and a line 1 pixel wide around it.
+
+    Args:
+        image: uint8 (h, w, 3) RGB; not changed.
+        mask: bool (H, W), of the image's size or larger; it is resized to the image so that thin structures remain.
+        colour: RGB, 0..255.
+        opacity: of the inside, [0, 1]; 0 draws the line alone.
+
+    Returns:
+        uint8 (h, w, 3).
+    """
+    painted = image.astype(np.float32)
+    mask = _resized(mask, *image.shape[:2])
+    painted[mask] += opacity * (np.array(colour) - painted[mask])
+    painted[find_boundaries(mask, mode="outer")] = colour
+    return painted.round().astype(np.uint8)
+
+
+def _resized(mask: np.ndarray, height: int, width: int) -> np.ndarray:
+    """bool (height, width): pixels of which a bool (H, W) mask covers more than a quarter."""
+    if mask.shape == (height, width):
+        return mask
+    grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
+    return np.asarray(grey.resize((width, height), Image.Resampling.BOX)) > COVERED
 
 
 def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:
-    """JPEG of a uint8 (H, W, 3) image, at most `PANEL` pixels wide or high, with the mask tinted and outlined."""
-    picture = Image.fromarray(image)
-    picture.thumbnail((PANEL, PANEL))
-    pixels = np.array(picture)
-    if mask is not None:
-        grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
-        small = np.asarray(grey.resize(picture.size, Image.Resampling.BOX)) > 64  # nearest would lose thin vessels
-        pixels[small] = TINT * np.array(colour) + (1 - TINT) * pixels[small]  # shows a mask without an outline too
-        pixels[find_boundaries(small, mode="inner")] = colour
-    return _jpeg(pixels)
+    """JPEG of a uint8 (H, W, 3) image, at most `PANEL` pixels wide or high, with a bool (H, W) mask painted."""
+    pixels = np.asarray(_panel(image))
+    return _jpeg(pixels if mask is None else paint_mask(pixels, mask, colour))
 
 
 def draw_errors(image: np.ndarray, error_map: np.ndarray) -> bytes:
     """JPEG of the image in grey, with the expected errors (float (H, W) in [0, 1]) in red and yellow over it."""
-    picture = Image.fromarray(image)
-    picture.thumbnail((PANEL, PANEL))
+    picture = _panel(image)
     errors = Image.fromarray((error_map * 255).astype(np.uint8)).resize(picture.size, Image.Resampling.BOX)
     share = np.asarray(errors)[..., None] / 255
     grey = np.repeat(np.asarray(picture.convert("L"))[..., None], 3, axis=2) * 0.6
@@ -66,8 +81,15 @@ def draw_errors(image: np.ndarray, error_map: np.ndarray) -> bytes:
     return _jpeg((opacity * heat + (1 - opacity) * grey).astype(np.uint8))
 
 
+def _panel(image: np.ndarray) -> Image.Image:
+    """The picture of a uint8 (H, W, 3) image, shrunk to at most `PANEL` pixels on its longer side."""
+    picture = Image.fromarray(image)
+    picture.thumbnail((PANEL, PANEL))
+    return picture
+
+
 def _jpeg(pixels: np.ndarray) -> bytes:
-    """Full colour resolution: a contour one pixel wide would be washed out otherwise."""
+    """JPEG bytes with full colour resolution; chroma subsampling would wash out lines 1 pixel wide."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="JPEG", quality=90, subsampling=0)
     return file.getvalue()

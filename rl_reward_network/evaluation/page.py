@@ -1,4 +1,4 @@
-"""Pieces of a report: one HTML page that needs no other file, tables, pictures inside it, and CSV text."""
+"""Parts of a report: a self-contained HTML page, tables, embedded pictures, and CSV text."""
 
 import base64
 import csv
@@ -35,19 +35,19 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
 
 
 def text(value: object) -> str:
-    """Text that cannot be read as markup."""
+    """HTML-escaped text."""
     return html.escape(str(value))
 
 
 def table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = "scroll") -> str:
-    """An HTML table that scrolls sideways on a narrow screen, or breaks its words there (style "wrap")."""
+    """An HTML table; on a narrow screen it scrolls sideways (style "scroll") or wraps its words (style "wrap")."""
     head = "".join(f"<th>{text(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return f'<div class="{style}"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
 
 
 def image(data: bytes, kind: str, description: str) -> str:
-    """An image inside the page."""
+    """An image embedded in the page."""
     encoded = base64.b64encode(data).decode()
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{text(description)}">'
 

@@ -1,4 +1,4 @@
-"""The report of an evaluation: numbers for programs, tables per image and patient, one whole page for people."""
+"""The report of an evaluation: eval.json, tables per image and per patient, and one HTML page."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,28 +10,28 @@ import numpy as np
 
 from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.evaluation import figures, page
-from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, Row
+from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, ComparisonRow
 from rl_reward_network.evaluation.bootstrap import group_means
-from rl_reward_network.evaluation.overlays import CHOSEN, FIRST, TRUTH, Overlay, draw_errors, draw_mask
+from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """All that the report is made of; the same result gives the same files.
+    """The content of the report; equal results give equal files.
 
     Args:
-        comparison: rows, verdict and the table of each test image.
+        comparison: rows, verdict and the scores of each test image.
         prompts: the P prompts, index 0 the default.
-        config: what was evaluated (model, data fingerprint, reward network, ...); values that JSON can hold.
-        notes: further remarks; the comparison's own are always shown.
-        overlays: images to show, see `overlay_picks`.
+        config: model, data fingerprint, reward network, ...; JSON values.
+        notes: in addition to those of the comparison.
+        overlays: images of the page, see `overlay_picks`.
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
-        names: what to write for an image or a patient in place of its hash; by default nothing.
+        names: hash of an image or a patient -> the name to write in its place; empty by default.
 
     Raises:
-        ValueError: another number of prompts than in the tables, or an overlay of an image that was not compared.
+        ValueError: the number of prompts is not that of the tables, or an overlay is of an image that was not compared.
     """
 
     comparison: Comparison
@@ -43,22 +43,24 @@ class EvaluationResult:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse parts that do not belong together, before anything is written."""
+        """Check that the parts fit together."""
         expected, known = len(self.comparison.tables[0].scores), {table.sample_id for table in self.comparison.tables}
         if len(self.prompts) != expected:
-            raise ValueError(f"prompts: got {len(self.prompts)}; the tables have {expected}")
+            raise ValueError(f"prompts: got {len(self.prompts)}, expected {expected}, as in the tables")
         if unknown := [overlay.sample_id for overlay in self.overlays if overlay.sample_id not in known]:
-            raise ValueError(f"overlays: {unknown} are not among the compared test images; choose by overlay_picks")
+            raise ValueError(
+                f"overlays: {unknown} are not among the compared test images; select them by overlay_picks"
+            )
 
     def named(self, hashed: str) -> str:
-        """What to write for an image or a patient."""
+        """The name to write for the hash of an image or a patient."""
         return self.names.get(hashed, hashed)
 
 
 def write_report(folder: Path, result: EvaluationResult) -> Path:
-    """Write the report into `folder`, each file whole or not at all: the path of report.html, which comes last.
+    """Write the report into `folder`, each file whole or not at all; returns the path of report.html, written last.
 
-    eval.json for programs, eval.csv per image, eval_patients.csv per patient, report.html for people.
+    Files: eval.json, eval.csv (per image), eval_patients.csv (per patient), report.html.
     """
     whole, images, patients, summary = _page(result), _per_image(result), _per_patient(result), _summary(result)
     write_json(folder / "eval.json", summary)
@@ -69,7 +71,7 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 
 
 def _summary(result: EvaluationResult) -> dict[str, Any]:
-    """What eval.json holds."""
+    """The content of eval.json."""
     comparison = result.comparison
     rows = [
         {
@@ -78,7 +80,7 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
             f"{comparison.criterion}_minus_default": asdict(row.to_default),
             f"{comparison.criterion}_minus_best_fixed": asdict(row.to_fixed),
             "gap_closed": row.gap_closed,
-            "prompts_asked_per_image": row.asked,
+            "prompts_asked_per_image": row.prompts_asked,
             "action_counts": row.weights.sum(axis=0).tolist(),
         }
         for row in comparison.rows
@@ -97,7 +99,7 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
 
 
 def _per_image(result: EvaluationResult) -> str:
-    """CSV text: one line per test image and row; the prompt is empty where a row is an expectation over all of them."""
+    """CSV text: one line per test image and row; the prompt is empty if the row is an expectation over prompts."""
     comparison, columns = result.comparison, list(result.comparison.rows[0].means)
     lines: list[list[object]] = [["sample_id", "group_id", "row", "prompt", *columns]]
     for row in comparison.rows:
@@ -143,7 +145,7 @@ def _page(result: EvaluationResult) -> str:
 
 
 def deployed_sentence(comparison: Comparison) -> str:
-    """What to use, and why, in a sentence."""
+    """The deployed choice and its reason, in a sentence."""
     deployment = comparison.deployment
     what = "the policy" if deployment.policy else "the best fixed prompt"
     fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
@@ -151,24 +153,24 @@ def deployed_sentence(comparison: Comparison) -> str:
 
 
 def _results(comparison: Comparison) -> list[str]:
-    """The short table, then everything."""
+    """HTML: the short table, all metrics, and the differences."""
     criterion, columns = _TITLES[comparison.criterion], list(comparison.rows[0].means)
     return [
-        f"<h2>Results</h2><p>{criterion}, mean over patients, in [0, 1]; after it the difference to the best "
-        "fixed prompt and how much of the oracle's gain over that prompt is reached.</p>",
+        f"<h2>Results</h2><p>{criterion}, mean over patients, in [0, 1]; the difference to the best fixed prompt; "
+        "and the share of the oracle's gain over that prompt (gap closed).</p>",
         page.table(
             ["row", criterion, "to best fixed", "gap closed"], [_short(row, comparison) for row in comparison.rows]
         ),
-        "<p>The same with 95 % intervals from drawing patients again. An empty mask scores 1 where the truth is empty "
-        "too, else 0. Prompts asked: how many of its answers Sa2VA must give for a new image.</p>",
+        "<p>All metrics with 95 % bootstrap intervals over patients. An empty mask scores 1 if the ground truth is "
+        "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
         page.table(
             ["row", *(_TITLES.get(column, column) for column in columns), "prompts asked"],
             [
-                [row.name, *(row.means[column] for column in columns), row.asked or "needs the truth"]
+                [row.name, *(row.means[column] for column in columns), row.prompts_asked or "needs the ground truth"]
                 for row in comparison.rows
             ],
         ),
-        f"<h2>Differences of {criterion}</h2><p>Paired, image by image; sure where the interval leaves 0 out.</p>",
+        f"<h2>Differences of {criterion}</h2><p>Paired per image; significant if the interval excludes 0.</p>",
         page.table(
             ["row", "minus default", "minus best fixed"],
             [[row.name, row.to_default, row.to_fixed] for row in comparison.rows],
@@ -176,12 +178,14 @@ def _results(comparison: Comparison) -> list[str]:
     ]
 
 
-def _short(row: Row, comparison: Comparison) -> list[str]:
+def _short(row: ComparisonRow, comparison: Comparison) -> list[str]:
+    """Cells of the short table: name, criterion, difference, gap closed."""
     closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
     return [row.name, f"{row.means[comparison.criterion].mean:.3f}", f"{row.to_fixed.mean:+.3f}", closed]
 
 
 def _choices(result: EvaluationResult) -> list[str]:
+    """HTML: histogram and table of the selected prompts."""
     comparison = result.comparison
     counts = [comparison.row(name).weights.sum(axis=0).astype(int) for name in (POLICY, DEPLOYED)]
     return [
@@ -196,10 +200,11 @@ def _choices(result: EvaluationResult) -> list[str]:
 
 
 def _curves(result: EvaluationResult) -> list[str]:
+    """HTML: Dice over reward, and the validation curves of the training, as far as they exist."""
     parts = []
     if result.comparison.labelled:
         figure = page.image(figures.png(figures.scatter(result.comparison)), "png", "Reward against Dice")
-        parts.append("<h2>Reward and truth</h2><p>Every prompt's mask on every test image.</p>" + figure)
+        parts.append("<h2>Reward and ground truth</h2><p>The masks of all prompts on all test images.</p>" + figure)
     if any("custom/val_score" in row for row in result.rollouts):
         figure = page.image(figures.png(figures.proxy_and_gold(result.rollouts)), "png", "Reward and Dice in training")
         parts.append("<h2>Training</h2>" + figure)
@@ -207,16 +212,16 @@ def _curves(result: EvaluationResult) -> list[str]:
 
 
 def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
-    """One image: plain, with the contours of truth, default prompt and policy, and the errors the reward expects."""
+    """HTML of one test image: plain, with the masks of truth, default prompt and policy, and the expected errors."""
     comparison = result.comparison
-    place = next(place for place, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
-    panels = [("image", draw_mask(overlay.image, None, TRUTH))]
+    index = next(index for index, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
+    panels = [("image", draw_mask(overlay.image, None, GREEN))]
     if overlay.truth is not None:
-        panels.append(("truth", draw_mask(overlay.image, overlay.truth, TRUTH)))
-    for name, mask, colour in ((DEFAULT, overlay.default, FIRST), (POLICY, overlay.policy, CHOSEN)):
-        value = comparison.values(comparison.row(name), comparison.criterion)[place]
+        panels.append(("truth", draw_mask(overlay.image, overlay.truth, GREEN)))
+    for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (POLICY, overlay.policy, BLUE)):
+        value = comparison.values(comparison.row(name), comparison.criterion)[index]
         panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
-    panels.append((f"{POLICY}: where the reward net expects errors", draw_errors(overlay.image, overlay.error_map)))
+    panels.append((f"{POLICY}: errors expected by the reward net", draw_errors(overlay.image, overlay.error_map)))
     figures_html = "".join(
         f"<figure>{page.image(data, 'jpeg', name)}<figcaption>{page.text(name)}</figcaption></figure>"
         for name, data in panels

@@ -1,4 +1,4 @@
-"""Model cards of what GRPO has trained: what it came from, how it was trained, what it gained."""
+"""Model cards of GRPO runs: base model, training, results, and how to load the folder."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.models.sa2va.card import TRAINED_PART, WHOLE_MODEL
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
 
@@ -15,14 +16,16 @@ NOT_EVALUATED = """Not evaluated when this was written. To do so:
 sa2va-rl evaluate --model_path <run>/final_model --split test
 ```"""
 ADAPTER = (
-    "LoRA weights and all else that reinforcement learning has trained, in `trainable/`, to be put onto {base}.",
+    "LoRA weights and the other tensors trained by reinforcement learning, in `trainable/`, for {base}.",
     "sa2va-rl merge --model_path <this folder> --output merged    # a full checkpoint",
+    TRAINED_PART,
 )
 MERGED = (
-    "A full Sa2VA checkpoint: LoRA and all else that reinforcement learning has trained, merged into {base}.",
+    "A full Sa2VA checkpoint: {base} with merged LoRA and the other tensors trained by reinforcement learning.",
     "sa2va-rl segment image.png --model_path <this folder>",
+    WHOLE_MODEL,
 )
-CONTROL = "**A control run: its rewards were dealt out at random, so it has learned nothing.**"
+CONTROL = "**A control run: its rewards were shuffled at random, so it cannot have learned the task.**"
 
 
 def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False) -> str:
@@ -31,10 +34,10 @@ def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = 
     Args:
         config: of the run's final_model.
         evaluation: its eval.json, if there is one.
-        merged: whether the folder holds a full checkpoint, or what was trained alone.
+        merged: True for a full checkpoint, False for the trained tensors alone.
     """
     base = _base_name(config["world"]["model_path"])
-    what, use = MERGED if merged else ADAPTER
+    what, command, python = MERGED if merged else ADAPTER
     facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
@@ -57,25 +60,27 @@ tags: [sa2va, segmentation, grpo]
 ## Use
 
 ```bash
-{use}
+{command}
 ```
+
+{python.format(base=base, max_tiles=config["world"]["max_dynamic_patch"])}
 
 ## Licence
 
-These weights are a work derived from {base} and stay under its licence; the data they were trained on may have
-conditions of their own. Read both before you pass them on. Nothing here is fit for diagnosis.
+These weights are derived from {base} and remain under its licence; the training data may have conditions of its own.
+Read both before you share the weights. This model is not fit for diagnosis.
 """
 
 
 def write_results(final_model: Path, evaluation: Path) -> None:
-    """Write the card of a final_model anew, with the results in its eval.json."""
+    """Rewrite the card of a final_model with the results in its eval.json."""
     card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
     with whole_file(final_model / "README.md") as temporary:
         temporary.write_text(card, encoding="utf-8")
 
 
 def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader of results must know of the training, of the config.json of a final_model."""
+    """The facts of the training that a reader of results needs, from the config.json of a final_model."""
     origin, settings = config["origin"], config["origin"]["settings"]
     judge = f"none: METEOR ({config['meteor_variant']})" if config["meteor_variant"] else "none: no captions"
     return {
@@ -99,14 +104,14 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rewards(origin: Mapping[str, Any]) -> str:
-    """The terms that were paid, with their weights."""
+    """The reward terms with their weights."""
     if origin["settings"]["objective"] == "supervised":
         return "none: true masks are learned, and reference captions where there are any"
     return ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value)
 
 
 def _base_name(model_path: str) -> str:
-    """A hub id or an embedded model's name; of a folder its last part, for no path may leave this machine."""
+    """A hub id or an embedded model's name; of a folder its last part, since a card must not hold local paths."""
     return Path(model_path).name if model_path.startswith((".", "/")) else model_path
 
 

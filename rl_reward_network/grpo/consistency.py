@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.grpo.prompts import segment_question
 from rl_reward_network.grpo.rollouts.image_context import make_question
@@ -192,7 +192,8 @@ def loading_row(model: Any, folder: CheckpointFolder) -> ConsistencyRow:
         for name, tensor in model.state_dict().items()
         if "lora_" not in name and not (name == "lm_head.weight" and model.config.tie_word_embeddings)
     }
-    loaded = {name: tuple(tensor.shape) for name, tensor in (to_original(state) if folder.original else state).items()}
+    state = to_original(state, model.config) if folder.original else state
+    loaded = {name: tuple(tensor.shape) for name, tensor in state.items()}
     files = tensor_shapes(folder.path)
     right = sum(loaded.get(name) == shape for name, shape in files.items())
     layout = "official" if folder.original else "our"
@@ -202,7 +203,7 @@ def loading_row(model: Any, folder: CheckpointFolder) -> ConsistencyRow:
 
 
 def reference_conversation(
-    tokenizer: Qwen2Tokenizer, template: tuple[str, str, str], tokens_per_tile: int
+    tokenizer: PreTrainedTokenizerBase, template: tuple[str, str, str], tokens_per_tile: int
 ) -> tuple[list[int], list[int]]:
     """Ids and labels of `TURNS` with one tile, as the reference tokenises them: piece by piece, no bos.
 

@@ -18,12 +18,14 @@ from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.grpo.image_features import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.stage import FINAL, REWARD_NET, STAGE
+from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.validation import scores
+from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
+from rl_reward_network.inputs.saved import located_data, located_model
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
@@ -32,10 +34,10 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.learned import truth_map
+from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
-from rl_reward_network.runs.folder import located_data, located_model
+from rl_reward_network.runs.folder import FINAL, REWARD_NET
 
 SPLIT = "test"
 PICTURED = 3  # prompts at each end of the report
@@ -107,13 +109,13 @@ def _evaluate(
     final_model: Path, data_root: Path | None, base_model: str | None, gpu: int | None, items: int | None
 ) -> tuple[BeforeAfter, Path]:
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
-    world = _open(config, run, data_root, gpu)
-    prompts = world.pick(SPLIT)
+    inputs = _open(config, run, data_root, gpu)
+    prompts = inputs.pick(SPLIT)
     if items is not None:
-        prompts = spread(prompts, items, world.config.seed)
+        prompts = spread(prompts, items, inputs.config.seed)
     path = base_model or located_model(run, config, "--base_model")
-    model, processor = load_base(path, config["origin"]["model_fingerprint"], world.config.device)
-    processor.max_tiles = world.config.max_dynamic_patch
+    model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device)
+    processor.max_tiles = inputs.regions.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
@@ -122,14 +124,14 @@ def _evaluate(
     after = measure(model, prompts, cache, longest, desc="after")
     notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
-        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(world.config.device)
+        network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         for measured in (before, after):
             measured.values["learned"] = scores(network, prompts, measured)
         notes = segmenter_note(network, prompts, after)
     with swapped(model, start_weights):
         _add_base_partner(model, prompts, cache, before, after)
     minutes = (time.perf_counter() - start) / 60
-    result = replace(_result(world, config, prompts, before, after, run, minutes), notes=notes)
+    result = replace(_result(inputs, config, prompts, before, after, run, minutes), notes=notes)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
@@ -149,11 +151,11 @@ def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
-def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOWorld:
+def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOInputs:
     saved = config["world"]
-    root = data_root or located_data(run, config)
-    settings = GRPOWorldConfig(**{**saved, "data_root": root, "output_dir": run.parent})
-    return open_grpo_world(replace(settings, gpu=settings.gpu if gpu is None else gpu), run / "split.json")
+    paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
+    settings = replace(pick_fields(RunConfig, saved), **paths, gpu=saved["gpu"] if gpu is None else gpu)
+    return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")
 
 
 def _add_base_partner(
@@ -167,7 +169,7 @@ def _add_base_partner(
 
 
 def _result(
-    world: GRPOWorld,
+    inputs: GRPOInputs,
     config: dict[str, Any],
     prompts: list[GRPOPrompt],
     before: Measured,
@@ -179,7 +181,7 @@ def _result(
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
-    rows = compare_models(before.values, after.values, groups, world.config.seed)
+    rows = compare_models(before.values, after.values, groups, inputs.config.seed)
     return BeforeAfter(
         rows,
         criterion,
@@ -205,7 +207,7 @@ def segmenter_note(network: RewardNetwork, prompts: list[GRPOPrompt], after: Mea
 def _network_dice(network: RewardNetwork, prompt: GRPOPrompt) -> float:
     image, truth = prompt.load()
     assert truth is not None
-    return float(dice((truth_map(network, image) > 0.5)[None], truth[None])[0])
+    return float(dice((foreground_prob(network, image) > 0.5)[None], truth[None])[0])
 
 
 def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:

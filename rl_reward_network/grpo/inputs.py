@@ -1,114 +1,58 @@
 """What a GRPO run works on: the items of each split, from caption data or from annotated images."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import torch
-import tyro
+from typing import Literal
 
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
-from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select
-from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered, region_folder
-from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
+from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
     check_readable,
     read_samples,
     seen_images,
+    seen_regions,
     split_samples,
 )
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
 
 CHECKED = 1000  # items whose files are decoded before a run
-DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
-KINDS = ("auto", "gar", "dam", "annotations")
 
 
 @dataclass(frozen=True)
-class GRPOWorldConfig:
-    """Model and data of a GRPO run."""
-
-    model_path: str = DEFAULT_MODEL
-    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_REGIONS
-    """Captioned regions (Grasp-Any-Region or describe-anything), or annotated images (DATA_ROOT); a folder, or of
-    Grasp-Any-Region a hub id. The default, for the embedded model alone, is rendered when it is not there."""
-    dataset_name: str = "auto"
-    """auto looks what is in data_root; gar, dam and annotations insist. A hub id or a folder is another way to name
-    data_root."""
-    output_dir: Path = Path("outputs")
-    """Parent of the run folders (OUTPUT_DIR)."""
-    seed: int = 0
-    """Seed of everything drawn at random (SEED), but not of the split."""
-    split_seed: int = 0
-    """Seed of the split."""
-    gpu: int | None = None
-    """-1 is the CPU, 0 the first GPU, the default if there is one (GPU); take another by CUDA_VISIBLE_DEVICES."""
-    use_flash_attn: bool = False
-    """FlashAttention 2 in the image encoders (pip install flash-attn, a GPU); the language model keeps torch's fused
-    attention, since the rows it is trained on need a mask of their own."""
-    max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"])] = 1
-    """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
-    max_regions: int | None = None
-    """Read at most so many regions; without it all."""
-    describe_question: str | None = None
-    """What asks for the caption of `region1`; without it one of Sa2VA's own training questions."""
-    segment_question: str = PROMPTS[0]
-    """What annotated images are asked for, all of them."""
-    group_regex: str | None = None
-    """Of annotated images: regular expression with a group named `group` that finds the patient in a file name."""
-    bit_depth: int | None = None
-    """Bits of grey images above 8 bit, 10 to 16; without it white is a 99.9 % point (of captions, each image's)."""
-    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    """What is white in such annotated images, see `data.grey_levels`; an opened world says what was worked out."""
-
-    def __post_init__(self) -> None:
-        """Refuse counts nothing can be done with."""
-        if self.max_dynamic_patch < 1:
-            raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
-        if self.max_regions is not None and self.max_regions < 4:
-            raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
-        if self.gpu not in (None, -1, 0):
-            raise ValueError(f"gpu is {self.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={self.gpu}")
-        for name in ("seed", "split_seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
-        white_of(self.bit_depth)
-
-    @property
-    def device(self) -> str:
-        """Name of the device for torch."""
-        if self.gpu == -1 or (self.gpu is None and not torch.cuda.is_available()):
-            return "cpu"
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's processes each take their own
-
-
-@dataclass(frozen=True)
-class GRPOWorld:
-    """Opened data.
+class GRPOInputs:
+    """Items and split of a GRPO run.
 
     Args:
-        config: what was asked for, and its `white_levels`.
-        kind: regions (with captions), or images (one question for all).
-        seen: one line on what was read.
+        config: model, data, seeds and device, with the `white_levels` of the data.
+        regions: format of the data, questions and tiles.
+        kind: regions (with captions), or images (one prompt for all).
+        summary: one line on the data.
         items: all.
         split: by image, video or patient.
     """
 
-    config: GRPOWorldConfig
+    config: RunConfig
+    regions: RegionConfig
     kind: Literal["regions", "images"]
-    seen: str
+    summary: str
     items: list[GRPOPrompt]
     split: Split
+
+    @property
+    def device(self) -> str:
+        """Device of this process."""
+        return self.config.rank_device
 
     def pick(self, *names: str) -> list[GRPOPrompt]:
         """Items of some splits.
@@ -116,91 +60,99 @@ class GRPOWorld:
         Raises:
             ValueError: there are none.
         """
-        found = [item for name in names for item in select(self.items, self.split, name)]
-        if not found:
+        items = [item for name in names for item in select(self.items, self.split, name)]
+        if not items:
             raise ValueError(f"{self.config.data_root}: no item in the split {' or '.join(names)}; give more data")
-        return found
+        return items
 
 
-def open_grpo_world(config: GRPOWorldConfig, split_file: Path | None = None) -> GRPOWorld:
-    """Read the data and split them; embedded data are rendered first when they are not there.
+def open_grpo_inputs(
+    config: RunConfig, regions: RegionConfig | None = None, split_file: Path | None = None
+) -> GRPOInputs:
+    """Read the data and split them; embedded data are rendered first if missing.
 
     Args:
-        config: what to open.
-        split_file: an earlier run's split.json, used if it fits the data.
+        config: model, data, seeds and device.
+        regions: format of the data, questions and tiles; by default recognised, and the defaults.
+        split_file: split.json of an earlier run, used if it fits the data.
 
     Raises:
-        ValueError: what a reader refuses.
+        ValueError: a reader refuses the data.
     """
-    config = check_config(config)
+    config, regions = check_config(config, regions or RegionConfig())
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
-    if config.dataset_name == "annotations" or (config.dataset_name == "auto" and _annotated(root)):
-        _refuse(config, "annotated images", "max_regions", "describe_question")
-        samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
-        config = replace(config, white_levels=levels_of(samples) or None)
-        check_one_phrase(samples, root)
-        made = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-        items = [image_prompt(sample, config.segment_question) for sample in samples]
-        return GRPOWorld(config, "images", seen_images(samples, root), items, made)
-    _refuse(config, "captioned regions", "group_regex", "segment_question")
-    asked = DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL
-    describe = config.describe_question or asked
-    regions, seen = read_region_data(root, config.dataset_name, config.max_regions, white_of(config.bit_depth))
+    if recognise(root, regions.dataset_name) in IMAGES:
+        return _open_images(config, regions, split_file)
+    return _open_regions(config, regions, split_file)
+
+
+def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
+    """Annotated images, all with one prompt."""
+    root = config.data_root
+    _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question"))
+    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
+    config = replace(config, white_levels=levels_of(samples) or None)
+    check_one_phrase(samples, root)
+    split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
+    items = [image_prompt(sample, regions.segment_question) for sample in samples]
+    return GRPOInputs(config, regions, "images", seen_images(samples, root), items, split)
+
+
+def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
+    """Captioned regions."""
+    root = config.data_root
+    _refuse(root, "captioned regions", changed(config, "group_regex") + changed(regions, "segment_question"))
+    question = regions.describe_question or (DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL)
+    samples, seen = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
     if split_file:
-        made = load_split(split_file, regions, region_fingerprint)
+        split = load_split(split_file, samples, region_fingerprint)
     else:
-        made = make_split(regions, config.split_seed, region_fingerprint)
-    return GRPOWorld(
-        config, "regions", seen_regions(seen, root), [region_prompt(sample, describe) for sample in regions], made
-    )
+        split = make_split(samples, config.split_seed, region_fingerprint)
+    items = [region_prompt(sample, question) for sample in samples]
+    return GRPOInputs(config, regions, "regions", seen_regions(seen, root), items, split)
 
 
-def seen_regions(seen: str, data_root: Path) -> str:
-    """What a reader said of captioned regions, and whether they are rendered."""
-    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
+def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
+    """Check what can be checked before anything is read.
 
-
-def check_config(config: GRPOWorldConfig) -> GRPOWorldConfig:
-    """The settings with the data under one name, after all that can be refused before anything is read.
+    Returns:
+        The settings, with the data named by `data_root` alone.
 
     Raises:
-        ValueError: data named twice or not at all, a GPU or a package that is not there.
+        ValueError: data named twice or not at all, a GPU or a package that is missing.
     """
-    config = _named_once(config)
+    config, regions = _named_once(config, regions)
+    if config.gpu not in (None, -1, 0):
+        raise ValueError(f"gpu is {config.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={config.gpu}")
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
-    check_device(config.device)
-    if config.use_flash_attn:
-        check_flash_attn(config.device)
-    return config
+    check_device(config.rank_device)
+    if regions.use_flash_attn:
+        check_flash_attn(config.rank_device)
+    return config, regions
 
 
-def _named_once(config: GRPOWorldConfig) -> GRPOWorldConfig:
-    """`dataset_name` one of KINDS, and the data in `data_root` alone."""
-    name, root = config.dataset_name, config.data_root
-    if name in KINDS:
-        return config
+def _named_once(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
+    """`dataset_name` one of DATASET_NAMES, and the data in `data_root` alone."""
+    name, root = regions.dataset_name, config.data_root
+    if name in DATASET_NAMES:
+        return config, regions
     if not Path(name).is_dir() and not is_hub_id(name):
         raise ValueError(
-            f"dataset_name is {name!r}, expected one of {', '.join(KINDS)}, a hub id owner/name or a folder"
+            f"dataset_name is {name!r}, expected one of {', '.join(DATASET_NAMES)}, a hub id owner/name or a folder"
         )
     if root is not DEFAULT_REGIONS and root != Path(name):
         raise ValueError(
             f"dataset_name is {name}, but data_root is {root}: two names for the data; leave one of them out"
         )
-    return replace(config, dataset_name="auto", data_root=Path(name))
+    return replace(config, data_root=Path(name)), replace(regions, dataset_name="auto")
 
 
-def _refuse(config: GRPOWorldConfig, what: str, *names: str) -> None:
-    """Raise for a flag that these data have no use for."""
-    if flags := changed(config, *names):
-        raise ValueError(f"{flags[0]} is for other data, but {config.data_root} holds {what}; leave it out")
-
-
-def changed(settings: Any, *names: str) -> list[str]:
-    """Flags among these fields of a settings class that are not at their defaults."""
-    return [f"--{name}" for name in names if getattr(settings, name) != getattr(type(settings), name)]
+def _refuse(root: Path, content: str, flags: list[str]) -> None:
+    """Raise for flags without effect on these data."""
+    if flags:
+        raise ValueError(f"{flags[0]} is for other data, but {root} holds {content}; leave it out")
 
 
 def check_items(items: Sequence[GRPOPrompt]) -> None:
@@ -225,14 +177,3 @@ def labelled_items(items: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
             "without labels by --reward_net"
         )
     return labelled
-
-
-def _annotated(root: Path) -> bool:
-    """Whether a folder holds annotated images and neither caption set."""
-    if not (root / "annotations.json").is_file():
-        return False
-    try:
-        recognise(root)
-    except ValueError:
-        return True
-    return False

@@ -1,6 +1,5 @@
 """Logs of a GRPO run: TensorBoard curves, the same numbers in metrics.jsonl, pictures, a progress bar."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,20 +7,19 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from skimage.segmentation import find_boundaries
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.runs.curves import Curves
 
 TAGS_FROM_TRAINER = {"grad_norm", "learning_rate", "epoch"}
 SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
 MAX_GROUPS = 4  # in a picture
 REASON_LENGTH = 40  # characters of a judge's failure beside the bar
-TRUTH, MADE = (0, 200, 90), (255, 160, 0)
+TRUTH, MADE = GREEN, ORANGE
 
 
 class GRPOLogs(TrainerCallback):
@@ -37,19 +35,18 @@ class GRPOLogs(TrainerCallback):
     def __init__(self, run: Path, trainer: Any, wandb: bool = False, judge: CaptionJudge | None = None) -> None:
         self.run, self.trainer, self.wandb, self.judge, self.calls = run, trainer, wandb, judge, 0
         self.has_warned = False
-        self.writer: SummaryWriter | None = None
+        self.curves: Curves | None = None
         self.bar: tqdm[Any] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the files; a resumed run drops lines and points after the step of its checkpoint."""
         if not state.is_world_process_zero:
             return
-        keep_lines(self.run / "metrics.jsonl", state.global_step)
         if self.wandb:
             import wandb  # an optional dependency
 
             wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
-        self.writer = SummaryWriter(str(self.run / "logs"), purge_step=state.global_step + 1)
+        self.curves = Curves(self.run, {"step": state.global_step}, board_step=state.global_step)
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -59,12 +56,10 @@ class GRPOLogs(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         """Add a point to each curve."""
-        if self.writer is None or not logs or any(name.startswith(SUMMARY_PREFIX) for name in logs):
+        if self.curves is None or not logs or any(name.startswith(SUMMARY_PREFIX) for name in logs):
             return
-        for name, value in logs.items():
-            self.writer.add_scalar(name, value, state.global_step)
-        with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        self.curves.add_scalars(logs, state.global_step)
+        self.curves.add_row({"step": state.global_step, **logs})
         if self.bar is not None:
             means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
             rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]
@@ -89,49 +84,34 @@ class GRPOLogs(TrainerCallback):
         return [f"judge failed {count}x: {reason[:REASON_LENGTH]}"]
 
     def _pictures(self, step: int) -> None:
-        assert self.writer is not None
+        assert self.curves is not None
+        assert self.curves.board is not None
         for loop, rollouts in self.trainer.last_rollouts.items():
             columns = rollouts.columns
             count = len(columns["prompts"])
             every = max(1, count // (rollouts.advantages.values.shape[0] or 1))
             rows = list(range(0, count, every))[:MAX_GROUPS]
-            self.writer.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
+            self.curves.board.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
             text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
-            self.writer.add_text(f"{loop}/completions", text, step)
+            self.curves.board.add_text(f"{loop}/completions", text, step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the files."""
-        if self.writer is not None:
-            self.writer.close()
+        if self.curves is not None:
+            self.curves.close()
         if self.bar is not None:
             self.bar.close()
-
-
-def keep_lines(path: Path, step: int) -> None:
-    """Drop the lines of steps after `step`: a resumed run writes them again."""
-    if not path.exists():
-        return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-    with whole_file(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _step(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except json.JSONDecodeError:  # a line that was interrupted while it was written
-        return float("inf")
 
 
 def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 192) -> np.ndarray:
     """uint8 (side, n * side, 3): images with the outlines of the true (green) and the predicted mask (orange)."""
     panels = []
     for row in rows:
-        image = columns["images"][row].copy()
+        image = np.asarray(Image.fromarray(columns["images"][row]).resize((side, side)))
         for mask, colour in ((columns["masks"][row], TRUTH), (columns["predicted_masks"][row], MADE)):
             if mask is not None:
-                image[find_boundaries(mask, mode="outer")] = colour
-        panel = Image.fromarray(image).resize((side, side))
+                image = paint_mask(image, mask, colour, opacity=0)
+        panel = Image.fromarray(image)
         ImageDraw.Draw(panel).text((4, side - 14), columns["completions"][row][:36], fill=(255, 255, 255))
         panels.append(np.asarray(panel))
     return np.concatenate(panels, axis=1)

@@ -8,7 +8,7 @@ Source: Gaussian on a continuous prompt with a mean-reduced log-probability as i
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 
 CELLS = 16  # side of the grid on which Sa2VA reads a region: finer Bernoulli noise would be lost
 CERTAIN_LOGIT = 10.0  # magnitude of the logit of a sampled cell
-MaskPolicyName = Literal["gaussian", "bernoulli"]
 
 
 class MaskPolicy(Protocol):

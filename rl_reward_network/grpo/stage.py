@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.inputs import GRPOWorld, check_items, labelled_items
+from rl_reward_network.grpo.inputs import GRPOInputs, check_items, labelled_items
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.ranks import any_rank
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, mask_reward_terms
 from rl_reward_network.grpo.startup import load_model, startup_lines
 from rl_reward_network.grpo.trainable import (
     check_movement,
@@ -35,6 +36,7 @@ from rl_reward_network.grpo.trainable import (
 )
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.grpo.validation import ValidationCallback
+from rl_reward_network.inputs.saved import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -44,75 +46,28 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
     confidence_reward,
-    dice_reward,
     iou_reward,
     judge_reward,
     judged_caption_reward,
     learned_reward,
+    mask_reward,
     meteor_reward,
 )
 from rl_reward_network.runs.folder import (
+    FINAL,
+    GRPO_RUN,
+    REWARD_NET,
     began_with,
     check_new,
     check_origin,
     check_version,
     only_here,
-    portable_world,
     provenance,
 )
 
-KIND = "sa2va_grpo"
-FINAL = "final_model"
 STAGE = "grpo"
-REWARD_NET = "reward_net"  # the run's own copy, so that it can be evaluated wherever it is moved
 PROBED = 4  # items on which unreached tensors are found
 WATCHED = 48  # validation items
-
-
-@dataclass(frozen=True)
-class RewardWeights:
-    """Weight of each reward term; 0 is logged where it can be computed, but not paid.
-
-    Args:
-        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
-        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the truth.
-        learned: of loop 2: the reward network's score of the sampled mask.
-        confidence: of loop 2: how clear the sampled mask's edges are.
-    """
-
-    iou: float = 1.0
-    caption: float = 1.0
-    loop2_caption: float = 1.0
-    loop2_iou: float = 1.0
-    learned: float = 0.0
-    confidence: float = 0.0
-
-
-@dataclass(frozen=True)
-class GRPOPlan:
-    """What a run is asked for.
-
-    Args:
-        mode: quick or full.
-        weights: of the rewards.
-        lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
-        settings: fields of `Sa2VAGRPOConfig`.
-        judge: which judge pays in which loops: base_url, model, loops ("loop1", "loop2"), no key; None without one.
-        reward_net: fingerprint of the reward network; None without one.
-        shuffle_rewards: the control: each step's rewards are dealt out at random.
-        watch_every: optimisation steps between looks at validation items; 0 never looks.
-    """
-
-    mode: str
-    weights: RewardWeights = field(default_factory=RewardWeights)
-    lora_r: int = 128
-    lora_alpha: int = 256
-    lora_dropout: float = 0.0
-    settings: dict[str, Any] = field(default_factory=dict)
-    judge: dict[str, Any] | None = None
-    reward_net: str | None = None
-    shuffle_rewards: bool = False
-    watch_every: int = 0
 
 
 def loop_rewards(
@@ -126,7 +81,7 @@ def loop_rewards(
     if (judge is None) != (plan.judge is None):
         raise ValueError("the plan must name the judge that pays, and no other")
     weights = plan.weights
-    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(dice_reward, 0.0)}
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
     loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
     if kind == "regions":
         judged = plan.judge["loops"] if plan.judge else ()
@@ -136,6 +91,8 @@ def loop_rewards(
         loop2["learned"] = Reward(learned_reward(network), weights.learned)
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    for loop, terms in (("loop1", loop1), ("loop2", loop2)):
+        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
     return {"loop1": loop1, "loop2": loop2}
 
 
@@ -150,23 +107,24 @@ def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Rew
     }
 
 
-def training_arguments(world: GRPOWorld, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
-    """The Trainer's settings for this run."""
-    cuda = world.config.device != "cpu"
+def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+    """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
+    cuda = inputs.device != "cpu"
+    settings = {name: value for name, value in asdict(plan.settings).items() if value is not None}
     return Sa2VAGRPOConfig(
         output_dir=str(run),
-        seed=world.config.seed,
-        data_seed=world.config.seed,
+        seed=inputs.config.seed,
+        data_seed=inputs.config.seed,
         use_cpu=not cuda,
         bf16=cuda,
         report_to="none",
         disable_tqdm=True,
-        **plan.settings,
+        **settings,
     )
 
 
 def run_grpo_stage(
-    world: GRPOWorld,
+    inputs: GRPOInputs,
     plan: GRPOPlan,
     run: Path,
     resume: bool = False,
@@ -184,36 +142,35 @@ def run_grpo_stage(
         check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
     else:
         check_new(run)
-    model, processor = load_model(world.config)
-    processor.max_tiles = world.config.max_dynamic_patch
+    model, processor = load_model(inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn)
+    processor.max_tiles = inputs.regions.max_dynamic_patch
     fingerprint = weights_fingerprint(model)
-    set_seed(world.config.seed)  # LoRA begins at random
+    set_seed(inputs.config.seed)  # LoRA begins at random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
-    args = training_arguments(world, plan, run)
-    rewards = loop_rewards(plan, world.kind, judge, network)
-    pathwise = None if network is None else PathwiseReward(network.to(world.config.device), processor.sam_image_size)
+    args = training_arguments(inputs, plan, run)
+    rewards = loop_rewards(plan, inputs.kind, judge, network)
+    pathwise = None if network is None else PathwiseReward(network.to(inputs.device), processor.sam_image_size)
     # The reward network remembers its own training patients, so a run that it pays must not see them.
-    items = world.pick("policy") if network is not None else world.pick("reward", "policy")
+    items = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
     if args.objective == "supervised":
         items = labelled_items(items)
     check_items(items)
     trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
     trainer.judge = judge
     if plan.watch_every:
-        trainer.validation = ValidationCallback(
-            trainer, spread(world.pick("val"), WATCHED, world.config.seed), plan.watch_every, network
-        )
+        prompts = spread(inputs.pick("val"), WATCHED, inputs.config.seed)
+        trainer.validation = ValidationCallback(trainer, prompts, plan.watch_every, network)
     with hint_out_of_memory(trainer, "a first trial", "max_dynamic_patch"):
         frozen = freeze_unreached(trainer, items[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
         _say(trainer, frozen)
     with only_here(run) if trainer.args.should_save else nullcontext():  # of several processes the first holds it
-        origin = describe(world, plan, fingerprint)
+        origin = describe(inputs, plan, fingerprint)
         if resume:
             check_same(run, origin)
         elif trainer.args.should_save:
-            _begin(run, world, origin, trainer, frozen, network)
+            _begin(run, inputs, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(model)
         with hint_out_of_memory(trainer, "training", "batch_size, num_generations or max_dynamic_patch"):
@@ -291,25 +248,25 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
     return True
 
 
-def describe(world: GRPOWorld, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
+def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
     return {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "seed": world.config.seed,
-        "max_dynamic_patch": world.config.max_dynamic_patch,
-        "bit_depth": world.config.bit_depth,
-        "describe_question": world.config.describe_question,
-        "segment_question": world.config.segment_question,
-        "data_fingerprint": world.split.fingerprint,
-        "split_seed": world.split.seed,
+        "seed": inputs.config.seed,
+        "max_dynamic_patch": inputs.regions.max_dynamic_patch,
+        "bit_depth": inputs.config.bit_depth,
+        "describe_question": inputs.regions.describe_question,
+        "segment_question": inputs.regions.segment_question,
+        "data_fingerprint": inputs.split.fingerprint,
+        "split_seed": inputs.split.seed,
         "model_fingerprint": fingerprint,
     }
 
 
 def _begin(
     run: Path,
-    world: GRPOWorld,
+    inputs: GRPOInputs,
     origin: dict[str, Any],
     trainer: Sa2VAGRPOTrainer,
     frozen: list[str],
@@ -321,32 +278,32 @@ def _begin(
     config = {
         "stage": STAGE,
         "origin": origin,
-        "world": portable_world(world.config, run),
-        "kind": world.kind,
-        "data": world.seen,
+        "world": portable_settings(run, inputs.config, inputs.regions),
+        "kind": inputs.kind,
+        "data": inputs.summary,
         "reward_net": None if network is None else named(network, run),
-        "groups": {name: len(ids) for name, ids in world.split.groups.items()},
+        "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
         "trainable": sorted(trainable_tensors(trainer.sa2va)),
-        "meteor_variant": meteor_variant() if world.kind == "regions" else "",
+        "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
         **provenance(),
     }
-    save_split(world.split, run / "split.json")
+    save_split(inputs.split, run / "split.json")
     write_json(run / "config.json", config)
 
 
-def wanted_settings(world: GRPOWorld, plan: GRPOPlan) -> dict[str, Any]:
+def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
     """What must be the same for a run to be resumed, as far as it is known before the model is loaded."""
-    wanted = _plain(describe(world, plan, ""))
+    wanted = _plain(describe(inputs, plan, ""))
     del wanted["model_fingerprint"]  # `check_same` compares it
     return wanted
 
 
-def find_grpo_run(world: GRPOWorld, plan: GRPOPlan) -> Path | None:
+def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
     """The newest run under the output folder with these settings and data, whether finished or cut off."""
-    wanted = wanted_settings(world, plan)
-    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+    wanted = wanted_settings(inputs, plan)
+    for path in sorted(inputs.config.output_dir.glob(f"{GRPO_RUN}_*/config.json"), reverse=True):
         config = read_json(path)
         if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):
             return path.parent

@@ -1,9 +1,9 @@
-"""What a GRPO run says before its first step: what its flags mean here, what a step takes, what trains and what not."""
+"""What a GRPO run prints before its first step: the meaning of its flags, the size of a step, what is trained."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.flags import changed
+from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -20,39 +20,45 @@ WHY_FROZEN = {
 }
 
 
-def load_model(config: GRPOWorldConfig) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run, with FlashAttention where it was asked for.
+def load_model(
+    model_path: str, device: str, use_flash_attn: bool = False
+) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor of a run.
 
-    In the vision tower alone: the language model is trained on packed rows, whose mask FlashAttention does not take.
+    Args:
+        model_path: folder, hub id or name of an embedded model.
+        device: of the model.
+        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
+            mask FlashAttention does not take.
     """
-    model, processor = load_sa2va_model(config.model_path, config.device)
-    if config.use_flash_attn:
+    model, processor = load_sa2va_model(model_path, device)
+    if use_flash_attn:
         model.model.vision_tower.set_attn_implementation(FLASH)
     return model, processor
 
 
-def meanings(flags: Any, settings: Mapping[str, Any]) -> list[str]:
-    """One line for each given flag that means something else than in the original specification.
+def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
+    """One line for each changed setting with a meaning other than in the original specification.
 
     Args:
-        flags: `GRPOArgs` of rl_reward_network.cli.grpo.
-        settings: of the plan.
+        flags: the user's settings.
+        settings: those of the plan.
     """
-    batch, group = settings["per_device_train_batch_size"], settings["num_generations"]
+    batch, group = settings.per_device_train_batch_size, settings.num_generations
     lines = {
-        "batch_size": f"batch_size {batch} counts captions, not regions: {batch / group:g} x {group} captions per "
-        "process and forward pass",
-        "num_epochs": f"num_epochs {flags.num_epochs} counts passes over the training regions, not over all regions: "
-        "others choose and test",
-        "kl_coef": f"kl_coef {flags.kl_coef} weighs exp(d) - d - 1 with d = log p(reference) - log p(model), which is "
-        "never negative, not d itself",
-        "clip_range": f"clip_range {flags.clip_range} clips the ratio to the model that sampled, not to the reference",
+        "per_device_train_batch_size": f"batch_size {batch} counts captions, not regions: {(batch or 0) / group:g} x "
+        f"{group} captions per process and forward pass",
+        "num_train_epochs": f"num_epochs {flags.num_train_epochs} counts passes over the training regions, not over "
+        "all regions: others are for validation and test",
+        "beta": f"kl_coef {flags.beta} is the weight of exp(d) - d - 1 with d = log p(reference) - log p(model), "
+        "which is never negative, not of d itself",
+        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference",
     }
-    return [line for name, line in lines.items() if getattr(flags, name) != getattr(type(flags), name)]
+    return [line for name, line in lines.items() if changed(flags, name)]
 
 
 def startup_lines(trainer: Any) -> list[str]:
-    """What one optimisation step takes, how many parameters train, and which parts do not.
+    """The size of one optimisation step, the number of trained parameters, and the frozen parts.
 
     Args:
         trainer: Sa2VAGRPOTrainer, after `freeze_unreached`.

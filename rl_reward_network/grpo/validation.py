@@ -13,7 +13,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.functions import learned_reward
-from rl_reward_network.rewards.learned import Judge
+from rl_reward_network.rewards.learned import MaskQualityModel
 from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
@@ -39,7 +39,9 @@ class ValidationCallback(TrainerCallback):
         network: the reward network of the run, if there is one.
     """
 
-    def __init__(self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, network: Judge | None = None) -> None:
+    def __init__(
+        self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, network: MaskQualityModel | None = None
+    ) -> None:
         self.trainer, self.prompts, self.every, self.network = trainer, prompts, every, network
         self.proxy: list[float] = []
         self.gold: list[float] = []
@@ -106,12 +108,12 @@ class ValidationCallback(TrainerCallback):
         self.gold.append(gold)
 
 
-def mean_score(network: Judge, prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
+def mean_score(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
     """Mean of the reward network's scores of the measured masks."""
     return float(np.mean(scores(network, prompts, measured)))
 
 
-def scores(network: Judge, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
+def scores(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
     reward = learned_reward(network)
     values = [

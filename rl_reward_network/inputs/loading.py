@@ -1,20 +1,18 @@
 """What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
-import tyro
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import phrase_key, read_annotations
+from rl_reward_network.data.annotations import phrase_key
 from rl_reward_network.data.grey_levels import given_levels, levels_of
-from rl_reward_network.data.images import white_of
+from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.embedded.datasets import (
@@ -24,94 +22,47 @@ from rl_reward_network.embedded.datasets import (
     embedded_angiograms,
     is_rendered,
 )
+from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
-from rl_reward_network.reward_training.masks import RewardExample
 
 Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
-class WorldConfig:
-    """Model, data and limits: what must be the same for results to be comparable."""
-
-    model_path: str = DEFAULT_MODEL
-    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
-    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
-    """Folder with annotations.json and images/ (DATA_ROOT). The default, for the embedded model alone, is rendered when
-    it is not there."""
-    output_dir: Path = Path("outputs")
-    """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
-    seed: int = 0
-    """Seed of everything drawn at random (SEED), but not of the split: runs of several seeds share their patients."""
-    split_seed: int = 0
-    """Seed of the split by patient; change it only to see how much the choice of test patients matters."""
-    gpu: int | None = None
-    """Index of the GPU (GPU); without it the first one if there is any, else the CPU; -1 is the CPU."""
-    segment_batch: int = 16
-    """Prompts decoded at once (SEGMENT_BATCH); lower it when memory runs out."""
-    max_new_tokens: int = 64
-    """Longest answer of Sa2VA."""
-    max_tiles: int = 1
-    """Most tiles an image is cut into for Sa2VA's eyes; 12 is its default at prediction and 7 to 10 times slower."""
-    group_regex: str | None = None
-    """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` wins."""
-    prompts: Path | None = None
-    """Your own prompts, one per line; without it the 11 built-in ones."""
-    bit_depth: int | None = None
-    """Bits of grey images above 8 bit, 10 to 16; without it white is the 99.9 % point of all images, or of a series."""
-    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    """What is white in such images, see `data.grey_levels`; an opened world says what was worked out."""
-
-    def __post_init__(self) -> None:
-        """Refuse counts nothing can be done with."""
-        for name in ("segment_batch", "max_new_tokens", "max_tiles"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}; give 1 or more")
-        for name in ("seed", "split_seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}; give 0 or more")
-        white_of(self.bit_depth)
-
-    @property
-    def device(self) -> str:
-        """Name of the device for torch."""
-        if self.gpu is None:
-            return "cuda:0" if torch.cuda.is_available() else "cpu"
-        return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
-
-
-@dataclass(frozen=True)
-class World:
-    """An opened `WorldConfig`.
+class RunInputs:
+    """Data, split, frozen model and mask bank of a run of steps 1 and 2.
 
     Args:
-        config: what was asked for, and its `white_levels`.
+        config: settings, with the `white_levels` of the data.
         samples: all (image, phrase) pairs of the data.
         split: reward / policy / val / test, by patient.
         prompts: the P prompts.
         segmenter: the frozen Sa2VA.
         bank: its masks, each computed once.
+        prompt_config: settings of prompts and segmenter.
     """
 
-    config: WorldConfig
+    config: RunConfig
     samples: list[Sample]
     split: Split
     prompts: tuple[str, ...]
     segmenter: Sa2VASegmenter
     bank: MaskBank
+    prompt_config: PromptConfig = field(default_factory=PromptConfig)
 
     @property
-    def seen(self) -> str:
+    def summary(self) -> str:
         """One line on the data."""
         return seen_images(self.samples, self.config.data_root)
 
     @property
     def data_fingerprint(self) -> str:
-        """Of the samples; the split is made for it."""
+        """Fingerprint of the samples; the split belongs to it."""
         return self.split.fingerprint
 
     def pick(self, name: str, count: int, labelled: bool = False) -> list[Sample]:
@@ -137,35 +88,47 @@ class World:
         return self.segmenter.upsample(self.bank.answer(image).mask_logits, image.shape[:2])
 
 
-def open_world(config: WorldConfig, split_file: Path | None = None, prompts: Sequence[str] | None = None) -> World:
+def open_inputs(
+    config: RunConfig,
+    prompt_config: PromptConfig | None = None,
+    split_file: Path | None = None,
+    prompts: Sequence[str] | None = None,
+) -> RunInputs:
     """Read the data, split them and load the model.
 
     Args:
-        config: what to open.
-        split_file: an earlier run's split.json, used if it fits the data; without it the split is made by the seed.
-        prompts: an earlier run's, in place of those of `config`.
+        config: model, data, seeds and device.
+        prompt_config: prompts and limits of the segmenter; by default the built-in ones.
+        split_file: split.json of an earlier run, used if it fits the data; by default the split is made by the seed.
+        prompts: prompts of an earlier run, in place of those of `prompt_config`.
 
     Raises:
-        ValueError: what any of these refuses; the data are read first, since they are the cheapest to mend.
+        ValueError: data, split, prompts or model are refused; the data are read first, since they are the cheapest to
+            repair.
     """
-    check_world(config)
+    check_inputs(config)
+    limits = prompt_config or PromptConfig()
     samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
     config = replace(config, white_levels=levels_of(samples) or None)
     check_one_phrase(samples, config.data_root)
-    prompts = load_prompts(config.prompts) if prompts is None else tuple(prompts)
+    prompts = load_prompts(limits.prompts) if prompts is None else tuple(prompts)
     if split_file is None:
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
     segmenter = load_segmenter(
-        config.model_path, config.device, config.segment_batch, config.max_new_tokens, config.max_tiles
+        config.model_path, config.device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles
     )
-    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
-    return World(config, samples, split, prompts, segmenter, bank)
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
+    return RunInputs(config, samples, split, prompts, segmenter, bank, limits)
 
 
-def check_world(config: WorldConfig) -> None:
-    """Raise a ValueError for what can be refused before anything is read: no data named, or a GPU that is not there."""
+def check_inputs(config: RunConfig) -> None:
+    """Check what can be checked before anything is read.
+
+    Raises:
+        ValueError: no data are named for a model of the user's own, or the GPU is missing.
+    """
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     check_device(config.device)
 
@@ -194,22 +157,27 @@ def seen_images(samples: Sequence[Sample], data_root: Path) -> str:
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask"
 
 
+def seen_regions(seen: str, data_root: Path) -> str:
+    """What a reader said of captioned regions, and whether they are rendered."""
+    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
+
+
 def read_samples(
     data_root: Path, group_regex: str | None = None, white_levels: dict[str, int] | None = None
 ) -> list[Sample]:
     """The samples of a data folder; the embedded data sets are rendered first when they are not there.
 
     Args:
-        data_root, group_regex, white_levels: as `read_annotations` takes them.
+        data_root, group_regex, white_levels: as `read_images` takes them.
 
     Raises:
-        ValueError: what `read_annotations` refuses.
+        ValueError: as `read_images`.
     """
     theirs = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-    return read_annotations(data_root, group_regex, white_levels=white_levels)
+    return read_images(data_root, group_regex, white_levels)
 
 
 def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
@@ -280,26 +248,3 @@ def check_one_phrase(samples: list[Sample], where: Path) -> None:
             f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
             "a prompt policy is for one kind of object: make one data folder for each, with --prompts of its own"
         )
-
-
-@dataclass(frozen=True)
-class RewardExamples:
-    """Labelled samples with every prompt's mask, for step 1: one image in memory at a time, as often as is asked for.
-
-    Args:
-        world: where the masks come from.
-        samples: labelled ones.
-        desc: name of the progress bar.
-    """
-
-    world: World
-    samples: list[Sample]
-    desc: str
-
-    def __iter__(self) -> Iterator[RewardExample]:
-        """One after the other, under a progress bar."""
-        for sample in tqdm(self.samples, desc=self.desc, unit="image"):
-            image, truth = sample.load_image(), sample.load_mask()
-            if truth is None:
-                raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
-            yield RewardExample(image, truth, self.world.probabilities(image) > 0.5, sample.group_id)

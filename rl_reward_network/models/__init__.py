@@ -1,1 +1,1 @@
-"""Models: the native Sa2VA, LoRA on it, and the reward network. They know nothing of the data."""
+"""Models: the native Sa2VA, LoRA on it, and the reward network. Nothing here imports the data."""

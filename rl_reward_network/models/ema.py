@@ -1,6 +1,6 @@
-"""Other weights of the same model: a moving average (the partner) and the start (the reference), for a while.
+"""Other weights in the same model: an exponential moving average (the partner) and the initial ones (the reference).
 
-Averages are float32: at a decay of 0.999 a bfloat16 one keeps less than a fifth of the movement it should make.
+The average is float32: in bfloat16 and at a decay of 0.999, rounding would remove over four fifths of its movement.
 """
 
 import math
@@ -12,50 +12,50 @@ from torch import Tensor, nn
 
 
 def trainable_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that train, by name."""
+    """The trainable parameters, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 @torch.no_grad()
 def copied(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of what trains."""
+    """Copies of the trainable parameters, by name."""
     return {name: parameter.detach().clone() for name, parameter in trainable_tensors(model).items()}
 
 
 @contextmanager
 def swapped(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """`model` with other weights inside the block; no backward pass may run in it.
+    """Replace weights of `model` inside the block; no backward pass may run in it.
 
-    Nothing is copied, unless an engine holds the model's weights in another dtype than these. Autocast must forget its
-    casts on both ways: it knows a parameter by the tensor, not by its numbers, and would go on with the old ones.
+    Nothing is copied, unless the model's dtype differs from that of `weights`. The cache of autocast is cleared at both
+    ends: it finds casts by the parameter object, so it would return those of the replaced values.
 
     Raises:
-        ValueError: a tensor is of another shape than the model's.
+        ValueError: a tensor has another shape than the model's.
     """
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for name, tensor in weights.items():
-        if own[name].shape != tensor.shape:
-            raise ValueError(f"{name}: got {tuple(tensor.shape)}, the model has {tuple(own[name].shape)}")
-    before = {name: own[name].data for name in weights}
+        if parameters[name].shape != tensor.shape:
+            raise ValueError(f"{name}: got {tuple(tensor.shape)}, the model has {tuple(parameters[name].shape)}")
+    before = {name: parameters[name].data for name in weights}
     try:
         for name, tensor in weights.items():
-            own[name].data = tensor.to(own[name].dtype)
+            parameters[name].data = tensor.to(parameters[name].dtype)
         torch.clear_autocast_cache()
         yield
     finally:
         for name, tensor in before.items():
-            own[name].data = tensor
+            parameters[name].data = tensor
         torch.clear_autocast_cache()
 
 
 class EMA:
-    """A moving average of what trains: float32 copies, w <- d w + (1 - d) new after each optimiser step.
+    """Exponential moving average of the trainable parameters, float32: w <- d w + (1 - d) new after an optimiser step.
 
-    The decay warms up as min(decay, (1 + t) / (10 + t)), or a short run's average would stay at the start.
+    The decay warms up as min(decay, (1 + t) / (10 + t)): without it, the average of a short run is its initial model.
 
     Args:
-        model: where the average starts.
-        decay: in [0, 1); 0 is the model itself, one step late.
+        model: gives the initial average.
+        decay: in [0, 1); 0 is the current model, one step late.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
@@ -71,17 +71,17 @@ class EMA:
         return self.decay_after(self.steps)
 
     def decay_after(self, steps: int) -> float:
-        """Decay that is in force after so many updates."""
+        """Decay after a number of updates."""
         return min(self.decay, (1 + steps) / (10 + steps))
 
     def half_life_after(self, steps: int) -> float:
-        """Updates in which a change of the model arrives by half, at the decay in force after so many updates."""
+        """Updates after which half of a change of the model is in the average, at the decay after `steps` updates."""
         decay = self.decay_after(steps)
         return math.log(0.5) / math.log(decay) if decay else 0.0
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Move towards the model."""
+        """Update the average with the model's current parameters."""
         new = trainable_tensors(model)
         averages = list(self.weights.values())
         torch._foreach_lerp_(averages, [new[name].data.float() for name in self.weights], 1 - self.current_decay)
@@ -89,7 +89,7 @@ class EMA:
 
     @torch.no_grad()
     def distance(self, model: nn.Module) -> float:
-        """Euclidean distance to the model over all tensors."""
+        """Euclidean distance between the average and the model, over all tensors."""
         new = trainable_tensors(model)
         gaps = [(tensor - new[name]).norm() for name, tensor in self.weights.items()]
         return float(torch.stack(gaps).norm()) if gaps else 0.0

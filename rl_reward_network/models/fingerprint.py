@@ -1,14 +1,14 @@
-"""A short name for the weights of any network."""
+"""A short identifier of a network's weights."""
 
 import hashlib
 
 import torch
 
-FINGERPRINT_SAMPLES = 65536  # per tensor; smaller ones are read whole
+FINGERPRINT_SAMPLES = 65536  # per tensor; of a smaller tensor, all values are read
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:
-    """16 hex digits that change when a weight does: names, shapes and up to 65,536 evenly spaced values per tensor."""
+    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

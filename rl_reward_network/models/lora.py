@@ -1,7 +1,11 @@
-"""What trains and what does not: LoRA on the language model, frozen parts, and their saving, loading and merging.
+"""LoRA on the language model: setting up, freezing the rest, saving, loading and merging.
 
-Source: bytedance/Sa2VA@9832e1a trains LoRA, mlp1, text_hidden_fcs and the mask decoder. Dropout must be 0 while
-log-probabilities are taken for RL, or old, reference and new ones differ by noise.
+A folder of trained tensors holds LoRA in the format of peft (`adapter_config.json`, `adapter_model.safetensors`), all
+other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes (`lora.json`). Up to version
+0.7, LoRA was part of `trainable.safetensors`; both are read.
+
+Source: bytedance/Sa2VA@9832e1a trains LoRA, mlp1, text_hidden_fcs and the mask decoder. Dropout must be 0 in RL, or
+the log-probabilities of the old, reference and new policy differ by its noise.
 """
 
 import json
@@ -29,12 +33,13 @@ TRAINABLE = (
     "grounding_encoder.prompt_encoder.",
 )
 WEIGHTS, SETTINGS = "trainable.safetensors", "lora.json"
+PEFT_WEIGHTS, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
 
 
 def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora_dropout: float = 0.05) -> None:
     """Put LoRA layers on the seven linear layers of each language-model block, in place; only they are trainable.
 
-    Adapters are float32 whatever the model is: steps of RL size would round away in bfloat16.
+    Adapters are float32 for any dtype of the model: bfloat16 would round the small steps of RL to nothing.
 
     Raises:
         ValueError: the model has LoRA already, has no layer to put it on, r or alpha is not positive, or
@@ -49,19 +54,19 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
         )
     if not any(re.fullmatch(TARGETS, name) for name, _ in model.named_modules()):
         raise ValueError(
-            f"LoRA finds none of its layers in this model (names like {TARGETS}); name a Sa2VA whose language model is "
-            "Qwen2, or whose layers are named so"
+            f"the model has no layer for LoRA (names like {TARGETS}); give a Sa2VA whose language model has such layers"
         )
     config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=TARGETS, bias="none")
     model.add_adapter(config)
+    config.base_model_name_or_path = None  # transformers writes the word "None" for a model without a hub name
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()
-    model.train(model.training)  # peft makes its layers in training mode: dropout would be live in an evaluated model
+    model.train(model.training)  # peft's new layers are in training mode, whatever the model's mode is
 
 
 def freeze_parameters(model: PreTrainedModel) -> None:
-    """Freeze vision tower, language-model base and SAM 2's image encoder; leave LoRA and `TRAINABLE` to train."""
+    """Freeze all parameters except LoRA and `TRAINABLE`."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith(TRAINABLE))
 
@@ -81,11 +86,11 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
     rows = []
     rest = dict(model.named_parameters())
     for part, prefix in parts.items():
-        own = [rest.pop(name) for name in list(rest) if name.startswith(prefix) and "lora_" not in name]
-        rows.append((part, _count(own), _count(p for p in own if p.requires_grad)))
+        members = [rest.pop(name) for name in list(rest) if name.startswith(prefix) and "lora_" not in name]
+        rows.append((part, _count(members), _count(p for p in members if p.requires_grad)))
     lora = [rest.pop(name) for name in list(rest) if "lora_" in name]
-    for part, own in (("LoRA", lora), ("SAM 2 memory", list(rest.values()))):
-        rows.append((part, _count(own), _count(p for p in own if p.requires_grad)))
+    for part, members in (("LoRA", lora), ("SAM 2 memory", list(rest.values()))):
+        rows.append((part, _count(members), _count(p for p in members if p.requires_grad)))
     return rows
 
 
@@ -94,9 +99,9 @@ def _count(parameters: Iterable[Tensor]) -> int:
 
 
 def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str]:
-    """Names of trainable parameters that no loss gives a gradient to, found by one backward pass each.
+    """Names of trainable parameters without a gradient after one backward pass of each loss.
 
-    A gradient of exactly 0 everywhere counts as none, but for `lora_A`: it starts at 0 because `lora_B` is 0.
+    A gradient that is 0 everywhere counts as none, except for `lora_A`: it is 0 at first because `lora_B` is 0.
     """
     model.zero_grad(set_to_none=True)
     for loss in losses:
@@ -120,40 +125,71 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_trainable(model: PreTrainedModel, folder: Path) -> None:
-    """Write what was trained, and LoRA's sizes, as a folder that appears whole."""
-    settings = _lora_settings(model) if _lora_layers(model) else None
+    """Write LoRA and the other trained tensors, as a folder that appears whole."""
+    state = trainable_state(model)
+    lora = {_peft_name(name): state.pop(name) for name in list(state) if "lora_" in name}
     with whole_folder(folder) as temporary:
-        save_file(trainable_state(model), temporary / WEIGHTS)
+        save_file(state, temporary / WEIGHTS)
+        if lora:
+            save_file(lora, temporary / PEFT_WEIGHTS)
+            _lora_config(model).save_pretrained(str(temporary))
+        settings = _lora_settings(model) if lora else None
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
-def load_trainable(model: PreTrainedModel, folder: Path) -> None:
-    """Put saved tensors back, adding LoRA layers of the saved sizes where the model has none.
+def read_trainable(folder: Path) -> dict[str, Tensor]:
+    """The tensors that `save_trainable` wrote, by the model's names; folders of earlier versions are read, too.
+
+    Raises:
+        ValueError: a file is missing or broken.
+    """
+    state = _read_tensors(folder / WEIGHTS)
+    if (folder / PEFT_WEIGHTS).exists():
+        state |= {_own_name(name): tensor for name, tensor in _read_tensors(folder / PEFT_WEIGHTS).items()}
+    return state
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file}: not a whole safetensors file ({error})") from error
+
+
+def _peft_name(name: str) -> str:
+    """`x.lora_A.default.weight` -> `base_model.model.x.lora_A.weight`: without the adapter's name."""
+    return PEFT_PREFIX + name.replace(".default.", ".")
+
+
+def _own_name(peft_name: str) -> str:
+    """The inverse of `_peft_name`."""
+    return re.sub(r"\.(lora_[AB])\.", r".\1.default.", peft_name.removeprefix(PEFT_PREFIX))
+
+
+def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
+    """Load saved tensors into a model; LoRA layers of the saved sizes are added where it has none.
 
     Raises:
         ValueError: a file is missing or broken, or a tensor does not fit the model.
     """
-    settings = read_json(folder / SETTINGS)
-    try:
-        state = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{folder / WEIGHTS}: not a whole safetensors file ({error})") from error
+    folder = Path(folder)
+    settings, state = read_json(folder / SETTINGS), read_trainable(folder)
     if settings and not _lora_layers(model):
         setup_lora(model, **settings)
-    elif settings and (found := _lora_settings(model)) != settings:
-        raise ValueError(f"{folder / SETTINGS}: the adapter is of {settings}, the model's LoRA layers of {found}")
-    own = dict(model.named_parameters())
-    wrong = [name for name, tensor in state.items() if name not in own or own[name].shape != tensor.shape]
-    wrong += [name for name in own if "lora_" in name and name not in state]
+    elif settings and (present := _lora_settings(model)) != settings:
+        raise ValueError(f"{folder / SETTINGS}: the adapter is of {settings}, the model's LoRA layers of {present}")
+    parameters = dict(model.named_parameters())
+    wrong = [name for name, tensor in state.items() if name not in parameters or parameters[name].shape != tensor.shape]
+    wrong += [name for name in parameters if "lora_" in name and name not in state]
     if wrong:
         raise ValueError(f"{folder / WEIGHTS}: {len(wrong)} tensors do not fit this model, first {wrong[:3]}")
     with torch.no_grad():
         for name, tensor in state.items():
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
 
 
 def merge_lora(model: PreTrainedModel) -> None:
-    """Add LoRA into the base weights and take its layers out; outputs stay the same to rounding."""
+    """Add LoRA to the base weights and remove its layers; outputs stay the same to rounding."""
     for name, layer in _lora_layers(model):
         layer.merge()
         parent, _, child = name.rpartition(".")
@@ -165,7 +201,7 @@ def merge_lora(model: PreTrainedModel) -> None:
 
 @contextmanager
 def lora_off(model: nn.Module) -> Iterator[None]:
-    """LoRA adds nothing inside the block; peft's own switch would also flip requires_grad."""
+    """Inside the block, LoRA adds nothing; peft's own switch would also change `requires_grad`."""
     layers = [layer for _, layer in _lora_layers(model)]
     before = [dict(layer.scaling) for layer in layers]
     try:
@@ -177,8 +213,13 @@ def lora_off(model: nn.Module) -> Iterator[None]:
             layer.scaling.update(scaling)
 
 
-def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
+def _lora_config(model: PreTrainedModel) -> LoraConfig:
     config: Any = model.peft_config["default"]
+    return config
+
+
+def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
+    config = _lora_config(model)
     return {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
 
 

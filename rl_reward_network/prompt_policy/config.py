@@ -1,60 +1,83 @@
-"""Settings of PPO over prompts, named as in Stable-Baselines3, and how a short run is cut into rollouts."""
+"""Settings of PPO over prompts, each written once, under the names of Stable-Baselines3; presets are overrides."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from rl_reward_network.flags import Rare
 
 MIN_ROLLOUTS = 8  # fewer points are no curve, and fewer updates hardly move the policy
+Mode = Literal["quick", "full"]
+Preset = Literal["default", "published"]
 
 
 @dataclass(frozen=True)
-class PromptPPOConfig:
-    """Settings of PPO, named as in Stable-Baselines3."""
+class PPOSettings:
+    """Settings of PPO as a user gives them: None is the value of the preset."""
+
+    total_timesteps: int | None = None
+    """Prompts tried in training, over all environments, rounded up to whole rollouts: quick 2000, full 10000."""
+    n_envs: int | None = None
+    """Environments side by side (N_ENVS): quick 2, full 4."""
+    n_steps: Rare[int | None] = None
+    """Steps of each environment per rollout: 128, fewer where the run would otherwise have less than 8 rollouts."""
+    batch_size: Rare[int | None] = None
+    """Largest mini-batch, 64; a rollout is cut into equal ones."""
+    learning_rate: float | None = None
+    """Learning rate of Adam: quick 1e-3, full and published 3e-4."""
+    n_epochs: Rare[int] = 10
+    """Passes over each rollout."""
+    gamma: Rare[float | None] = None
+    """Discount factor, 0.99; without effect while episodes have one prompt (max_steps 1)."""
+    gae_lambda: Rare[float | None] = None
+    """Bias-variance trade-off of the advantages, 0.95; without effect while episodes have one prompt."""
+    clip_range: Rare[float] = 0.2
+    """Clip range of the probability ratio of an action."""
+    ent_coef: Rare[float] = 0.01
+    """Weight of the entropy bonus."""
+    vf_coef: Rare[float] = 0.5
+    """Weight of the value loss."""
+    max_steps: Rare[int] = 1
+    """Prompts per episode, all on one image; with more than one, the mask with the highest predicted score is used."""
+
+
+@dataclass(frozen=True)
+class PromptPPOConfig(PPOSettings):
+    """Complete settings of PPO."""
 
     total_timesteps: int = 2000
-    """Prompts tried in training, over all environments; rounded up to whole rollouts."""
     n_envs: int = 2
-    """Environments side by side."""
     n_steps: int = 128
-    """Steps of each environment per rollout; fewer where the run would otherwise have less than 8 rollouts."""
     batch_size: int = 64
-    """Largest mini-batch; a rollout is cut into equal ones."""
-    n_epochs: int = 10
-    """Passes over each rollout."""
     learning_rate: float = 3e-4
-    """Step size of Adam."""
     gamma: float = 0.99
-    """Discount; without effect while episodes have one prompt."""
     gae_lambda: float = 0.95
-    """Bias-variance trade-off of the advantages; without effect while episodes have one prompt."""
-    clip_range: float = 0.2
-    """Largest change of an action's probability ratio that is still rewarded."""
-    ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
-    """Weight of the value loss."""
-    max_steps: int = 1
-    """Prompts per episode."""
     seed: int = 0
     """Seed of the policy's weights, the sampled actions and the order of the images."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that would fail, or silently do something else, inside a run."""
+        """Refuse settings that would fail, or be changed silently, inside a run."""
         for name in ("total_timesteps", "n_envs", "n_steps", "n_epochs", "max_steps"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "give 1 or more")
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("learning_rate", "clip_range"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "give a number above 0")
+            _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
         for name in ("gamma", "gae_lambda"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "give a number from 0 to 1")
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
         for name in ("ent_coef", "vf_coef", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         rollout = self.n_steps * self.n_envs
-        _require(self.batch_size >= 2, "batch_size", self.batch_size, "give 2 or more: advantages are normalised in it")
-        remedy = f"give at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"
-        _require(self.batch_size <= rollout, "batch_size", self.batch_size, remedy)
-        _require(self.n_steps >= self.max_steps, "n_steps", self.n_steps, f"give max_steps = {self.max_steps} or more")
+        _require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more: advantages are normalised in it")
+        expected = f"at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"
+        _require(self.batch_size <= rollout, "batch_size", self.batch_size, expected)
+        _require(
+            self.n_steps >= self.max_steps,
+            "n_steps",
+            self.n_steps,
+            f"{self.max_steps} or more, the max_steps of an episode",
+        )
         fewest = MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
-        remedy = f"give {fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
-        _require(self.total_timesteps >= fewest, "total_timesteps", self.total_timesteps, remedy)
+        expected = f"{fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
+        _require(self.total_timesteps >= fewest, "total_timesteps", self.total_timesteps, expected)
 
     @property
     def rollout_steps(self) -> int:
@@ -74,7 +97,31 @@ class PromptPPOConfig:
         return max(2, math.ceil(rollout / math.ceil(rollout / self.batch_size)))
 
 
-def _require(holds: bool, field: str, value: object, remedy: str) -> None:
-    """One wording for every refused setting."""
+def _require(holds: bool, field: str, value: object, expected: str) -> None:
+    """Raise a ValueError unless a condition holds."""
     if not holds:
-        raise ValueError(f"{field}: got {value}; {remedy}")
+        raise ValueError(f"{field} is {value}, expected {expected}")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"total_timesteps": 2000, "n_envs": 2, "learning_rate": 1e-3},
+    "full": {"total_timesteps": 10000, "n_envs": 4},
+    "published": {"learning_rate": 3e-4},  # too low for the 8 rollouts of quick, see docs/log.md
+}
+
+
+def with_preset(settings: PPOSettings, mode: Mode, preset: Preset = "default", seed: int = 0) -> PromptPPOConfig:
+    """Settings of a mode and a preset, with the user's changes.
+
+    Without a batch_size of the user's, a rollout smaller than the preset's batch is one mini-batch.
+
+    Raises:
+        ValueError: a setting is out of range, or settings do not fit each other.
+    """
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    given = {name: value for name, value in given.items() if value is not None}
+    values = {**PRESETS[mode], **PRESETS.get(preset, {}), **given}
+    if {"n_envs", "n_steps"} & given.keys() and "batch_size" not in given:
+        rollout = values["n_envs"] * values.get("n_steps", PromptPPOConfig.n_steps)
+        values["batch_size"] = max(2, min(PromptPPOConfig.batch_size, rollout))
+    return PromptPPOConfig(seed=seed, **values)

@@ -1,4 +1,4 @@
-"""The evaluation as a whole: every prompt on test patients, the policy beside its baselines, the report."""
+"""The evaluation of a prompt policy: all prompts on test patients, the policy beside its baselines, the report."""
 
 import json
 import time
@@ -10,41 +10,42 @@ import numpy as np
 
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.embedded.datasets import is_rendered
+from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
-from rl_reward_network.evaluation.overlays import Overlay, expected_errors
+from rl_reward_network.evaluation.overlays import Overlay
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
-from rl_reward_network.inputs.loading import World, open_world
-from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.saved import saved_config
+from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
-from rl_reward_network.prompt_policy.stage import REWARD_NET, TABLES
-from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, prompt_tables, ridge_choices
+from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import truth_map
-from rl_reward_network.runs.folder import world_config
+from rl_reward_network.rewards.learned import foreground_prob
+from rl_reward_network.runs.folder import REWARD_NET
 
-FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # how often Sa2VA ran
-SPLIT = "test"  # patients of val have decided what is deployed, so they prove nothing any more
+FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
+SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """What may be elsewhere than in training; None is as it was."""
+class MovedInputs:
+    """Paths and devices that may differ from training; None is the value of training."""
 
     data_root: Path | None = None
-    """Where the data are now, if not where they were in training."""
+    """Folder of the data, if it was moved since training."""
     base_model: str | None = None
-    """Where Sa2VA is now, if not where it was in training."""
+    """Folder of Sa2VA, if it was moved since training."""
     gpu: int | None = None
-    """Index of the GPU; -1 is the CPU; without it as in training."""
+    """Index of the GPU, -1 for the CPU; by default as in training."""
     segment_batch: int | None = None
-    """Prompts decoded at once (SEGMENT_BATCH); without it as in training."""
+    """Prompts decoded at once (SEGMENT_BATCH); by default as in training."""
 
 
 def run_evaluation_stage(
-    final_model: Path, where: Whereabouts, images: int | None = None, show_names: bool = False
+    final_model: Path, where: MovedInputs, images: int | None = None, show_names: bool = False
 ) -> tuple[EvaluationResult, Path]:
     """Compare a policy with its baselines, and write `<run>/evaluation/`.
 
@@ -53,24 +54,24 @@ def run_evaluation_stage(
         where: model and data, if they were moved.
         images: at most this many test images, one per series before a second; None is all. The folder is then called
             `evaluation_<number>`.
-        show_names: names of images and patients stand in the report in place of their hashes.
+        show_names: write the names of images and patients into the report, not their hashes.
 
     Returns:
-        What was measured, and the path of report.html.
+        The result, and the path of report.html.
 
     Raises:
-        ValueError: the run is not whole, or data, model or reward network are others than in training.
+        ValueError: the run is incomplete, or data, model or reward network differ from training.
     """
     if images is not None and images < 1:
         raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
     start, run = time.perf_counter(), final_model.parent
     config = read_policy_config(final_model)
-    rollouts, seen = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
+    rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
     world = _open_as_trained(config, where, run)
     network = _reward_network(config, world, run).to(world.config.device)
     samples = world.pick(SPLIT, images or len(world.samples))
     entries = prompt_tables(world, samples, network, f"{SPLIT} patients", config["plan"]["vision_features"])
-    comparison, chosen = _compared(config, final_model, seen, entries)
+    comparison, chosen = _compared(config, final_model, trained_on, entries)
     result = EvaluationResult(
         comparison,
         world.prompts,
@@ -84,24 +85,24 @@ def run_evaluation_stage(
 
 
 def _compared(
-    config: dict[str, Any], final_model: Path, seen: dict[str, list[PromptTable]], entries: list[PromptTable]
+    config: dict[str, Any], final_model: Path, trained_on: dict[str, list[PromptTable]], entries: list[PromptTable]
 ) -> tuple[Comparison, np.ndarray]:
     """All rows on the test images, and the policy's prompts int64 (N,)."""
     plan, policy = config["plan"], load_policy(final_model)
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
     chosen = choose_prompts(policy, contexts, steps, reward == "net")
-    picks = {POLICY: chosen, RIDGE: ridge_choices(seen["policy"], entries, reward)}
-    val, deployment = [entry.table for entry in seen["val"]], _deployment(config["deployment"])
+    picks = {POLICY: chosen, RIDGE: ridge_choices(trained_on["policy"], entries, reward)}
+    val, deployment = [entry.table for entry in trained_on["val"]], _deployment(config["deployment"])
     return compare(val, tables, picks, deployment, config["world"]["seed"], steps), chosen
 
 
-def _open_as_trained(config: dict[str, Any], where: Whereabouts, run: Path) -> World:
+def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
     """The world of the run; a split that no longer fits the data is an error."""
-    own = world_config(run, config, where.data_root, where.base_model)
-    gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else own.gpu
-    own = replace(own, gpu=gpu, segment_batch=where.segment_batch or own.segment_batch)
-    world = open_world(own, run / "split.json", config["prompts"])
+    settings, limits = saved_config(run, config, where.data_root, where.base_model)
+    gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
+    limits = replace(limits, segment_batch=where.segment_batch or limits.segment_batch)
+    world = open_inputs(replace(settings, gpu=gpu), limits, run / "split.json", config["prompts"])
     if config["model_fingerprint"] != (found := world.segmenter.fingerprint):
         raise ValueError(
             f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {found}; "
@@ -111,23 +112,23 @@ def _open_as_trained(config: dict[str, Any], where: Whereabouts, run: Path) -> W
     return world
 
 
-def _reward_network(config: dict[str, Any], world: World, run: Path) -> RewardNetwork:
-    """The network that rewarded this run, proven to be the same one."""
+def _reward_network(config: dict[str, Any], world: RunInputs, run: Path) -> RewardNetwork:
+    """The reward network of this run, checked by its fingerprint."""
     path = run / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
     check_no_leak(world.split, network, path)
     if network.fingerprint != config["reward_net_fingerprint"]:
-        raise ValueError(f"{path}: has other weights than in training; copy the run folder again, or run step 2 again")
+        raise ValueError(f"{path}: weights differ from training; copy the run folder again, or run step 2 again")
     return network
 
 
 def _deployment(saved: dict[str, Any]) -> Deployment:
-    """What validation decided, from the policy's config.json."""
+    """The decision of the validation, from the policy's config.json."""
     return Deployment(**{**saved, "difference": Estimate(**saved["difference"])})
 
 
 def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
-    """The training's curves."""
+    """The rows of the training's metrics.jsonl."""
     try:
         return tuple(json.loads(line) for line in path.read_text().splitlines())
     except (OSError, json.JSONDecodeError) as error:
@@ -135,22 +136,22 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    world: World, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
+    world: RunInputs, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
-        masks = world.probabilities(image) > 0.5
-        mine = masks[chosen[index]]
-        errors = expected_errors(mine, truth_map(network, image))
-        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mine, errors))
+        masks = action_masks(world.prompts, world.probabilities(image) > 0.5)
+        policy_mask = masks[chosen[index]]
+        errors = error_map(policy_mask.astype(np.float32), foreground_prob(network, image))
+        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], policy_mask, errors))
     return tuple(overlays)
 
 
 def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
-    """Whether a plain segmenter would serve better than any choice of prompts: the reward network is one."""
+    """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts."""
     own = np.array([entry.own_dice for entry in entries if entry.own_dice is not None])
     if not len(own):
         return ()
@@ -159,21 +160,21 @@ def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[
     return (plain_segmenter(own, best, groups, "the best prompt of each image", "any choice of prompts"),)
 
 
-def rehearsal_note(world: World) -> tuple[str, ...]:
-    """The embedded model on images that are not its own says nothing about Sa2VA."""
+def rehearsal_note(world: RunInputs) -> tuple[str, ...]:
+    """A note on the embedded model when it is evaluated on images that were not rendered for it."""
     own = world.config.model_path != DEFAULT_MODEL or is_rendered(world.config.data_root)
     return () if own else (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
 
 
-def _names(world: World, samples: list[Sample]) -> dict[str, str]:
-    """The file of each image below images/ and the name of each patient, by their hashes."""
+def _names(world: RunInputs, samples: list[Sample]) -> dict[str, str]:
+    """The file name of each image below images/ and the name of each patient, by their hashes."""
     images = world.config.data_root / "images"
     files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
     return files | {sample.group_id: sample.group for sample in samples}
 
 
-def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, Any]:
-    """What the reader of the report must know about where the numbers come from."""
+def _about(config: dict[str, Any], world: RunInputs, minutes: float) -> dict[str, Any]:
+    """Provenance of the numbers, for the report."""
     plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
     since = " (since it was resumed)" if config["resumed"] else ""
     return {
@@ -182,7 +183,7 @@ def _about(config: dict[str, Any], world: World, minutes: float) -> dict[str, An
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
-        "data": world.seen,
+        "data": world.summary,
         "data fingerprint": config["data_fingerprint"][:16],
         "reward network": ", ".join(
             [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]

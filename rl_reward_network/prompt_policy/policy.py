@@ -1,4 +1,4 @@
-"""The prompt policy itself: its network, how it chooses, and the folder it is kept in."""
+"""The prompt policy: its network, how it chooses prompts, and its folder."""
 
 import io
 import pickle
@@ -26,12 +26,12 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
-STANDARDISED_LIMIT = 10.0  # standard deviations; an odd image must not push the network where it never was
-LEAST_STD = 1e-4  # of a feature's range: one that is constant in training must not blow up rounding noise
+STANDARDISED_LIMIT = 10.0  # standard deviations; limits the input of the network for unusual images
+LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
 
 
 class Standardise(BaseFeaturesExtractor):
-    """Observations less a fixed mean, over a fixed standard deviation, clipped: part of the policy, saved with it."""
+    """Standardises observations by a fixed mean and standard deviation, and clips them; saved with the policy."""
 
     def __init__(self, observation_space: gym.spaces.Box, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(observation_space, features_dim=len(mean))
@@ -45,7 +45,7 @@ class Standardise(BaseFeaturesExtractor):
 
 
 def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
-    """SB3's `policy_kwargs` for a policy that standardises by these images, but for progress and best score."""
+    """SB3's `policy_kwargs` for a policy that standardises by these images, except progress and best score."""
     features = np.stack([context.features for context in contexts]).astype(np.float64)
     low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
     std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
@@ -54,7 +54,7 @@ def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
 
 
 def _architecture(mean: Sequence[float], std: Sequence[float], net_arch: Sequence[int]) -> dict[str, Any]:
-    """The one place that says how the network is built."""
+    """SB3's `policy_kwargs`, for training and for loading."""
     return {
         "net_arch": list(net_arch),
         "features_extractor_class": Standardise,
@@ -70,55 +70,55 @@ def try_prompts(
     max_steps: int = 1,
     sees_scores: bool = True,
 ) -> np.ndarray:
-    """int64 (N,): the prompt whose mask is kept on each image.
+    """int64 (N,): the prompt chosen for each image.
 
-    With one step that is the most probable prompt; with more, of the prompts tried one after the other (always the most
-    probable one) the first with the best score.
+    With one step it is the most probable prompt. With more steps the most probable prompt is tried at each step, and
+    the first one with the best score is chosen.
 
     Args:
         policy: a trained one.
-        contexts: N images; of these only the features are used.
-        score: int (N,) prompts -> float (N,) the reward network's score of their masks; asked only when max_steps > 1.
+        contexts: N images; only their features are used.
+        score: int (N,) prompts -> float (N,) the reward network's score of their masks; called only when max_steps > 1.
         max_steps: prompts tried per image.
-        sees_scores: whether the policy is told the best score so far, as it was in training.
+        sees_scores: whether the observation has the best score so far, as in training.
     """
     tried, scores, best = [], [], np.zeros(len(contexts))
     for step in range(max_steps):
-        seen = observations(contexts, step / max_steps, best if sees_scores else 0.0)
-        tried.append(policy.predict(seen, deterministic=True)[0].astype(np.int64))
+        batch = observations(contexts, step / max_steps, best if sees_scores else 0.0)
+        tried.append(policy.predict(batch, deterministic=True)[0].astype(np.int64))
         if max_steps > 1:
             scores.append(score(tried[-1]))
             best = np.maximum(best, scores[-1])
-    kept = np.argmax(scores, axis=0) if max_steps > 1 else np.zeros(len(contexts), dtype=np.int64)
-    return np.stack(tried)[kept, np.arange(len(contexts))]
+    best_step = np.argmax(scores, axis=0) if max_steps > 1 else np.zeros(len(contexts), dtype=np.int64)
+    return np.stack(tried)[best_step, np.arange(len(contexts))]
 
 
 def choose_prompts(
     policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int = 1, sees_scores: bool = True
 ) -> np.ndarray:
-    """`try_prompts` on images whose scores are known."""
+    """`try_prompts` on images with known scores."""
     table = np.stack([context.scores for context in contexts])
     return try_prompts(policy, contexts, lambda tried: table[np.arange(len(table)), tried], max_steps, sees_scores)
 
 
 def save_policy(model: PPO, folder: Path, description: dict[str, Any]) -> None:
-    """The folder `load_policy` reads, whole or not at all; `description` goes into its config.json."""
+    """Write the folder that `load_policy` reads, atomically; `description` goes into its config.json."""
     vision = model.observation_space.shape[0] - IMAGE_FEATURES - EPISODE_FEATURES  # type: ignore[index]
-    own = {
+    network = {
         "observation": [entry.name for entry in observation_table(vision)],
         "vision_features": vision,
         "net_arch": list(NET_ARCH),
     }
     with whole_folder(folder) as temporary:
         model.save(temporary / "policy.zip")
-        write_json(temporary / "config.json", {**description, **own})
+        write_json(temporary / "config.json", {**description, **network})
 
 
 def load_policy(folder: Path) -> ActorCriticPolicy:
     """The policy of a `final_model` folder, rebuilt from its weights alone: nothing is unpickled.
 
     Raises:
-        ValueError: config.json or policy.zip is missing or damaged, or was made for other observations.
+        ValueError: config.json or policy.zip is missing or damaged, or the policy has other observations.
     """
     config, archive = read_policy_config(folder), folder / "policy.zip"
     names = [entry.name for entry in observation_table(config["vision_features"])]
@@ -143,10 +143,10 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
 
 
 def policy_folder(path: Path) -> Path:
-    """The final_model folder of a run of step 2, named by itself or by the run.
+    """The final_model folder of a run of step 2, from its path or the path of the run.
 
     Raises:
-        ValueError: a GRPO run, which has trained the model and no policy.
+        ValueError: the folder is of a GRPO run, which has no policy.
     """
     refuse_unmerged(path)
     return path / "final_model" if (path / "final_model" / "config.json").exists() else path
@@ -159,32 +159,34 @@ def deployed_prompt(
     vision_features: np.ndarray | None,
     score: Callable[[int], float],
 ) -> int:
-    """The prompt that a policy chooses for a new image.
+    """The index of the prompt that a policy chooses for a new image.
 
     Args:
         policy: of `load_policy`.
         trained: its config.json.
         image: uint8 (H, W, 3).
-        vision_features: float32 (C,), Sa2VA's pooled features; used where the policy was trained with them.
-        score: the reward network's score of a prompt's mask, asked only where the policy tries several.
+        vision_features: float32 (C,), Sa2VA's pooled features; used only if the policy was trained with them.
+        score: the reward network's score of a prompt's mask; called only if the policy tries several.
 
     Raises:
-        ValueError: the policy was made for another model's features.
+        ValueError: the policy was trained with features of another model.
     """
     plan, prompts = trained["plan"], trained["prompts"]
-    seen = observe_image(image, vision_features if plan["vision_features"] else None)
-    if len(seen) + EPISODE_FEATURES != len(trained["observation"]):
+    features = observe_image(image, vision_features if plan["vision_features"] else None)
+    if len(features) + EPISODE_FEATURES != len(trained["observation"]):
         raise ValueError("--policy: trained on a Sa2VA with features of another width; leave --model_path out")
-    context = PromptContext("new image", seen, np.zeros(len(prompts), dtype=np.float32))
-    steps, sees = plan["ppo"]["max_steps"], plan["reward"] == "net"
-    return int(try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), steps, sees)[0])
+    context = PromptContext("new image", features, np.zeros(len(prompts), dtype=np.float32))
+    max_steps, sees_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    return int(
+        try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), max_steps, sees_scores)[0]
+    )
 
 
 def read_policy_config(folder: Path) -> dict[str, Any]:
     """config.json of a `final_model` folder.
 
     Raises:
-        ValueError: it is missing, or a field is; names the remedy.
+        ValueError: the file or a field is missing; names the remedy.
     """
     path, remedy = folder / "config.json", "name the final_model folder of a run of this version, or train one"
     try:

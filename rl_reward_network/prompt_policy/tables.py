@@ -1,4 +1,4 @@
-"""Every prompt's mask on an image, scored and measured: what PPO learns from and what the evaluation compares."""
+"""Scores and metrics of each prompt's mask on an image: the data of PPO and of the evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +10,27 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.actions import action_masks
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, Reward, prompt_rewards
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
-from rl_reward_network.inputs.loading import World
-from rl_reward_network.rewards.learned import Judge, judge_masks
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.rewards.learned import ImageScorer, MaskQualityModel
 from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.table import RewardName
+
+TABLES = "tables.json"  # in the folder of a run
 
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:
-    """One image as the policy sees it and as the evaluation measures it.
+    """One image: its features for the policy, and the metrics of its masks for the evaluation.
 
     Args:
         features: float32 (F,), from `observe_image`.
         table: score and metrics of every prompt's mask.
-        own_dice: Dice of the reward network's own segmentation, its truth map cut at 0.5; None when unlabelled.
+        own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled.
     """
 
     features: np.ndarray
@@ -36,39 +40,38 @@ class PromptTable:
     @property
     def context(self) -> PromptContext:
         """The image as the environment takes it."""
-        table = self.table
-        dice, iou = (table.metrics["dice"], table.metrics["iou"]) if table.metrics else (None, None)
-        return PromptContext(table.sample_id, self.features, table.scores, dice, iou)
+        return PromptContext(self.table.sample_id, self.features, self.table.scores, self.table.metrics or {})
 
 
 def prompt_tables(
-    world: World, samples: list[Sample], network: Judge, desc: str, vision_features: bool
+    world: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
 ) -> list[PromptTable]:
-    """Every prompt's mask on every sample, scored by the reward network and, where labelled, measured.
+    """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
 
-    The score is of the binary mask, the one a user gets.
+    Masks are binary, as in deployment.
 
     Args:
         world: where the masks come from.
         samples: N of them.
         network: the reward network.
         desc: name of the progress bar.
-        vision_features: whether the policy sees Sa2VA's pooled features, too.
+        vision_features: whether the features have Sa2VA's pooled features, too.
     """
     return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
 
 
-def _prompt_table(world: World, sample: Sample, network: Judge, vision_features: bool) -> PromptTable:
+def _prompt_table(world: RunInputs, sample: Sample, network: MaskQualityModel, vision_features: bool) -> PromptTable:
     image = sample.load_image()
     answer = world.bank.answer(image)
-    masks = world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5
-    judged, truth = judge_masks(network, image, masks.astype(np.float32)), sample.load_mask()
-    table = measure_sample(sample.sample_id, sample.group_id, judged["score"], masks, truth)
-    own = None if truth is None else float(dice(judged["truth_map"][None] > 0.5, truth[None])[0])
-    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own)
+    masks = action_masks(world.prompts, world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
+    scorer, truth = ImageScorer(network, image), sample.load_mask()
+    scores = scorer.quality(masks.astype(np.float32))["score"]
+    table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
+    own_dice = None if truth is None else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
+    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own_dice)
 
 
-def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: Reward) -> np.ndarray:
+def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: RewardName) -> np.ndarray:
     """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
     rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
     features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
@@ -76,12 +79,12 @@ def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], rewa
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:
-    """Features, scores and metrics of every prompt on every image, by split; ids are hashes."""
+    """Write features, scores and metrics of each prompt on each image, by split; ids are hashes."""
     write_json(path, {name: [_to_json(entry) for entry in entries] for name, entries in tables.items()})
 
 
 def load_tables(path: Path) -> dict[str, list[PromptTable]]:
-    """What `save_tables` wrote.
+    """Read what `save_tables` wrote.
 
     Raises:
         ValueError: the file is missing or not of this form.

@@ -1,7 +1,7 @@
-"""The design that step 1 has to beat: a small CNN that pools image and mask to one number.
+"""The baseline of step 1: a small CNN that predicts the Dice from image and mask by global pooling.
 
-As in the project before this one: four input channels, about 140,000 parameters, images and masks resized to 256 x 256,
-one mask of each training image (the default prompt's), mean squared error on its Dice.
+Same design as in the previous version of this project: four input channels, about 140,000 parameters, images and masks
+resized to 256 x 256, one mask per training image (the default prompt's), mean squared error of its Dice.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +21,10 @@ Predictor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class PooledCNN(nn.Module):
-    """Image and mask to one number: strided convolutions, global average, a sigmoid."""
+    """Strided convolutions, global average pooling and a sigmoid."""
 
     def __init__(self) -> None:
-        """Fresh weights from torch's global seed."""
+        """Initialise the weights from torch's global seed."""
         super().__init__()
         layers: list[nn.Module] = []
         for inputs, outputs in zip((4, *WIDTHS), WIDTHS, strict=False):
@@ -38,7 +38,7 @@ class PooledCNN(nn.Module):
 
 
 def train_pooled_cnn(examples: Iterable[RewardExample], seed: int) -> Predictor:
-    """Train it on the default prompt's mask of each example.
+    """Train the baseline on the default prompt's mask of each example.
 
     Returns:
         A function from an image uint8 (H, W, 3) and masks bool (P, H, W) to predicted Dice (P,).
@@ -50,8 +50,8 @@ def train_pooled_cnn(examples: Iterable[RewardExample], seed: int) -> Predictor:
     network = PooledCNN()
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
-        for chosen in torch.randperm(len(inputs)).split(BATCH_SIZE):
-            loss = F.mse_loss(network(inputs[chosen].float() / 255), targets[chosen])
+        for rows in torch.randperm(len(inputs)).split(BATCH_SIZE):
+            loss = F.mse_loss(network(inputs[rows].float() / 255), targets[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -67,7 +67,7 @@ def train_pooled_cnn(examples: Iterable[RewardExample], seed: int) -> Predictor:
 
 
 def _stack(image: np.ndarray, masks: np.ndarray) -> Tensor:
-    """uint8 (P, 4, 256, 256): the image and each of its masks, resized as the predecessor did."""
+    """uint8 (P, 4, 256, 256): the image and each of its masks, resized."""
     picture = torch.from_numpy(image.transpose(2, 0, 1)[None].copy()).float()
     picture = F.interpolate(picture, size=(SIDE, SIDE), mode="bilinear", antialias=True)
     stack = F.interpolate(torch.from_numpy(masks[:, None]).float() * 255, size=(SIDE, SIDE), mode="nearest")

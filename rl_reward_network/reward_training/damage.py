@@ -1,8 +1,7 @@
-"""Masks that are wrong in known ways: what the reward network learns to judge.
+"""Damaged masks: training data of the reward network.
 
-Each family is a pure function of a mask and a random generator, equal generators give equal masks, and the input is
-left as it was. A family may leave little or nothing (an eroded one-pixel vessel is gone): the result is then an empty
-mask, which has a true Dice of 0 like any other and stays in use.
+Each family of damage is a pure function of a mask and a random generator; the input is not modified. The result may be
+empty (an eroded vessel of one pixel disappears). Empty masks are kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ def dilate(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def erode(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mask shrunk by 1 or 2 pixels, but not from the image border; thin parts vanish."""
+    """The mask shrunk by 1 or 2 pixels, but not from the image border; thin parts disappear."""
     return ndimage.binary_erosion(mask, morphology.disk(rng.integers(1, 3)), border_value=1)
 
 
@@ -43,7 +42,7 @@ def drop_branches(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def shift(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mask moved by 1 to 8 pixels along each axis; what enters at the border repeats the edge."""
+    """The mask moved by 1 to 8 pixels along each axis; the border is padded with edge values."""
     reach = [min(int(distance), size) for distance, size in zip(rng.integers(1, 9, 2), mask.shape, strict=True)]
     top, left = (2 * distance * int(rng.integers(0, 2)) for distance in reach)
     padded = np.pad(mask, [(distance, distance) for distance in reach], mode="edge")
@@ -51,7 +50,7 @@ def shift(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def cut_out(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mask with 1 to 5 elliptic holes of 5 to 25 % of the image size, each on the object."""
+    """The mask with 1 to 5 elliptic holes of 5 to 25 % of the image size, centred on the object."""
     result, pixels = mask.copy(), np.argwhere(mask)
     for _ in range(rng.integers(1, 6) if len(pixels) else 0):
         centre = pixels[rng.integers(len(pixels))]
@@ -68,7 +67,7 @@ def false_blobs(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def false_tubes(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mask with 1 to 4 curved tubes of 1 to 7 pixels across, such as a catheter or a rib edge."""
+    """The mask with 1 to 4 curved tubes of 1 to 7 pixels width, such as a catheter or a rib edge."""
     tubes = np.zeros_like(mask)
     for _ in range(rng.integers(1, 5)):
         (r0, c0), (r1, c1), (r2, c2) = rng.integers(0, mask.shape, (3, 2)).tolist()
@@ -92,8 +91,8 @@ def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Da
 
     Args:
         mask: bool (H, W).
-        rng: the only source of randomness.
-        families: those to draw from; leave some out to keep them unseen.
+        rng: source of randomness.
+        families: families to draw from.
 
     Returns:
         bool (H, W); it may be empty.
@@ -112,14 +111,14 @@ def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Da
 
 
 def ridge_masks(image: np.ndarray) -> np.ndarray:
-    """Masks from a source of its own, no network and no label: Sato's ridge filter, at three thresholds around Otsu's.
+    """Masks without network or label: Sato's ridge filter at three thresholds around Otsu's.
 
     Args:
         image: uint8 (H, W, 3), RGB.
 
     Returns:
-        bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the loosest threshold to the
-        strictest; empty on an image without any ridge.
+        bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the lowest threshold to the
+        highest; empty for an image without ridges.
     """
     grey = color.rgb2gray(image)
     masks = []

@@ -1,7 +1,6 @@
-"""The masks a reward network learns from and is tested on: the segmenter's, and the true mask damaged in known ways.
+"""Masks for training and testing a reward network: the segmenter's, and damaged copies of the true mask.
 
-One family of damage and one source of masks are kept out of training, so that the test tells what the network makes of
-masks unlike those it knows.
+One family of damage and one source of masks are excluded from training; the test measures generalisation on them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,25 +15,25 @@ UNSEEN_FAMILY = "shift"
 SEEN_FAMILIES = {name: family for name, family in DAMAGES.items() if name != UNSEEN_FAMILY}
 SEGMENTER, SEEN, UNSEEN, RIDGE = "Sa2VA", "damage seen in training", "damage never seen", "ridge filter, never seen"
 SOURCES = (SEGMENTER, SEEN, UNSEEN, RIDGE)
-ON_OBJECT = 0.75  # share of windows centred on the object: an empty window teaches only the empty-mask rule
+ON_OBJECT = 0.75  # share of windows centred on a pixel of the object; others are often empty
 DICE_BINS = 10
 
 
 class RewardExample(NamedTuple):
-    """One labelled image and the masks a segmenter gave for it."""
+    """One labelled image and the segmenter's masks of it."""
 
     image: np.ndarray
     """uint8 (H, W, 3), RGB."""
     truth: np.ndarray
     """bool (H, W)."""
     masks: np.ndarray
-    """bool (P, H, W), one per prompt, the default prompt's first; P may be 0."""
+    """bool (P, H, W), one per prompt, the default prompt first; P may be 0."""
     group_id: str
     """Hash of the patient or group."""
 
 
 class Windows(NamedTuple):
-    """N square windows of side S at native resolution, and M masks in each: what the network trains on."""
+    """Training data: N square windows of S pixels at native resolution, with M masks each."""
 
     image: np.ndarray
     """uint8 (N, S, S, 3), RGB."""
@@ -47,19 +46,19 @@ class Windows(NamedTuple):
 
 
 def make_windows(examples: Iterable[RewardExample], each: int, side: int, masks: int, seed: Sequence[int]) -> Windows:
-    """`each` windows of every example, at random places, most often with the object at the centre.
+    """Cut windows of every example at random places, three quarters of them centred on the object.
 
-    Each has the true mask, up to half segmenter's masks, and for the rest the true mask damaged by the seen families.
+    The masks of a window are the true mask, masks of the segmenter (at most half), and damaged copies of the true mask.
 
     Args:
-        examples: at least one; consumed one by one, so that a generator keeps one image in memory at a time.
-        each: windows of an example.
+        examples: at least one; a generator is consumed lazily, with one image in memory at a time.
+        each: windows per example.
         side: S in pixels of the original image, a multiple of 4; smaller images are mirrored up to it.
         masks: M.
         seed: equal seeds and examples give equal windows.
 
     Raises:
-        ValueError: arrays of a wrong dtype or shape; the message names the example and the field.
+        ValueError: another dtype or shape; the message names the example and the field.
     """
     drawn = []
     for index, example in enumerate(examples):
@@ -70,8 +69,9 @@ def make_windows(examples: Iterable[RewardExample], each: int, side: int, masks:
 
 
 def balance(dice: np.ndarray) -> np.ndarray:
-    """How likely to draw each of M masks of N windows, float (N, M), rows sum to 1, so that every tenth of the range of
-    Dice (N, M) becomes about equally common.
+    """Sampling probabilities float (N, M) of the M masks of N windows from their Dice (N, M).
+
+    Each row sums to 1. A mask is weighted by the inverse frequency of its tenth of the range of Dice.
     """
     bins = np.minimum((dice * DICE_BINS).astype(int), DICE_BINS - 1)
     rarity = 1 / np.bincount(bins.ravel(), minlength=DICE_BINS).clip(1)[bins]
@@ -86,7 +86,7 @@ def unpack(masks: np.ndarray, side: int) -> np.ndarray:
 def source_masks(
     example: RewardExample, rng: np.random.Generator, count: int, sources: Sequence[str] = SOURCES
 ) -> dict[str, np.ndarray]:
-    """Masks of a whole image by source, bool (n, H, W) each: `count` of each kind of damage, all of the others."""
+    """Masks of a whole image by source, bool (n, H, W): `count` for each kind of damage, all of the other sources."""
     make = {
         SEGMENTER: lambda: example.masks,
         SEEN: lambda: np.stack([damage(example.truth, rng, SEEN_FAMILIES) for _ in range(count)]),
@@ -116,7 +116,7 @@ def _draw_window(
 
 
 def _corner(truth: np.ndarray, side: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Top left corner of a window inside the image, most often with a pixel of the object at its centre."""
+    """Top left corner of a random window inside the image."""
     last = np.maximum(np.array(truth.shape) - side, 0)
     pixels = np.flatnonzero(truth)
     if len(pixels) and rng.random() < ON_OBJECT:
@@ -128,14 +128,14 @@ def _corner(truth: np.ndarray, side: int, rng: np.random.Generator) -> tuple[int
 
 
 def _cut(array: np.ndarray, top: int, left: int, side: int) -> np.ndarray:
-    """The side x side window of an (H, W) or (H, W, C) array, mirrored where the image ends."""
+    """The side x side window of an (H, W) or (H, W, C) array, mirrored beyond the image border."""
     window = array[top : top + side, left : left + side]
     margins = [(0, side - window.shape[0]), (0, side - window.shape[1]), (0, 0)]
     return np.pad(window, margins[: array.ndim], mode="symmetric")
 
 
 def _check_example(example: RewardExample, where: str) -> None:
-    """Refuse arrays that would be misread."""
+    """Raise a ValueError for arrays of another dtype or shape."""
     image, truth, masks = example.image, example.truth, example.masks
     if truth.dtype != bool or truth.ndim != 2 or truth.size == 0:
         raise ValueError(f"{where}.truth must be bool (H, W), got {truth.dtype} {truth.shape}")

@@ -1,4 +1,4 @@
-"""A sheet of pictures that shows where a reward network thinks masks are wrong, and where they are."""
+"""An image of masks with the predicted and the true error map beside each."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ INCHES = 2.6  # of one picture
 
 
 class SheetRow(NamedTuple):
-    """One mask and what is said about it."""
+    """One mask with its predicted and true errors."""
 
     image: np.ndarray
     """uint8 (H, W, 3), RGB."""
@@ -26,7 +26,7 @@ class SheetRow(NamedTuple):
     true_error: np.ndarray
     """bool (H, W)."""
     source: str
-    """Where the mask comes from."""
+    """Source of the mask, one of `masks.SOURCES`."""
     predicted_dice: float
     half_width: float
     """Of the 90 % interval around `predicted_dice`."""
@@ -34,13 +34,13 @@ class SheetRow(NamedTuple):
 
 
 def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
-    """Draw the rows below each other into a PNG, which appears whole.
+    """Draw the rows into a PNG, which is written atomically.
 
     Raises:
         ValueError: there are no rows.
     """
     if not rows:
-        raise ValueError(f"{path}: no masks to show")
+        raise ValueError(f"{path}: got no masks")
     figure = Figure(figsize=(INCHES * len(COLUMNS), (INCHES + 0.35) * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), len(COLUMNS), squeeze=False)

@@ -9,19 +9,29 @@ from typing import Any, NamedTuple
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split
-from rl_reward_network.inputs.loading import RewardExamples, World, WorldConfig
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.agreement import judge_agreement, sheet_rows
+from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
+from rl_reward_network.reward_training.examples import RewardExamples
 from rl_reward_network.reward_training.masks import Windows, make_windows
 from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.runs.checkpoints import CHECKPOINT
-from rl_reward_network.runs.folder import began_with, check_version, clock, describe_run, only_here, portable
+from rl_reward_network.runs.folder import (
+    AGREEMENT,
+    BEST_REWARD_NET,
+    REWARD_RUN,
+    began_with,
+    check_version,
+    clock,
+    only_here,
+    portable,
+)
 
-KIND, FOLDER = "reward_net", "best_reward_net"
-FINISHED = "agreement.json"  # written last: without it a run was cut off
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
@@ -29,7 +39,7 @@ TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each
 
 
 class RewardPlan(NamedTuple):
-    """What step 1 is asked for."""
+    """Settings of step 1."""
 
     mode: str
     config: RewardTrainingConfig
@@ -37,27 +47,27 @@ class RewardPlan(NamedTuple):
 
 
 def reward_plan(
-    world: WorldConfig,
+    run: RunConfig,
     mode: str,
     steps: int | None = None,
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
 ) -> RewardPlan:
-    """The mode's settings on this world; `steps` replaces the preset's, and no more windows are cut than it can see."""
-    config = replace(PRESETS[mode], seed=world.seed, device=world.device)
+    """The preset of the mode; `steps` replaces its steps, with no more windows than fit into them."""
+    config = replace(PRESETS[mode], seed=run.seed, device=run.device)
     if steps is not None:
         config = replace(config, steps=steps, windows=min(config.windows, max(1, steps * config.batch_size)))
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
-def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork:
+def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNetwork:
     """Train a reward network in `run`, judge it on test patients, and return it.
 
     Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. A run that was
     cut off goes on from its last checkpoint.
 
     Args:
-        world: data, split and frozen model.
+        inputs: data, split and frozen model.
         plan: settings.
         run: a run folder, empty or cut off.
 
@@ -68,46 +78,46 @@ def run_reward_stage(world: World, plan: RewardPlan, run: Path) -> RewardNetwork
         check_version(run)
     config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
-    picked = {name: world.pick(name, count, labelled=True) for name, count in counts.items()}
+    picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
     with only_here(run):
-        return _run_reward_stage(world, plan, run, picked)
+        return _run_reward_stage(inputs, plan, run, picked)
 
 
-def _run_reward_stage(world: World, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
+def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
     """`run_reward_stage` in a folder that nobody else works in, on these samples of each split."""
     config = plan.config
     if not (run / "config.json").exists():
-        describe_run(run, world, {"stage": "reward network", "seed": config.seed, "origin": origin(world, plan)})
+        describe_run(run, inputs, {"stage": "reward network", "seed": config.seed, "origin": origin(inputs, plan)})
     seconds: dict[str, float] = {}
     resumed = (run / CHECKPOINT).exists()
     with clock(seconds, "making masks"):
-        world.bank.build(
+        inputs.bank.build(
             (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
         )
-        train = _windows(world, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
-        val = _windows(world, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
+        train = _windows(inputs, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
+        val = _windows(inputs, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
     with clock(seconds, "training"):
         network = train_reward_network(train, val, config, run, plan.network).to(config.device)
     with clock(seconds, "calibrating"):
-        examples = RewardExamples(world, picked["val"], "calibrating on val patients")
-        climbers = RewardExamples(world, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
+        examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
+        climbers = RewardExamples(inputs, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
         network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
-        network.training_info = {**origin(world, plan), "seed": config.seed, **_groups(picked)}
-        network.save_pretrained(run / FOLDER)
+        network.training_info = {**origin(inputs, plan), "seed": config.seed, **_groups(picked)}
+        network.save_pretrained(run / BEST_REWARD_NET)
     with clock(seconds, "comparing"):
-        pooled = train_pooled_cnn(RewardExamples(world, picked["reward"], "the design to beat"), config.seed)
+        pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
         mean, stream = float(train.dice.mean()), [config.seed, TEST]
-        examples = RewardExamples(world, picked["test"], "test patients")
-        result = judge_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
-        shown = RewardExamples(world, picked["test"][:SHEET_ROWS], "pictures")
+        examples = RewardExamples(inputs, picked["test"], "test patients")
+        result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+        shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}
-    masks = {"computed": world.bank.computed, "reused": world.bank.reused}
-    write_json(run / FINISHED, {"used": used, "bank": masks, "seconds": seconds, "resumed": resumed, **result})
+    masks = {"computed": inputs.bank.computed, "reused": inputs.bank.reused}
+    write_json(run / AGREEMENT, {"used": used, "bank": masks, "seconds": seconds, "resumed": resumed, **result})
     return network.to("cpu")
 
 
-def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
+def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
     """What a reward network must have in common with a later run to be used by it without a word."""
     settings = {name: value for name, value in asdict(plan.config).items() if name not in ("seed", "device")}
     return {
@@ -115,10 +125,10 @@ def origin(world: World, plan: RewardPlan) -> dict[str, Any]:
         "settings": settings,
         "members": plan.network.members,
         "score_weights": list(plan.network.score_weights),
-        "data_fingerprint": world.data_fingerprint,
-        "model_fingerprint": world.segmenter.fingerprint,
-        "prompts": list(world.prompts),
-        "split_seed": world.split.seed,
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompts": list(inputs.prompts),
+        "split_seed": inputs.split.seed,
     }
 
 
@@ -136,14 +146,14 @@ def named(network: RewardNetwork, run: Path | None = None) -> str:
     return f"{folder if run is None else portable(folder, run)}, of {written:%Y-%m-%d %H:%M}"
 
 
-def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None) -> Path | None:
+def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = None) -> Path | None:
     """The newest finished reward network under the output folder that this very step 1 would train again.
 
     Its seed does not matter unless one is asked for.
     """
-    wanted = origin(world, plan) | ({} if seed is None else {"seed": seed})
-    for finished in sorted(world.config.output_dir.glob(f"{KIND}_*/{FINISHED}"), reverse=True):
-        folder = finished.parent / FOLDER
+    wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
+    for finished in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/{AGREEMENT}"), reverse=True):
+        folder = finished.parent / BEST_REWARD_NET
         try:
             info = RewardNetwork.from_pretrained(folder).training_info
         except ValueError as error:
@@ -154,17 +164,17 @@ def find_reward_network(world: World, plan: RewardPlan, seed: int | None = None)
     return None
 
 
-def find_unfinished(world: World, plan: RewardPlan) -> Path | None:
+def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
     """The newest run of these very settings that was cut off."""
-    for path in sorted(world.config.output_dir.glob(f"{KIND}_*/config.json"), reverse=True):
+    for path in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/config.json"), reverse=True):
         try:
             config = dict(read_json(path))
         except ValueError as error:
             warnings.warn(f"passed over: {error}", stacklevel=2)
             continue
-        wanted = origin(world, plan) | {"seed": plan.config.seed}
+        wanted = origin(inputs, plan) | {"seed": plan.config.seed}
         began = {**config.get("origin", {}), "seed": config.get("seed")}
-        if not (path.parent / FINISHED).exists() and began_with(config, began, wanted, finished=False):
+        if not (path.parent / AGREEMENT).exists() and began_with(config, began, wanted, finished=False):
             return path.parent
     return None
 
@@ -191,11 +201,11 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
 
 
 def _windows(
-    world: World, samples: list[Sample], desc: str, config: RewardTrainingConfig, count: int, stream: int
+    inputs: RunInputs, samples: list[Sample], desc: str, config: RewardTrainingConfig, count: int, stream: int
 ) -> Windows:
     """About `count` windows of these samples, equally many of each."""
     each = -(-count // len(samples))
-    examples = RewardExamples(world, samples, desc)
+    examples = RewardExamples(inputs, samples, desc)
     return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
 
 

@@ -1,12 +1,11 @@
-"""Trains the members of a reward network, one after the other, on windows of native pixels with many masks in each.
+"""Training of the members of a reward network, one after the other, on image windows at native resolution.
 
-The loss is the cross-entropy of the truth map, the L1 error of the four numbers of every mask, and a ranking loss among
-the masks of one window. The weights with the lowest Dice error on validation windows are kept. The batch of a step
-depends on the seed, the member and the step alone, so a run that was killed ends, resumed, in the very weights of one
-that was not.
+Each window has many masks. The loss is the sum of the cross-entropy of the foreground probability, the L1 error of the
+four numbers of every mask, and a ranking loss among the masks of a window. The weights with the lowest Dice error on
+validation windows are kept. A batch depends only on seed, member and step, so a resumed run ends with the same weights
+as an uninterrupted one.
 """
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,38 +15,37 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
-from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, judge
+from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import Windows, balance, unpack
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from rl_reward_network.runs.curves import Curves
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
-RANK_SCALE = 0.05  # differences of Dice well above this are ranked, well below it they may be mistaken
+RANK_SCALE = 0.05  # Dice; differences well below this hardly contribute to the ranking loss
 
 
 @dataclass(frozen=True)
 class RewardTrainingConfig:
-    """Settings of step 1; the presets `quick` and `full` are two of these."""
+    """Settings of step 1; see `PRESETS` for `quick` and `full`."""
 
     images: int = 50
-    """Training images, one frame per series before a second."""
+    """Training images; every series contributes one frame before any contributes a second."""
     val_images: int = 12
-    """Validation images: they choose the weights, the caution k, the interval and the ascent's step size."""
+    """Validation images, used to choose weights, caution, interval and step size of the ascent."""
     test_images: int = 20
-    """Test images: they only measure."""
+    """Test images, used for the reported numbers only."""
     windows: int = 150
-    """Windows cut from the training images, equally many from each."""
+    """Windows cut from the training images, the same number from each."""
     masks: int = 16
-    """Masks made for each window: the true one, the segmenter's, damaged ones."""
+    """Masks of each window: the true mask, the segmenter's, and damaged ones."""
     steps: int = 150
-    """Optimiser steps of each member."""
+    """Optimiser steps per member."""
     batch_size: int = 12
     """Windows per step."""
     masks_per_window: int = 8
-    """Masks judged in each window of a step."""
+    """Masks drawn from each window of a batch."""
     window: int = 192
     """Side of a window in pixels of the original image, a multiple of 16; smaller images are mirrored up to it."""
     learning_rate: float = 3e-3
@@ -55,24 +53,24 @@ class RewardTrainingConfig:
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
     truth_map_weight: float = 4.0
-    """Weight of the cross-entropy of the truth map beside the L1 error of the four numbers."""
+    """Weight of the cross-entropy of the foreground probability; the L1 error of the four numbers has weight 1."""
     ranking_weight: float = 2.0
     """Weight of the ranking loss among the masks of a window."""
     eval_every: int = 50
-    """Steps between validations, each of which writes a checkpoint; the last step always does."""
+    """Steps between validations; each writes a checkpoint. The last step is always validated."""
     seed: int = 0
     """Seed of the weights, the windows and the damage."""
     device: str = "cpu"
-    """Where to train: cpu, cuda:0 ..."""
+    """Device for training: cpu, cuda:0, ..."""
 
     def __post_init__(self) -> None:
-        """Refuse counts and rates nothing can be trained with."""
+        """Raise a ValueError for values out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in ("seed", "device", "weight_decay", "ranking_weight") and not value > 0:
-                raise ValueError(f"{field.name}={value!r}: must be greater than 0")
+                raise ValueError(f"{field.name}={value!r}: expected more than 0")
         if self.window % 16:
-            raise ValueError(f"window={self.window}: must be a multiple of 16")
+            raise ValueError(f"window={self.window}: expected a multiple of 16")
 
 
 PRESETS = {
@@ -88,28 +86,28 @@ def train_reward_network(
     run: Path,
     network_config: RewardNetworkConfig | None = None,
 ) -> RewardNetwork:
-    """Train every member, keep the best weights of each by validation, and return the ensemble on the CPU.
+    """Train every member, keep its weights with the best validation error, and return the ensemble on the CPU.
 
     Args:
-        train: windows to learn from.
-        val: windows of other patients, to choose the best weights by.
+        train: training windows.
+        val: windows of other patients, for the choice of weights.
         config: settings.
-        run: folder that receives checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; if it holds a checkpoint,
-            training goes on there.
+        run: folder for checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; training resumes from an existing
+            checkpoint.
         network_config: sizes of the network.
 
     Raises:
-        ValueError: the loss is no longer finite; the message names the step and the remedy.
+        ValueError: the loss is not finite; the message has the step and the remedy.
     """
     torch.manual_seed(config.seed)
     network = RewardNetwork(network_config)
     run.mkdir(parents=True, exist_ok=True)
     state = _load(run / CHECKPOINT, network)
-    first = state["member"] * config.steps + state["step"] + 1
-    with SummaryWriter(str(run / "logs"), purge_step=first) as writer:
+    done = {name: state[name] for name in ("member", "step")}
+    with Curves(run, done, board_step=state["member"] * config.steps + state["step"]) as curves:
         for member in range(state["member"], len(network.members)):
-            state = {**_fresh(member), "rows": state["rows"]} if member > state["member"] else state
-            _train_member(network, train, val, config, run, state, writer)
+            state = _fresh(member) if member > state["member"] else state
+            _train_member(network, train, val, config, run, state, curves)
     return network.to("cpu").eval().requires_grad_(False)
 
 
@@ -120,31 +118,31 @@ def _train_member(
     config: RewardTrainingConfig,
     run: Path,
     state: dict[str, Any],
-    writer: SummaryWriter,
+    curves: Curves,
 ) -> None:
-    """Train one member from where `state` is and leave it with its best weights; moves `state` on and saves it."""
+    """Train one member from `state` on and load its best weights; `state` is updated and saved."""
     index = state["member"]
     member = network.members[index].to(config.device)
     optimizer = torch.optim.AdamW(member.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     if state["optimizer"]:
         optimizer.load_state_dict(state["optimizer"])
-    done, chance = index * config.steps, balance(train.dice)
+    done, mask_probs = index * config.steps, balance(train.dice)
     progress = range(state["step"] + 1, config.steps + 1)
     title = f"member {index + 1} of {len(network.members)}"
     for step in tqdm(progress, desc=title, unit="step", initial=state["step"], total=config.steps):
         _set_learning_rate(optimizer, config, step)
-        batch = _draw_batch(train, chance, config, np.random.default_rng([config.seed, index, step]))
+        batch = _draw_batch(train, mask_probs, config, np.random.default_rng([config.seed, index, step]))
         losses = _step(member, optimizer, batch, config, step)
-        _log(writer, "train", losses, done + step)
+        curves.add_scalars(_tagged("train", losses), done + step)
         if step % config.eval_every and step != config.steps:
             continue
         errors = _validate(member, val, config.window)
         _require_finite(errors["dice_mae"], step)
-        _log(writer, "val", errors, done + step)
+        curves.add_scalars(_tagged("val", errors), done + step)
         if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
             state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
-        state["rows"].append({"member": index, "step": step, "train": losses, "val": errors})
+        curves.add_row({"member": index, "step": step, "train": losses, "val": errors})
         state |= {"step": step, "optimizer": optimizer.state_dict()}
         _save(run, network, state)
     member.load_state_dict(state["best"]["weights"])
@@ -157,12 +155,12 @@ def _step(
     config: RewardTrainingConfig,
     step: int,
 ) -> dict[str, float]:
-    """One update of the weights; returns the parts of the loss."""
+    """One optimiser step; returns the terms of the loss."""
     image, truth, masks = (x.to(config.device) for x in batch)
     member.train()
     logits = member(image)  # (B, 1, S, S)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
-    predicted, true = (judge(masks[:, :, None], x[:, None]) for x in (logits.sigmoid(), truth))  # (4, B, M)
+    predicted, true = (soft_overlap(masks[:, :, None], x[:, None]) for x in (logits.sigmoid(), truth))  # (4, B, M)
     distance = (predicted - true).abs().mean()
     ranking = ranking_loss(predicted[0], true[0])
     loss = config.truth_map_weight * cross_entropy + distance + config.ranking_weight * ranking
@@ -180,10 +178,10 @@ def _step(
 
 
 def ranking_loss(predicted: Tensor, true: Tensor) -> Tensor:
-    """How often, and how badly, the masks of a window are put in the wrong order.
+    """Pairwise ranking loss among the masks of a window.
 
-    Mean over pairs, weighted by how far apart they truly are, of RANK_SCALE * softplus(-difference / RANK_SCALE), where
-    the difference is that of the predictions in the true order: 0 where order and distance are right.
+    Mean over pairs of RANK_SCALE * softplus(-d / RANK_SCALE), where d is the difference of the predictions in the true
+    order; pairs are weighted by the difference of their true Dice.
 
     Args:
         predicted: float (B, M), predicted Dice.
@@ -199,7 +197,7 @@ def ranking_loss(predicted: Tensor, true: Tensor) -> Tensor:
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingConfig, step: int) -> None:
-    """A function of the step alone, so that nothing of it needs saving."""
+    """Set the learning rate, which depends on the step only and therefore needs no state."""
     progress = step / config.steps
     rise, fall = min(1.0, progress / WARM_UP), max(0.0, (progress - WARM_UP) / (1 - WARM_UP))
     for group in optimizer.param_groups:
@@ -207,24 +205,24 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
 
 
 def _draw_batch(
-    windows: Windows, chance: np.ndarray, config: RewardTrainingConfig, rng: np.random.Generator
+    windows: Windows, mask_probs: np.ndarray, config: RewardTrainingConfig, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Image (B, 3, S, S), truth (B, 1, S, S) and masks (B, M, S, S), float32; windows turned, mirrored and relit."""
+    """Image (B, 3, S, S), truth (B, 1, S, S) and masks (B, M, S, S), float32, with augmentation."""
     count = len(windows.image)
     picks = rng.choice(count, config.batch_size, replace=count < config.batch_size)
-    drawn = [_draw_window(windows, chance, pick, config, rng) for pick in picks]
+    drawn = [_draw_window(windows, mask_probs, pick, config, rng) for pick in picks]
     image, truth, masks = (torch.from_numpy(np.stack(column)).float() for column in zip(*drawn, strict=True))
-    contrast, light = (
+    contrast, brightness = (
         torch.from_numpy(rng.uniform(*limits, (len(picks), 1, 1, 1))) for limits in ((0.8, 1.25), (-0.1, 0.1))
     )
-    return ((image / 255 - 0.5) * contrast + 0.5 + light).clamp(0, 1).float(), truth, masks
+    return ((image / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1).float(), truth, masks
 
 
 def _draw_window(
-    windows: Windows, chance: np.ndarray, pick: int, config: RewardTrainingConfig, rng: np.random.Generator
+    windows: Windows, mask_probs: np.ndarray, pick: int, config: RewardTrainingConfig, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image (3, S, S), truth (1, S, S) and masks (M, S, S) of one window, in one random pose."""
-    chosen = rng.choice(windows.masks.shape[1], config.masks_per_window, p=chance[pick])
+    """Image (3, S, S), truth (1, S, S) and masks (M, S, S) of one window, randomly rotated and mirrored."""
+    chosen = rng.choice(windows.masks.shape[1], config.masks_per_window, p=mask_probs[pick])
     quarter_turns, mirrored = int(rng.integers(4)), bool(rng.integers(2))
 
     def pose(array: np.ndarray) -> np.ndarray:
@@ -236,18 +234,17 @@ def _draw_window(
 
 
 def _validate(member: UNet, windows: Windows, side: int) -> dict[str, float]:
-    """Mean absolute error of each number on all masks, and of predicting the mean Dice instead."""
+    """Mean absolute error of each number over all masks, and that of the mean Dice as prediction."""
     member.eval()
     device = member.head.weight.device
     predicted, true = [], []
     for image, truth, packed in zip(windows.image, windows.truth, windows.masks, strict=True):
         masks = torch.from_numpy(unpack(packed, side)[:, None]).float()
         with torch.no_grad():
-            truth_map = (
-                member(torch.from_numpy(image.transpose(2, 0, 1)[None]).to(device).float() / 255).sigmoid().cpu()
-            )
-        predicted.append(judge(masks, truth_map).numpy())
-        true.append(judge(masks, torch.from_numpy(truth[None]).float()).numpy())
+            inputs = torch.from_numpy(image.transpose(2, 0, 1)[None]).to(device).float() / 255
+            foreground_prob = member(inputs).sigmoid().cpu()
+        predicted.append(soft_overlap(masks, foreground_prob).numpy())
+        true.append(soft_overlap(masks, torch.from_numpy(truth[None]).float()).numpy())
     errors = np.abs(np.concatenate(predicted, axis=1) - np.concatenate(true, axis=1)).mean(axis=1)
     dice = np.concatenate(true, axis=1)[0]
     values = {f"{name}_mae": float(error) for name, error in zip(NUMBERS, errors, strict=True)}
@@ -255,25 +252,23 @@ def _validate(member: UNet, windows: Windows, side: int) -> dict[str, float]:
 
 
 def _require_finite(value: float, step: int) -> None:
-    """Stop at the first number that training cannot come back from."""
+    """Raise a ValueError if a loss or an error is not finite."""
     if not np.isfinite(value):
         raise ValueError(f"step {step}: loss or validation error is {value}: training diverged; try another seed")
 
 
 def _fresh(member: int) -> dict[str, Any]:
-    """The state of a member before its first step; `rows` are the lines of metrics.jsonl so far."""
-    return {"member": member, "step": 0, "optimizer": None, "best": None, "rows": []}
+    """The state of a member before its first step."""
+    return {"member": member, "step": 0, "optimizer": None, "best": None}
 
 
 def _save(run: Path, network: RewardNetwork, state: dict[str, Any]) -> None:
-    """Everything training needs to go on; no random state is among it, because every batch has a seed of its own."""
-    with whole_file(run / "metrics.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in state["rows"]), encoding="utf-8")
+    """Write the checkpoint; it has no random state, because each batch has its own seed."""
     save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
 
 
 def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:
-    """The state at the last checkpoint, whose weights are put into `network`; without one, the beginning."""
+    """The state at the last checkpoint, or the initial one; loads the checkpoint's weights into `network`."""
     state = load_checkpoint(path)
     if not state:
         return _fresh(0)
@@ -281,7 +276,6 @@ def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:
     return state
 
 
-def _log(writer: SummaryWriter, split: str, values: dict[str, float], step: int) -> None:
-    """Scalars to TensorBoard as `<split>/<name>`; the steps of the members follow each other."""
-    for name, value in values.items():
-        writer.add_scalar(f"{split}/{name}", value, step)
+def _tagged(split: str, values: dict[str, float]) -> dict[str, float]:
+    """The values under TensorBoard's tags, `<split>/<name>`."""
+    return {f"{split}/{name}": value for name, value in values.items()}

@@ -2,8 +2,8 @@
 
 Formula, for m matched words in c chunks, p words predicted, r words in the reference: P = m / p, R = m / r,
 F = P R / (0.9 P + 0.1 R), METEOR = F (1 - 0.5 (c / m)^3). Words match when they are equal, have one stem (Porter), or,
-in the variant "full", are synonyms in WordNet. The variants give different numbers: name `meteor_variant()` in every
-table. The Java METEOR 1.5 has other parameters and is not comparable to either.
+in the variant "full", are synonyms in WordNet. The variants give different numbers: report `meteor_variant()` with
+every number. The Java METEOR 1.5 has other parameters and is not comparable to either.
 
 Source: Lavie and Agarwal 2007, as in nltk.translate.meteor_score. NLTK aligns repeated words greedily from the right,
 so the number of chunks of a repetitive caption can be too high.
@@ -19,17 +19,17 @@ from zipfile import BadZipFile
 import numpy as np
 
 REMEDY = "pip install -r requirements.txt"
-NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])  # NLTK asks nothing else of a WordNet
+NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])  # the only method of a WordNet that NLTK calls
 
 
 def meteor_variant() -> str:
-    """ "full" if NLTK finds WordNet on this machine, else "exact+stem"; looked for once, never downloaded."""
+    """ "full" if NLTK finds WordNet on this machine, else "exact+stem"; nothing is downloaded."""
     return "exact+stem" if _wordnet() is NO_SYNONYMS else "full"
 
 
 def tokens(text: str) -> list[str]:
     """The words of `text` in lower case: runs of letters, digits and underscores."""
-    # Punctuation is dropped: any two sentences share a full stop, and a policy would earn METEOR with commas.
+    # Punctuation is dropped: any two sentences share a full stop, so a policy could raise METEOR with commas.
     return re.findall(r"\w+", text.lower())
 
 
@@ -37,10 +37,10 @@ def meteor(predictions: Sequence[str], references: Sequence[str], normalise: boo
     """METEOR of each prediction with its one reference.
 
     Args:
-        predictions: N captions; one without a word scores a true 0.
+        predictions: N captions; the score of a caption without a word is 0.
         references: N captions, each with at least one word.
         normalise: divide by the score of the reference with itself, which is 0.5 for one word, 0.94 for two and nearly
-            1 for ten, so that a perfect prediction scores 1 however short it is.
+            1 for ten, so that a perfect prediction scores 1 at any length.
 
     Returns:
         float64 (N,) in [0, 1].
@@ -49,11 +49,11 @@ def meteor(predictions: Sequence[str], references: Sequence[str], normalise: boo
         ValueError: the lengths differ, a reference has no word, or NLTK is not installed.
     """
     _check(predictions, references)
-    predicted, wanted = [tokens(text) for text in predictions], [tokens(text) for text in references]
-    scores = np.array([_score(*pair) for pair in zip(predicted, wanted, strict=True)], dtype=np.float64)
+    predicted, expected = [tokens(text) for text in predictions], [tokens(text) for text in references]
+    scores = np.array([_score(*pair) for pair in zip(predicted, expected, strict=True)], dtype=np.float64)
     if not normalise:
         return scores
-    best = np.array([_score(words, words) for words in wanted], dtype=np.float64)
+    best = np.array([_score(words, words) for words in expected], dtype=np.float64)
     return np.minimum(scores / best, 1.0)
 
 
@@ -64,7 +64,7 @@ def _score(prediction: list[str], reference: list[str]) -> float:
 
 
 def _nltk() -> Any:
-    """NLTK's METEOR module; imported late, because it takes over a second."""
+    """NLTK's METEOR module, imported lazily because the import takes over a second."""
     try:
         from nltk.translate import meteor_score
     except ImportError:
@@ -74,9 +74,9 @@ def _nltk() -> Any:
 
 @functools.cache
 def _wordnet() -> Any:
-    """NLTK's WordNet, or NO_SYNONYMS where the machine has none.
+    """NLTK's WordNet, or NO_SYNONYMS if it is not installed.
 
-    Without this probe NLTK fails only at the first word that neither is equal nor has an equal stem: hours into a run.
+    Without this check NLTK would fail at the first word without an equal stem, possibly hours into a run.
     """
     _nltk()
     from nltk import data
@@ -95,7 +95,7 @@ def _wordnet() -> Any:
 
 
 def _has(data: Any, name: str) -> bool:
-    """Whether a folder of NLTK's data holds `name`."""
+    """Whether NLTK finds `name` in one of its data folders."""
     try:
         data.find(name)
     except LookupError:
@@ -104,7 +104,7 @@ def _has(data: Any, name: str) -> bool:
 
 
 def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse what has no score."""
+    """Raise a ValueError for lists of different lengths and for references without a word."""
     if isinstance(predictions, str) or isinstance(references, str):
         raise ValueError("predictions and references must be lists of captions, got one string")
     if len(predictions) != len(references):

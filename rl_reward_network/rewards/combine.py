@@ -1,7 +1,7 @@
-"""From named rewards of groups to advantages: missing values, weights, and the spread inside a group.
+"""Advantages of groups from named rewards: imputation of missing rewards, weights, and scaling.
 
-Axes: P groups (one prompt each), G generations of a prompt. A group tells the policy something only where its rewards
-differ, so groups without spread get no advantage at all and are counted.
+Axes: P groups (one prompt each), G generations of a prompt. Missing rewards are imputed with the group mean and logged
+as `missing/*`. A group whose rewards are all equal has advantages of 0 and is counted.
 
 Source: GRPO (DeepSeekMath, arXiv 2402.03300), GDPO (arXiv 2601.05242) for `normalize_then_sum`; option names are TRL's.
 """
@@ -14,19 +14,19 @@ import numpy as np
 
 Scale = Literal["group", "batch", "none"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
-NO_SPREAD = 1e-6  # rewards that differ by rounding are equal
+NO_SPREAD = 1e-6  # a smaller range of rewards is a rounding error
 METEOR_SHARE, JUDGE_SHARE = 0.25, 0.75
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """What the policy learns from.
+    """Advantages of P groups of G generations.
 
     Args:
-        values: float64 (P, G); 0 in groups without spread.
-        rewards: float64 (P, G), weighted sum of the terms; NaN in groups that miss one of them altogether.
-        spread: bool (P,), whether the group tells anything.
-        missing: term -> how many of its values were missing.
+        values: float64 (P, G), the advantages; 0 in groups without spread.
+        rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
+        spread: bool (P,), whether the rewards of the group differ.
+        missing: term -> number of missing values.
     """
 
     values: np.ndarray
@@ -38,7 +38,7 @@ class Advantages:
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
     """0.25 METEOR + 0.75 judge of P groups of G captions, each of one prompt.
 
-    A missing score of the judge gets the mean of its group's other scores, never a 0; a group without any is paid by
+    Missing scores of the judge are imputed with the mean of the group's other scores. A group without any score gets
     METEOR alone.
 
     Args:
@@ -61,20 +61,19 @@ def group_advantages(
 ) -> Advantages:
     """Advantages of P groups of G generations.
 
-    A missing value (NaN) gets the mean of its group's other values, so it neither helps nor harms; where a whole group
-    misses a term, the term says nothing about that group, and the group nothing about the spread of all.
+    A missing value (NaN) is imputed with the mean of the group's other values. If a group has no value of a term, the
+    term contributes 0 to its advantages, and the group is left out of the batch's standard deviation.
 
     Args:
         terms: name -> float (P, G), NaN where missing.
-        weights: name -> weight of each term, in any unit.
-        how: weigh and add the rewards and then subtract the mean and scale; or scale each term by itself first, so that
-            a term with small numbers is heard as well.
-        scale: what centred rewards are divided by: the standard deviation of their group, of all, or nothing.
-        floor: the least that is divided by, so that a spread of noise is not blown up to one.
+        weights: name -> weight of the term.
+        how: "sum_then_normalize" centres and scales the weighted sum; "normalize_then_sum" centres and scales each term
+            first, so that a term with a small range counts as much.
+        scale: divisor of centred rewards: the standard deviation of their group, of the batch, or none.
+        floor: smallest divisor, so that noise is not scaled up.
 
     Raises:
-        ValueError: no term, shapes that differ, fewer than 2 generations, an infinite value, or a floor that is not
-            positive.
+        ValueError: no term, shapes that differ, fewer than 2 generations, an infinite value, or a floor <= 0.
     """
     _check(terms, weights, floor)
     filled = {name: _filled(values) for name, values in terms.items()}
@@ -83,7 +82,7 @@ def group_advantages(
     if how == "sum_then_normalize":
         centred = _scaled(np.nansum(weighted, axis=0), whole_groups(rewards), scale, floor)
     else:
-        apart = {name: _scaled(np.nan_to_num(own), whole_groups(own), scale, floor) for name, own in filled.items()}
+        apart = {name: _scaled(np.nan_to_num(term), whole_groups(term), scale, floor) for name, term in filled.items()}
         centred = np.sum([weights[name] * values for name, values in apart.items()], axis=0)
     spread = np.ptp(centred, axis=1) > NO_SPREAD
     missing = {name: int(np.isnan(values).sum()) for name, values in terms.items()}
@@ -91,7 +90,7 @@ def group_advantages(
 
 
 def whole_groups(values: np.ndarray) -> np.ndarray:
-    """bool (P,): groups of (P, G) values none of which is missing."""
+    """bool (P,): groups of (P, G) values without a missing one."""
     return ~np.isnan(values).any(axis=1)
 
 
@@ -108,7 +107,7 @@ def _check(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floor:
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """Missing values replaced by the mean of their group's others; NaN everywhere in a group that has none."""
+    """Values (P, G) with missing ones imputed by the mean of the group; a group without any value stays NaN."""
     present = ~np.isnan(values)
     count = present.sum(axis=1)
     means = np.where(present, values, 0.0).sum(axis=1) / np.where(count, count, np.nan)
@@ -116,9 +115,9 @@ def _filled(values: np.ndarray) -> np.ndarray:
 
 
 def _scaled(values: np.ndarray, whole: np.ndarray, scale: Scale, floor: float) -> np.ndarray:
-    """Values (P, G) less their group's mean, divided by a standard deviation (of a sample, as in TRL).
+    """Values (P, G) minus their group's mean, divided by a sample standard deviation, as in TRL.
 
-    That of all is taken over the `whole` (P,) groups alone.
+    The standard deviation of the batch is computed from the `whole` (P,) groups only.
     """
     centred = values - values.mean(axis=1, keepdims=True)
     if scale == "none":

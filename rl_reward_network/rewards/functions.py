@@ -1,14 +1,21 @@
-"""Rewards as functions of named columns, one value per generation: TRL's reward-function protocol.
+"""GRPO's rewards as functions of named columns, one value per generation: TRL's reward-function protocol.
 
-A function takes the columns it knows by name and swallows the rest; None means that the reward could not be had, which
-is never a 0. Columns, each a list with one entry per generation: `prompts` (what was asked), `completions` (captions of
-the policy in loop 1, of the partner in loop 2), `completion_ids` (their tokens), `captions` (references), `images`
-(uint8 (H, W, 3)), `masks` (bool (H, W), the truth, or None), `predicted_masks` (bool (H, W), or None where no `[SEG]`
-was said, which is a true 0), `mask_probabilities` (float32 (H, W) in [0, 1], or None likewise). What TRL gives besides
-(`trainer_state`, `log_extra`, `log_metric`) is not there.
+A function takes the columns that it needs by name and ignores the rest; None means that the reward is missing, which
+differs from 0. Columns, each a list with one entry per generation:
+
+- `prompts`: questions to the model.
+- `completions`: captions, of the policy in loop 1, of the partner in loop 2.
+- `completion_ids`: their tokens.
+- `captions`: reference captions.
+- `images`: uint8 (H, W, 3).
+- `masks`: ground truth, bool (H, W), or None.
+- `predicted_masks`: bool (H, W), or None if the answer has no `[SEG]`; overlap rewards are then 0.
+- `mask_probabilities`: float32 (H, W) in [0, 1], or None likewise.
+
+TRL's further arguments (`trainer_state`, `log_extra`, `log_metric`) are not passed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -16,59 +23,68 @@ import numpy as np
 
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
-from rl_reward_network.rewards.learned import Judge as RewardNetwork
-from rl_reward_network.rewards.learned import score_masks
-from rl_reward_network.rewards.masks import dice, iou
+from rl_reward_network.rewards.learned import MaskQualityModel, score_masks
+from rl_reward_network.rewards.table import MASK_REWARDS, MaskReward
 
 RewardFunction = Callable[..., list[float | None]]
-GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing, by their names
+GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing
 Mask = np.ndarray | None
 
 
 class CaptionJudge(Protocol):
-    """What compares captions: a language model behind a server."""
+    """A language model that compares captions."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often it was asked, how that went, and what was noted."""
+        """Calls, failures, tokens and imputed scores so far, by name."""
 
     @property
     def last_failure(self) -> str:
-        """Why the latest failed call failed; empty where none did."""
+        """Reason of the latest failed call; empty without one."""
 
     def note(self, **counts: int) -> None:
         """Add to the counts."""
 
     def failing(self) -> str | None:
-        """Why it cannot be relied on any more, with the remedy; None while it can. A run must then end."""
+        """Reason and remedy once the judge has failed for good and the run must end; None before."""
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
-        """In [-1, 1]; None where the judge could not be had."""
+        """Scores in [-1, 1]; None where a score is missing."""
 
 
-def iou_reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
-    """Intersection over union with the truth, in [0, 1]; None without a truth."""
-    return [_overlap(iou, predicted, true) for predicted, true in zip(predicted_masks, masks, strict=True)]
+def mask_reward(name: str) -> RewardFunction:
+    """The mask reward `name` of `MASK_REWARDS` as a function of columns, in [0, 1]; None without ground truth."""
+    overlap = MASK_REWARDS[name]
+
+    def reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
+        pairs = zip(predicted_masks, masks, strict=True)
+        truths_in_turn = groupby(pairs, key=lambda pair: id(pair[1]))
+        return [value for _, group in truths_in_turn for value in _of_one_truth(overlap, group)]
+
+    return reward
 
 
-def dice_reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
-    """Dice with the truth, in [0, 1]; None without a truth."""
-    return [_overlap(dice, predicted, true) for predicted, true in zip(predicted_masks, masks, strict=True)]
+def _of_one_truth(overlap: MaskReward, pairs: Iterable[tuple[Mask, Mask]]) -> list[float | None]:
+    """Overlaps of predicted masks with one true mask; 0 without a predicted mask, None without a true one."""
+    predicted, masks = zip(*pairs, strict=True)
+    truth = masks[0]
+    if truth is None:
+        return [None] * len(predicted)
+    stack = np.stack([np.zeros_like(truth) if mask is None else mask for mask in predicted])
+    values = overlap(stack, np.broadcast_to(truth, stack.shape))
+    return [0.0 if mask is None else float(value) for mask, value in zip(predicted, values, strict=True)]
 
 
-def _overlap(score: Callable[..., np.ndarray], predicted: Mask, true: Mask) -> float | None:
-    if true is None:
-        return None
-    return 0.0 if predicted is None else float(score(predicted[None], true[None])[0])
+iou_reward = mask_reward("iou")
 
 
 def meteor_reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
-    """METEOR of each caption against its reference, divided by the reference's own, in [0, 1]."""
+    """METEOR of each caption, divided by the METEOR of its reference with itself, in [0, 1]."""
     return [float(value) for value in meteor(completions, captions, normalise=True)]
 
 
 def judge_reward(judge: CaptionJudge) -> RewardFunction:
-    """The judge's score, in [-1, 1] (what a caption says wrongly counts against it); None where it could not be had."""
+    """The LLM judge's score in [-1, 1], below 0 for wrong statements; None where it is missing."""
 
     def reward(*, completions: Sequence[str], captions: Sequence[str], **_: Any) -> list[float | None]:
         return judge.scores(completions, captions)
@@ -77,7 +93,7 @@ def judge_reward(judge: CaptionJudge) -> RewardFunction:
 
 
 def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
-    """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; what the judge left open is noted with it."""
+    """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; counts the imputed scores in `judge.counts`."""
 
     def reward(meteor: np.ndarray, judged: np.ndarray) -> np.ndarray:
         missing = np.isnan(judged)
@@ -88,26 +104,27 @@ def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
     return reward
 
 
-def learned_reward(network: RewardNetwork) -> RewardFunction:
-    """What the reward network thinks of each mask, in [0, 1]; no truth is needed."""
+def learned_reward(network: MaskQualityModel) -> RewardFunction:
+    """The reward network's score of each mask, in [0, 1]; needs no ground truth."""
 
     def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
         rows = zip(images, predicted_masks, strict=True)
-        return [score for _, own in groupby(rows, key=lambda row: id(row[0])) for score in _learned(network, list(own))]
+        images_in_turn = groupby(rows, key=lambda row: id(row[0]))
+        return [score for _, group in images_in_turn for score in _learned(network, list(group))]
 
     return reward
 
 
-def _learned(network: RewardNetwork, rows: list[tuple[np.ndarray, Mask]]) -> list[float]:
-    """Scores of masks of one image, which is looked at once; 0 where there is no mask."""
+def _learned(network: MaskQualityModel, rows: list[tuple[np.ndarray, Mask]]) -> list[float]:
+    """Scores of masks of one image in one pass of the network; 0 without a mask."""
     masks = [np.zeros(image.shape[:2], dtype=bool) if mask is None else mask for image, mask in rows]
     scores = score_masks(network, rows[0][0], np.stack(masks).astype(np.float32))
     return [0.0 if mask is None else float(score) for (_, mask), score in zip(rows, scores, strict=True)]
 
 
 def confidence_reward(*, mask_probabilities: Sequence[Mask], **_: Any) -> list[float | None]:
-    """Mean probability inside the predicted mask, scaled from 0.5..1 to 0..1: a small push towards clear edges."""
-    return [0.0 if one is None else _confidence(one) for one in mask_probabilities]
+    """Mean probability inside the predicted mask, scaled from [0.5, 1] to [0, 1]; favours clear edges."""
+    return [0.0 if probability is None else _confidence(probability) for probability in mask_probabilities]
 
 
 def _confidence(probability: np.ndarray) -> float:

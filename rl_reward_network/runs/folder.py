@@ -2,21 +2,24 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import locked, read_json, write_json
-from rl_reward_network.data.splits import save_split
-from rl_reward_network.inputs.loading import World, WorldConfig
+from rl_reward_network.artefacts import locked, read_json
 
+REWARD_RUN, POLICY_RUN, GRPO_RUN = "reward_net", "sa2va_rl_finetune", "sa2va_grpo"  # how names of run folders begin
+FINAL = "final_model"  # of step 2 and GRPO; written last: a run without it was cut off
+AGREEMENT = "agreement.json"  # the same of step 1
+BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
+REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
 UNSAID = "0.6 or earlier"  # the version of a run that does not say it
 SHOWN_LETTERS = 15  # of a value, in a message: longer ones are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
@@ -28,34 +31,6 @@ def new_run_folder(output_dir: Path, kind: str) -> Path:
     To the microsecond: runs that a script starts together must not share a folder.
     """
     return output_dir / f"{kind}_{datetime.now():%Y%m%d_%H%M%S_%f}"
-
-
-def describe_run(run: Path, world: World, stage: dict[str, Any]) -> dict[str, Any]:
-    """Make the run folder with its config.json and split.json, and return the former; paths as `portable` gives them.
-
-    Args:
-        run: run folder.
-        world: what the run works on.
-        stage: what is particular to it (mode, preset, reward network ...).
-
-    Raises:
-        ValueError: the folder holds a run already.
-    """
-    check_new(run)
-    config = {
-        **stage,
-        "world": portable_world(world.config, run),
-        "device": world.config.device,
-        "data_fingerprint": world.data_fingerprint,
-        "model_fingerprint": world.segmenter.fingerprint,
-        "prompts": list(world.prompts),
-        "patients": {name: len(ids) for name, ids in world.split.groups.items()},
-        "images": len(world.samples),
-        **provenance(),
-    }
-    save_split(world.split, run / "split.json")
-    write_json(run / "config.json", config)  # last: a folder with a config.json is a whole one
-    return config
 
 
 def check_new(run: Path) -> None:
@@ -199,72 +174,10 @@ def portable(path: Path, run: Path) -> str:
     return relative if relative.startswith(".") else os.path.join(os.curdir, relative)  # a/b would be a hub id
 
 
-def portable_world(config: Any, run: Path) -> dict[str, Any]:
-    """The settings of a world, its paths as `portable` gives them; names and hub ids stay as they are.
-
-    Args:
-        config: a dataclass with fields model_path and data_root.
-        run: run folder.
-    """
-    values = {
-        name: portable(value, run) if isinstance(value, Path) else value for name, value in asdict(config).items()
-    }
-    named = {"model_path": Path(config.model_path), "data_root": config.data_root}
-    return values | {name: portable(path, run) if path.exists() else str(path) for name, path in named.items()}
-
-
-def world_config(
-    run: Path, config: dict[str, Any], data_root: Path | None = None, model_path: str | None = None
-) -> WorldConfig:
-    """The world of a run, wherever its folder is now; the prompts are in `config` itself.
-
-    Args:
-        run: run folder.
-        config: its config.json.
-        data_root, model_path: where data and model are now, if not where they were.
-
-    Raises:
-        ValueError: they are not there; names the flag that says where they are.
-    """
-    saved = config["world"]
-    data_root = data_root or located_data(run, config)
-    model_path = model_path or located_model(run, config, "--base_model")
-    kept = (run / saved["output_dir"]).resolve()
-    output_dir = kept if kept.is_dir() else run.parent.resolve()
-    return WorldConfig(
-        **{**saved, "data_root": data_root, "model_path": model_path, "output_dir": output_dir, "prompts": None}
-    )
-
-
-def located_data(run: Path, config: dict[str, Any]) -> Path:
-    """The data of a run: a folder that is here, or a hub id.
-
-    Raises:
-        ValueError: it was a folder and is not here; names the flag that says where it is.
-    """
-    return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
-
-
-def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
-    """The model of a run: a folder that is here, an embedded one's name, or a hub id.
-
-    Raises:
-        ValueError: it was a folder and is not here; names `flag`, which says where it is.
-    """
-    return _located(run, config, "model_path", f"{flag}, the folder where the same model is now")
-
-
-def _located(run: Path, config: dict[str, Any], name: str, remedy: str) -> str:
-    saved = str(config["world"][name])
-    if not saved.startswith((".", os.sep)):
-        return saved
-    folder = (run / saved).resolve()
-    if not folder.is_dir():
-        raise ValueError(f"{run / 'config.json'}: field world.{name} is {saved}, no folder here; give {remedy}")
-    return str(folder)
-
-
 def _commit() -> str | None:
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / ".git").exists() or not shutil.which("git"):
+        return None
+    head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
+    return head.stdout.strip() or None

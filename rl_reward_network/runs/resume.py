@@ -7,10 +7,8 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.prompt_policy.stage import FINAL
-from rl_reward_network.reward_training.stage import FINISHED
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
-from rl_reward_network.runs.folder import differences
+from rl_reward_network.runs.folder import AGREEMENT, FINAL, differences
 
 SHOWN_RUNS, SHOWN_SETTINGS = 5, 6
 NONE_YET = "no checkpoint yet"
@@ -22,7 +20,7 @@ def progress(run: Path) -> str:
     Raises:
         ValueError: its checkpoint is damaged.
     """
-    if (run / FINAL).exists() or (run / FINISHED).exists():
+    if (run / FINAL).exists() or (run / AGREEMENT).exists():
         return "finished"
     if last := get_last_checkpoint(str(run)):
         return f"step {last.rpartition('-')[2]}"

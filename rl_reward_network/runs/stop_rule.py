@@ -1,21 +1,21 @@
-"""When to stop following a learned reward: it still rises, while what it stands for has fallen."""
+"""Stop rule against over-optimisation: the learned reward still rises, but the true Dice has fallen."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-GOLD_FALL, EVALUATIONS = 0.02, 3  # Dice below its peak, for so many evaluations in a row, ends the training
+GOLD_FALL, EVALUATIONS = 0.02, 3  # fall of Dice below its peak, and number of evaluations in a row
 
 
 def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:
-    """Whether the reward goes on rising while what it stands for has got worse.
+    """Whether training over-optimises its reward.
 
-    True when gold was more than `GOLD_FALL` below its peak in each of the last `EVALUATIONS` evaluations, and the
-    moving mean of the proxy (over as many) is above what it was at that peak.
+    True when gold was more than `GOLD_FALL` below its peak in each of the last `EVALUATIONS` evaluations, and the mean
+    proxy of these evaluations is above the mean proxy of as many evaluations up to the peak.
 
     Args:
-        proxy: the reward of the greedy policy on validation images, evaluation by evaluation.
-        gold: its Dice there.
+        proxy: mean reward of the greedy policy on validation images, one number per evaluation.
+        gold: mean Dice of the same, against the ground truth; empty when unlabelled.
     """
     if len(gold) <= EVALUATIONS:
         return False

@@ -1,4 +1,4 @@
-"""From an image file to the file of its mask: choose the prompt, ask Sa2VA, write, judge."""
+"""From an image file to the file of its mask: choose the prompt, run Sa2VA, write, predict the quality."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,25 +8,26 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
+from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.prompt_policy.policy import deployed_prompt
 from rl_reward_network.reward_training.calibration import half_width
-from rl_reward_network.rewards.learned import judge_masks, score_masks
+from rl_reward_network.rewards.learned import predict_mask_quality, score_masks
 from rl_reward_network.segment.files import Target, check_free, write_mask
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """What came of an image.
+    """The result for one image.
 
     Args:
-        target: where its mask is now.
-        prompt, answer: what was asked, and Sa2VA's words.
+        target: the files written.
+        prompt, answer: input and output text of Sa2VA.
         share: of the image that the mask covers, [0, 1].
         segs: number of `[SEG]` in the answer.
-        quality: the reward network's opinion in words; empty without one.
+        quality: Dice and score predicted by the reward network, as text; empty without a network.
     """
 
     target: Target
@@ -39,16 +40,16 @@ class Segmented:
 
 @dataclass(frozen=True)
 class MaskMaker:
-    """A loaded model with what chooses its prompt and judges its masks.
+    """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts the mask's quality.
 
     Args:
         model, processor: of one checkpoint.
         max_new_tokens: longest answer.
-        prompt: what is asked where no policy chooses.
-        trained: config.json of the policy's final_model; empty without one.
-        policy: what it deploys; None where that is one prompt.
-        network: the judge, if there is any.
-        white_level: what is white in a grey image above 8 bit; None: nobody says.
+        prompt: used where no policy chooses.
+        trained: config.json of the policy's final_model; empty without a policy.
+        policy: None where one prompt is used for all images.
+        network: reward network, if there is any.
+        white_level: value shown as white in a grey image above 8 bit; None: a percentile of the image.
     """
 
     model: Any
@@ -61,32 +62,35 @@ class MaskMaker:
     white_level: int | None = None
 
     def __call__(self, target: Target) -> Segmented:
-        """Choose the prompt, ask, judge and write."""
-        image, said = load_for_model(target.image, self.white_level)
-        if said:
-            tqdm.write(said)
-        features = image_features(self.model, self.processor, image)  # both the policy and the masks are made of them
+        """Choose the prompt, segment, write, predict the quality."""
+        image, note = load_for_model(target.image, self.white_level)
+        if note:
+            tqdm.write(note)
+        features = image_features(self.model, self.processor, image)  # used for both the policy and the masks
         prompt = self._choose(image, features)
         check_free(target, prompt)
-        answer, mask = self._ask(image, features, prompt)
+        answer, mask = self._segment(image, features, prompt)
         write_mask(target, image, mask, prompt)
         quality = "" if self.network is None else predicted_quality(self.network, image, mask)
         return Segmented(target, prompt, answer.answer, float(mask.mean()), len(answer.mask_logits), quality)
 
-    def _ask(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
+    def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}
-        answer: Segmentation = self.model.segment([image], [prompt], self.processor, **limits)[0][0]
-        return answer, np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
+        answer: Segmentation = self.model.segment([image], [prompt_of(prompt)], self.processor, **limits)[0][0]
+        joined = np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
+        return answer, action_mask(prompt, joined)
 
     def _choose(self, image: np.ndarray, features: Sam2Features) -> str:
         if self.policy is None:
             return self.prompt
         prompts, pooled = self.trained["prompts"], features.pooled()[0].cpu().float().numpy()
 
-        def score(tried: int) -> float:
+        def score(index: int) -> float:
             if self.network is None:
-                raise ValueError("--policy: tries several prompts, but its reward network is gone; give --reward_net")
-            mask = self._ask(image, features, prompts[tried])[1].astype(np.float32)
+                raise ValueError(
+                    "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
+                )
+            mask = self._segment(image, features, prompts[index])[1].astype(np.float32)
             return float(score_masks(self.network, image, mask[None])[0])
 
         return str(prompts[deployed_prompt(self.policy, self.trained, image, pooled, score)])
@@ -94,7 +98,7 @@ class MaskMaker:
 
 def predicted_quality(network: RewardNetwork, image: np.ndarray, mask: np.ndarray) -> str:
     """The Dice that a reward network predicts, with its 90 % interval, and its score."""
-    judged = judge_masks(network, image, mask[None].astype(np.float32))
-    dice, half = float(judged["dice"][0]), float(half_width(judged["members"][..., 0], network.config.interval)[0])
+    quality = predict_mask_quality(network, image, mask[None].astype(np.float32))
+    dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], network.config.interval)[0])
     low, high = max(0.0, dice - half), min(1.0, dice + half)
-    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(judged['score'][0]):.3f}"
+    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(quality['score'][0]):.3f}"

@@ -1,6 +1,8 @@
 """How every command starts: as a module or as a file, and with its flags looked at first."""
 
+import re
 import runpy
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,3 +71,50 @@ def test_commands_run_as_files_from_any_folder(
     assert stop.value.code == 0
     assert "--model-path" in capsys.readouterr().out
     assert sys.path[0] == str(ROOT)
+
+
+HEAVY = ("torch", "transformers", "stable_baselines3", "gymnasium", "datasets", "accelerate", "skimage")
+SEEN = f"""
+import sys
+from rl_reward_network.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    print("loaded:", stop.code, [name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def typed(*words: str) -> str:
+    """What a fresh process prints, and which slow libraries it imported."""
+    done = subprocess.run([sys.executable, "-c", SEEN, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["reward", "prompts", "grpo"])
+def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: str) -> None:
+    short, whole = typed(command, "--help"), typed(command, "--help-all")
+    assert short.rstrip().endswith("loaded: 0 []")
+    assert whole.rstrip().endswith("loaded: 0 []")
+    assert f"sa2va-rl {command} --help-all" in short
+    common, every = (set(re.findall(r"(?<=\W)--[a-z][\w-]+", text)) - {"--help-all"} for text in (short, whole))
+    assert common < every
+    assert len(common) <= 25
+    assert {"--model-path", "--data-root", "--resume", "--seed"} <= common
+    assert "--split-seed" in every - common
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("grpo", "--epsilon", "-1"), "error: epsilon is -1.0"),
+        (("grpo", "--kl_coef", "-1"), "error: beta is -1.0"),
+        (("grpo", "--syze", "3"), "--syze"),
+        (("prompts", "quick", "--n_envs", "0"), "error: n_envs is 0"),
+        (("reward", "--seed", "-1", "quick"), "seed is -1"),
+        (("reward",), "quick"),
+    ],
+)
+def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -> None:
+    said = typed(*words)
+    assert message in said
+    assert "loaded: 2 []" in said

@@ -27,9 +27,9 @@ def build(folder: Path, checkpoint: Path, output: str, *launcher: str) -> str:
 def alone(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bank")
     write_tiny_data(folder / "data", images=7, size=64)
-    said = build(folder, tiny_checkpoint, "alone")
-    assert "masks computed by Sa2VA: 77, read from the bank: 0; images encoded: 7" in said
-    assert said.strip().splitlines()[-1] == "mask bank of 7 images: alone/mask_bank"
+    printed = build(folder, tiny_checkpoint, "alone")
+    assert "masks computed by Sa2VA: 77, read from the bank: 0; images encoded: 7" in printed
+    assert printed.strip().splitlines()[-1] == "mask bank of 7 images: alone/mask_bank"
     return folder
 
 
@@ -45,10 +45,10 @@ def banks_equal(first: Path, second: Path) -> None:
 
 
 def test_two_ranks_build_the_same_bank(alone: Path, tiny_checkpoint: Path) -> None:
-    said = build(
+    printed = build(
         alone, tiny_checkpoint, "ranks", *("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
     )
-    assert "masks computed by Sa2VA: 77, read from the bank: 0; images encoded: 7" in said, "7 of both ranks together"
+    assert "masks computed by Sa2VA: 77, read from the bank: 0; images encoded: 7" in printed, "of both ranks"
     banks_equal(alone / "alone" / "mask_bank", alone / "ranks" / "mask_bank")
 
 
@@ -59,8 +59,8 @@ def test_a_build_that_was_cut_off_is_finished_and_nothing_is_computed_twice(alon
     for path in sorted((alone / "alone" / "mask_bank").iterdir())[:3]:
         (bank / path.name).write_bytes(path.read_bytes())
     (bank / ".remains_of_a_killed_process.safetensors").write_bytes(b"half")
-    said = build(alone, tiny_checkpoint, "cut")
-    assert "masks computed by Sa2VA: 44, read from the bank: 33; images encoded: 4" in said
+    printed = build(alone, tiny_checkpoint, "cut")
+    assert "masks computed by Sa2VA: 44, read from the bank: 33; images encoded: 4" in printed
     (bank / ".remains_of_a_killed_process.safetensors").unlink()
     banks_equal(alone / "alone" / "mask_bank", bank)
     assert "masks computed by Sa2VA: 0, read from the bank: 77; images encoded: 0" in build(

@@ -1,131 +1,45 @@
-"""The pre-flight table, read as its user reads it."""
+"""The pre-flight table, as its user reads it, and the exit status."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from rl_reward_network.cli import doctor
-from rl_reward_network.data.masks import to_rle
-from rl_reward_network.embedded import datasets as embedded
-from rl_reward_network.embedded.regions import write_regions
-from tests.conftest import write_deep_data, write_tiny_data
+from tests.conftest import write_tiny_data
 
-Say = Callable[..., str]
+LINES = ("packages", "model", "data and split", "reward network", "device", "disk, 5 GB free")
 
 
-@pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs the doctor in a folder of its own and gives the row of the data, its state first."""
+def examined(capsys: pytest.CaptureFixture[str], **flags: object) -> tuple[object, str]:
+    """Exit status and table, the latter in one line."""
+    with pytest.raises(SystemExit) as stop:
+        doctor.main(doctor.Args(**flags))  # type: ignore[arg-type]
+    return stop.value.code, " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def said(**flags: object) -> str:
-        with pytest.raises(SystemExit) as stop:
-            doctor.main(doctor.Args(**flags))  # type: ignore[arg-type]
-        table = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        row = table.partition("data and split ")[2].partition(" reward network ")[0]
-        assert stop.value.code == (1 if row.startswith("missing") else 0), table
-        return row
-
-    return said
+    monkeypatch.setattr("rl_reward_network.inputs.doctor.FREE_DISK_GB", 0)
+    write_tiny_data(Path("data"), 8, 48)
 
 
-def rewrite(folder: Path, change: Callable[[int, dict[str, object]], dict[str, object]]) -> None:
-    file = folder / "annotations.json"
-    file.write_text(json.dumps([change(n, record) for n, record in enumerate(json.loads(file.read_text()))]))
+def test_every_line_is_there_and_the_status_is_0(capsys: pytest.CaptureFixture[str]) -> None:
+    code, table = examined(capsys, data_root=Path("data"), gpu=-1)
+    assert code == 0
+    for line in ("packages OK torch ", "model OK our layout", "data and split OK 8 annotated images", "device OK CPU"):
+        assert line in table
+    assert "a rehearsal model" in table, "the embedded model on images of a user"
 
 
-def drawn(mask: np.ndarray) -> Callable[[dict[str, object]], dict[str, object]]:
-    """A record with this mask in place of its own."""
-    return lambda record: {**{k: v for k, v in record.items() if k != "mask_png"}, "mask": to_rle(mask)}
+def test_a_missing_line_is_shown_beside_the_others_and_the_status_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, table = examined(capsys, model_path="no_model", data_root=Path("nowhere"), gpu=-1)
+    assert code == 1
+    assert "model missing no_model: " in table
+    assert "data and split missing nowhere/annotations.json: " in table
+    assert "device OK" in table
 
 
-def test_good_data_are_described_and_nothing_is_odd(say: Say) -> None:
-    row = say(data_root=write_tiny_data(Path("data"), 8, 48))
-    assert row.startswith("OK 8 annotated images, 8 with a mask; patients: reward 3, policy 2, val 1, test 2;")
-    assert "foreground: " in row
-    assert "(8 masks)" in row
-    assert "look:" not in row
-    assert "grey above" not in row
-
-
-def test_what_is_white_is_said(say: Say) -> None:
-    data = write_deep_data(Path("data"), 14)
-    row = say(data_root=data)
-    assert row.startswith("OK ")
-    assert "grey above 8 bit in 8 images: white is 1" in row
-    assert "(99.9 % of the pixels; --bit_depth sets it)" in row
-    assert "white is 16383 (--bit_depth 14)" in say(data_root=data, bit_depth=14)
-    rewrite(data, lambda n, record: record | {"series": f"s{n % 2}"})
-    assert "in 8 series (99.9 % of the pixels" in say(data_root=data), "two names, but of eight patients"
-    assert "bit_depth: got 3; give 8 to 16" in say(data_root=data, bit_depth=3)
-
-
-def test_empty_full_and_inverted_masks_are_noted(say: Say) -> None:
-    data = write_tiny_data(Path("data"), 8, 48)
-    empty, object_ = np.zeros((48, 48), bool), np.zeros((48, 48), bool)
-    object_[10:30, 10:30] = True
-    masks = {0: empty, 2: ~empty, 3: ~object_, 4: ~object_, 5: object_}
-    rewrite(data, lambda n, record: drawn(masks[n])(record) if n in masks else record)
-    row = say(data_root=data)
-    assert row.startswith("look ")
-    assert "foreground: 0.0% to 100.0% of the picture" in row
-    assert "look: 1 empty mask(s)" in row
-    assert "(P0000(0000000000)_1_frame_000001.png)" in row
-    assert "look: 1 nearly full mask(s), above 95% of the picture (P0002(" in row
-    assert "look: 3 mask(s) that cover most of the picture and of its border: inverted?" in row
-
-
-def test_a_picture_in_two_patients_is_noted_with_both_files(say: Say) -> None:
-    data = write_tiny_data(Path("data"), 8, 48)
-    names = sorted(path.name for path in (data / "images").iterdir())
-    Image.open(data / "images" / names[1]).save(data / "images" / names[6], compress_level=0)
-    row = say(data_root=data)
-    assert "look: 1 picture(s) that are the same in two patients or groups" in row
-    assert f"({names[1]} = {names[6]})" in row
-    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 6) else {}))
-    assert say(data_root=data).startswith("OK "), "in one patient there is no leak"
-
-
-def test_outlines_that_fill_loops_are_noted(say: Say) -> None:
-    data = write_tiny_data(Path("data"), 8, 200)
-    square = [60, 60, 140, 60, 140, 98, 195, 98, 195, 102, 140, 102, 140, 140, 60, 140, 60, 102, 5, 102, 5, 98, 60, 98]
-    rewrite(data, lambda n, r: {**{k: v for k, v in r.items() if k != "mask_png"}, "mask": [square]} if n < 5 else r)
-    row = say(data_root=data)
-    assert "look: 5 outline(s) of thin branches whose loops may be filled" in row
-    assert row.count("_1_frame_000001.png") == 3, "three are named"
-
-
-def test_several_kinds_of_object_are_refused_here_as_in_training(say: Say) -> None:
-    data = write_tiny_data(Path("data"), 8, 48)
-    rewrite(data, lambda n, record: record | {"text": [f"object {n % 2}"]})
-    assert "missing data/annotations.json: text holds 2 different phrases" in say(data_root=data)
-
-
-@pytest.mark.parametrize("name", ["angiograms", "angiograms_no_gap", "regions_lamplight"])
-@pytest.mark.parametrize("parent", ["data", "project/data"])  # as the commands and as the shell files name it
-def test_nothing_is_rendered(say: Say, monkeypatch: pytest.MonkeyPatch, name: str, parent: str) -> None:
-    monkeypatch.setattr(embedded, "whole_folder", lambda _: pytest.fail("rendered"))
-    monkeypatch.setattr(doctor, "PROJECT", Path("project"))
-    assert say(data_root=Path(parent) / name) == "OK embedded data, not there yet: the run renders them"
-
-
-def test_a_missing_folder_is_missing(say: Say) -> None:
-    assert "missing elsewhere/annotations.json: file not found" in say(data_root=Path("elsewhere"))
-
-
-def test_captioned_regions_are_described(say: Say) -> None:
-    write_regions(Path("scenes"), 6, 3, 96)
-    row = say(data_root=Path("scenes"))
-    assert row.startswith("OK Grasp-Any-Region, 1 shard, 6 images, ")
-    assert "for GRPO; groups: reward 2, policy 2, val 1, test 1" in row
-    assert "foreground: " in row
-    assert "captions: " in row
-    assert "13 regions (the limit)" in say(data_root=Path("scenes"), max_regions=13)
-    assert say(dataset_name="scenes") == row, "a folder in place of a name"
-    assert "dataset_name is 'dam'" in say(data_root=Path("scenes"), dataset_name="dam")
-    assert "scenes/annotations.json: file not found" in say(data_root=Path("scenes"), dataset_name="annotations")
+def test_a_folder_may_stand_in_place_of_the_name_of_a_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert examined(capsys, dataset_name="data", gpu=-1) == examined(capsys, data_root=Path("data"), gpu=-1)

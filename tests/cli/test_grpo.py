@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import tyro
 
-from rl_reward_network.cli.grpo import Args, main, make_plan
+from rl_reward_network.cli.grpo import Args, main
+from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.grpo.inputs import GRPOWorld, open_grpo_world
-from rl_reward_network.grpo.stage import GRPOPlan
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.rewards.judge.config import JudgeConfig
 from tests.conftest import write_tiny_data
@@ -40,8 +41,8 @@ def planned(data: Path, *flags: str, mode: str = "quick", network: RewardNetwork
     return make_plan(args, world_of(args), network)
 
 
-def world_of(args: Any) -> GRPOWorld:
-    return open_grpo_world(args.world)
+def world_of(args: Any) -> GRPOInputs:
+    return open_grpo_inputs(args.inputs, args.regions)
 
 
 def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Path) -> None:
@@ -60,25 +61,25 @@ def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Pat
         "2",
         *TWICE,
     )
-    with pytest.raises(ValueError, match="--clip_range does nothing with --num_iterations 1: the ratio it clips is 1"):
+    with pytest.raises(ValueError, match="--epsilon does nothing with --num_iterations 1"):
         planned(scenes, "--clip_range", "0.3")
     assert theirs == ours
-    assert theirs.settings["beta"] == theirs.settings["mask_beta"] == 0.1
-    assert theirs.settings["max_steps"] == -1, "epochs that are asked for count, not the preset's steps"
-    named = tyro.cli(Args, args=["quick", "--data_dir", str(scenes), "--max_tiles", "3"]).world
-    assert (named.data_root, named.max_dynamic_patch) == (scenes, 3)
+    assert theirs.settings.beta == theirs.settings.mask_beta == 0.1
+    assert theirs.settings.max_steps == -1, "epochs that are asked for count, not the preset's steps"
+    named = tyro.cli(Args, args=["quick", "--data_dir", str(scenes), "--max_tiles", "3"])
+    assert (named.inputs.data_root, named.regions.max_dynamic_patch) == (scenes, 3)
 
 
 def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
     small, real = planned(scenes), planned(scenes, "--model_path", "owner/Sa2VA-4B", mode="full")
-    assert (small.lora_r, small.settings["learning_rate"], small.settings["max_steps"]) == (16, 1e-3, 140)
-    assert (real.lora_r, real.lora_alpha, real.settings["learning_rate"]) == (128, 256, 1e-5)
-    assert (real.settings["num_train_epochs"], real.settings["max_steps"]) == (3.0, -1)
+    assert (small.lora_r, small.settings.learning_rate, small.settings.max_steps) == (16, 1e-3, 140)
+    assert (real.lora_r, real.lora_alpha, real.settings.learning_rate) == (128, 256, 1e-5)
+    assert (real.settings.num_train_epochs, real.settings.max_steps) == (3.0, -1)
     for plan in (small, real):
-        assert plan.settings["num_generations"] == 4
+        assert plan.settings.num_generations == 4
         assert (plan.weights.iou, plan.weights.caption) == (1.0, 1.0)
         assert (plan.weights.loop2_caption, plan.weights.loop2_iou, plan.weights.learned) == (1.0, 1.0, 0.0)
-    assert planned(scenes, "--no_ema").settings["ema_decay"] == 0
+    assert planned(scenes, "--no_ema").settings.ema_decay == 0
     assert planned(scenes, "--lora_r", "8").lora_alpha == 16
 
 
@@ -92,7 +93,7 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     for flags in (["--group_regex", "(?P<group>.)"], ["--segment_question", "Where?"]):
         with pytest.raises(ValueError, match=f"{flags[0]} is for other data, but .* holds captioned regions"):
             planned(scenes, *flags)
-    with pytest.raises(ValueError, match="--objective supervised pays no rewards"):
+    with pytest.raises(ValueError, match="--objective supervised has no rewards"):
         planned(scenes, "--objective", "supervised", "--iou_weight", "2")
     images = write_tiny_data(tmp_path)
     for flags in (["--max_regions", "8"], ["--describe_question", "What?"]):
@@ -112,19 +113,29 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
         with pytest.raises(ValueError, match="annotated images have no captions: leave out --use_llm_judge and the ca"):
             planned(images, "--loop2_iou_weight", "1", *flags)
     plan = planned(images, "--loop2_iou_weight", "1")
-    assert plan.settings["mask_to_caption_weight"] == 0
+    assert plan.settings.mask_to_caption_weight == 0
     assert plan.weights.loop2_caption == 0
+
+
+def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
+    both = ["--mask_rewards", "dice", "0.5", "--loop2_mask_rewards", "cldice", "2", "recall", "1"]
+    assert planned(scenes, *both).mask_rewards == {"loop1": {"dice": 0.5}, "loop2": {"cldice": 2.0, "recall": 1.0}}
+    assert planned(scenes).mask_rewards is None, "runs of older versions have none either"
+    images = write_tiny_data(tmp_path)
+    assert planned(images, *both[3:]).mask_rewards == {"loop2": {"cldice": 2.0, "recall": 1.0}}
+    with pytest.raises(ValueError, match=r"no loop 1.*--mask_rewards"):
+        planned(images, *both)
 
 
 def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Path, tmp_path: Path) -> None:
     images, network = write_tiny_data(tmp_path), RewardNetwork(RewardNetworkConfig(channels=(8,)))
     plan = planned(images, network=network)
-    assert (plan.weights.learned, plan.weights.loop2_iou, plan.settings["pathwise_weight"]) == (1.0, 0.0, 1.0)
-    assert plan.settings["mask_policy"] == "gaussian"
+    assert (plan.weights.learned, plan.weights.loop2_iou, plan.settings.pathwise_weight) == (1.0, 0.0, 1.0)
+    assert plan.settings.mask_policy == "gaussian"
     for flags in (["--pathwise_weight", "0"], ["--shuffle_rewards"], ["--objective", "supervised"]):
-        assert planned(images, *flags, network=network).settings["pathwise_weight"] == 0
-    assert planned(scenes, network=network).settings["pathwise_weight"] == 0
-    assert planned(scenes).settings["mask_policy"] == "bernoulli"
+        assert planned(images, *flags, network=network).settings.pathwise_weight == 0
+    assert planned(scenes, network=network).settings.pathwise_weight == 0
+    assert planned(scenes).settings.mask_policy == "bernoulli"
 
 
 def test_loops_of_a_judge(scenes: Path) -> None:
@@ -146,7 +157,7 @@ def test_a_judge_from_the_command_line(
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
     told: list[Any] = []
     monkeypatch.setattr(
-        "rl_reward_network.cli.grpo.run_grpo_stage", lambda world, plan, *rest: told.append((plan, rest[2]))
+        "rl_reward_network.grpo.stage.run_grpo_stage", lambda world, plan, *rest: told.append((plan, rest[2]))
     )
     own = [flag, "--output_dir", str(tmp_path)]
     for name, value in (JUDGE_SETTINGS if models is None else {}).items():
@@ -188,11 +199,11 @@ def test_a_judge_from_the_command_line(
         ),
         (["--lora_r", "0"], "r is 0"),
         (["--max_steps", "0"], "max_steps is 0, expected 1 or more"),
-        (["--batch_size", "0"], "batch_size is 0 generations"),
-        (["--max_steps", "3", "--num_epochs", "1"], "--num_epochs and --max_steps both say when to stop"),
-        (["--no_ema", "--ema_decay", "0.9"], "--no_ema has no average to decay; leave it out, or --ema_decay 0.9"),
-        (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised pays no rewards: leave out"),
-        (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards cannot deal out the gradient of --pathwi"),
+        (["--batch_size", "0"], "per_device_train_batch_size is 0"),
+        (["--max_steps", "3", "--num_epochs", "1"], "--num_train_epochs and --max_steps"),
+        (["--no_ema", "--ema_decay", "0.9"], r"--no_ema .*--ema_decay 0\.9"),
+        (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised"),
+        (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards .* --pathwise_weight"),
     ],
 )
 def test_bad_flags_end_before_anything_is_written(

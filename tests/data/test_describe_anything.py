@@ -155,7 +155,7 @@ def test_a_name_that_two_pictures_have_is_refused_where_it_is_asked_for(tmp_path
         write_subset(tmp_path / "PACO", {"k": [region(image="2.png")]}, {"00000000.tar": tar})
     )
     assert [grey(sample) for sample in found] == [150]
-    with pytest.raises(ValueError, match=r"00000000\.tar: 2 pictures are named 1\.png; rename all but one"):
+    with pytest.raises(ValueError, match=r"00000000\.tar: 2 pictures are named 1\.png, expected one"):
         read_describe_anything(write_subset(tmp_path / "Two", {"k": [region(image="1.png")]}, {"00000000.tar": tar}))
 
 

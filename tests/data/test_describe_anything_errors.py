@@ -12,9 +12,7 @@ from tests.data.test_describe_anything import picture, region, square, write_coc
 def test_missing_tars_are_one_error_with_their_count(tmp_path: Path) -> None:
     annotations = {str(n): [region(tar=f"0000000{n}.tar")] * 2 for n in range(3)}
     folder = write_subset(tmp_path / "SAM", annotations, {"00000000.tar": {"0.jpg": picture(9)}})
-    with pytest.raises(
-        ValueError, match=r"images/00000001\.tar: file not found; 4 region\(s\) in 2 tar\(s\) have no image: download"
-    ):
+    with pytest.raises(ValueError, match=r"images/00000001\.tar: file not found; 4 region.* 2 tar"):
         read_describe_anything(folder)
 
 
@@ -23,7 +21,7 @@ def test_missing_members_are_one_error_with_their_count(tmp_path: Path) -> None:
     folder = write_subset(tmp_path / "SAM", annotations, {"00000000.tar": {"000.jpg": picture(9)}})
     with pytest.raises(
         ValueError,
-        match=r"images/00000000\.tar: no image named 001 or 1 in it; 2 region\(s\) in 1 tar\(s\) have no image",
+        match=r"images/00000000\.tar: .*001 or 1 .*2 region.* 1 tar",
     ):
         read_describe_anything(folder)
 
@@ -50,7 +48,7 @@ def test_a_tar_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
     folder = write_coco(tmp_path / "LVIS")
     tar = folder / "images" / "00000001.tar"
     tar.write_bytes(tar.read_bytes()[:700])  # 512 bytes of header, then the picture
-    with pytest.raises(ValueError, match=r"images/00000001\.tar: not a whole tar \(.*; download it again"):
+    with pytest.raises(ValueError, match=r"images/00000001\.tar: not a whole tar .*download"):
         read_describe_anything(folder)
     tar.write_text("no tar at all")
     with pytest.raises(ValueError, match=r"images/00000001\.tar: not a whole tar"):

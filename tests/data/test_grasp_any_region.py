@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from rl_reward_network.data import grasp_any_region
 from rl_reward_network.data.grasp_any_region import arrow_shards, read_grasp_any_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.embedded.regions import read_regions, write_regions
+from rl_reward_network.embedded.regions import make_scenes, write_regions
 
 SIZE = (12, 16)  # H, W: not square, so that swapped axes show
 TEXT, NUMBER = hf.Value("string"), hf.Value("int64")
@@ -86,7 +86,7 @@ def captions(folder: Path) -> list[str]:
 
 def test_rendered_regions_come_back_as_they_were_drawn(tmp_path: Path) -> None:
     write_regions(tmp_path / "regions", count=3, seed=5, side=96)
-    scenes = read_regions(tmp_path / "regions")
+    scenes = make_scenes(3, seed=5, side=96)
     found = read_grasp_any_region(tmp_path / "regions")
     drawn = [(scene, obj) for scene in scenes for obj in scene.objects]
     assert len(found) == len(drawn) > 6
@@ -206,11 +206,11 @@ def test_rows_may_name_their_patient(tmp_path: Path) -> None:
     assert dog.image_id != cat.image_id
     rows[2] = fine(0, "a cow", at=5) | {"group": "patient 8"}
     hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "torn"))
-    with pytest.raises(ValueError, match=r"row 2.*: the same image is in another group at .*row 0, region 0; name one"):
+    with pytest.raises(ValueError, match=r"row 2.*: .*another group at .*row 0, region 0"):
         read_grasp_any_region(tmp_path / "torn")
     rows[1]["group"] = None
     hf.Dataset.from_list(rows).save_to_disk(str(tmp_path / "half"))
-    with pytest.raises(ValueError, match=r"row 1: group is empty; name the patient in each row, or leave the column"):
+    with pytest.raises(ValueError, match=r"row 1: group is empty"):
         read_grasp_any_region(tmp_path / "half")
 
 
@@ -300,5 +300,5 @@ def test_prompts_named_before_the_question_count_for_it(tmp_path: Path) -> None:
         {"from": "human", "value": "<Prompt0> and <Prompt1> are marked."},
         *turns("How do they go together?", "one carries the other", "Name the first.", "a cart"),
     ]
-    with pytest.raises(ValueError, match=r"no region .*\(left out: 2 turn\(s\) about several masks or none\)"):
+    with pytest.raises(ValueError, match=r"no region .*left out: 2 turn"):
         read_grasp_any_region(write(tmp_path / "x", [row]))

@@ -51,9 +51,7 @@ def test_a_row_without_an_image_is_an_error_though_its_parts_look_filled(tmp_pat
 )
 def test_an_image_that_is_not_where_its_row_says_is_an_error(tmp_path: Path, image: str, reason: str) -> None:
     write_bare(tmp_path, [fine(0, "a dog", image=image)], pa.string())
-    with pytest.raises(
-        ValueError, match=rf"x\.arrow: row 0: the image cannot be opened \(.*{reason}.*; put the file there"
-    ):
+    with pytest.raises(ValueError, match=rf"x\.arrow: row 0: .*image cannot be opened .*{reason}"):
         read_grasp_any_region(tmp_path)
 
 
@@ -62,13 +60,13 @@ def test_conversations_that_are_no_list_of_turns_are_an_error(tmp_path: Path) ->
     table = pa.Table.from_pylist(rows)
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
-    with pytest.raises(ValueError, match=r"row 0: conversations must be a list of \{from, value\}, got str"):
+    with pytest.raises(ValueError, match=r"row 0: conversations .*\{from, value\}, got str"):
         read_grasp_any_region(tmp_path)
 
 
 def test_a_folder_without_shards_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))}: no \*\.arrow file in it; .*download it again"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))}: no \*\.arrow file"):
         read_grasp_any_region(tmp_path)
 
 
@@ -77,17 +75,13 @@ def test_a_shard_that_is_cut_off_is_an_error(tmp_path: Path, kept: float) -> Non
     write(tmp_path / "x", [fine(seed, "a dog") for seed in range(3)])
     shard = tmp_path / "x" / "data-00000-of-00001.arrow"
     shard.write_bytes(shard.read_bytes()[: kept if isinstance(kept, int) else int(kept * shard.stat().st_size)])
-    with pytest.raises(
-        ValueError, match=r"data-00000-of-00001\.arrow: cut off, or no Arrow stream \(.*download it again"
-    ):
+    with pytest.raises(ValueError, match=r"data-00000-of-00001\.arrow: cut off, or no Arrow stream .*download"):
         read_grasp_any_region(tmp_path)
 
 
 def test_other_columns_are_an_error_that_lists_both(tmp_path: Path) -> None:
     hf.Dataset.from_list([{"image": "x", "text": "a dog"}]).save_to_disk(str(tmp_path))
-    with pytest.raises(
-        ValueError, match=r"arrow: columns are image, text, expected image, mask_rle, conversations; it is not"
-    ):
+    with pytest.raises(ValueError, match=r"arrow: columns are image, text, expected image, mask_rle, conversations"):
         read_grasp_any_region(tmp_path)
 
 
@@ -97,7 +91,7 @@ def test_what_cannot_be_owner_and_name_is_never_looked_for_on_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(grasp_any_region, "snapshot_download", lambda *_, **__: pytest.fail("called the hub"))
-    with pytest.raises(ValueError, match=r"no such folder, and not a hub id .*give a folder, or an id like owner/name"):
+    with pytest.raises(ValueError, match=r"no such folder.*owner/name"):
         locate(name)
 
 
@@ -117,5 +111,5 @@ def test_a_hub_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatc
         raise ConnectionError("no network")
 
     monkeypatch.setattr(grasp_any_region, "snapshot_download", unreachable)
-    with pytest.raises(ValueError, match=r"^owner/name: no such folder, and not a hub id .* \(ConnectionError\)"):
+    with pytest.raises(ValueError, match=r"^owner/name: .*\(ConnectionError\)"):
         read_grasp_any_region("owner/name")

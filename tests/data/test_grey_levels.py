@@ -50,7 +50,7 @@ def test_few_images_are_read(write, monkeypatch):
         return np.bincount([1000])
 
     monkeypatch.setattr(grey_levels, "grey_histogram", histogram)
-    monkeypatch.setattr(grey_levels, "IMAGES_SEEN", 8)
+    monkeypatch.setattr(grey_levels, "MAX_IMAGES", 8)
     names = [write(f"{n:03d}.png", 1000) for n in range(33)]
     measured_levels(dict.fromkeys(names, DATA_SET))
     assert sorted(seen) == [f"{n:03d}.png" for n in range(0, 33, 5)]

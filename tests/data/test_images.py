@@ -1,3 +1,4 @@
+import re
 import struct
 import zlib
 
@@ -142,9 +143,7 @@ def test_a_hot_pixel_does_not_make_a_picture_black(tmp_path, bits):
     assert (image[5, 5] == 255).all()
     level = robust_white(grey_histogram(tmp_path / "x.png"))
     assert 0.995 * 2**bits < level < 2**bits
-    assert said == f"x.png: grey of more than 8 bit, white is {level}, the 99.9 % point of its own pixels; " + (
-        "--bit_depth sets it"
-    )
+    assert re.match(rf"x\.png: .*white is {level}, .*99\.9 %.*--bit_depth", said)
     assert np.array_equal(image, load_image(tmp_path / "x.png"))
     given, said = load_for_model(tmp_path / "x.png", 2 ** (bits - 1))
     assert 189 < given.mean() < 193, "the brighter half is white"

@@ -58,27 +58,28 @@ def test_naming_the_other_set_is_an_error(both: tuple[Path, Path]) -> None:
     gar, dam = both
     with pytest.raises(
         ValueError,
-        match=r"gar: dataset_name is 'dam' \(describe-anything\), but this is read as Grasp-Any-Region; .*name gar",
+        match=r"gar: dataset_name is 'dam', .* Grasp-Any-Region.*--dataset_name gar or auto",
     ):
         read_region_data(gar, "dam")
     with pytest.raises(
         ValueError,
-        match=r"dam: dataset_name is 'gar' \(Grasp-Any-Region\), but this is read as describe-anything; .*name dam",
+        match=r"dam: dataset_name is 'gar', .* describe-anything.*--dataset_name dam or auto",
     ):
         read_region_data(dam, "gar")
 
 
 def test_an_unknown_name_is_an_error(both: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match="dataset_name is 'GAR', expected auto, gar or dam"):
+    with pytest.raises(ValueError, match="dataset_name is 'GAR', expected auto, gar, dam"):
         read_region_data(both[0], "GAR")  # type: ignore[arg-type]
 
 
 def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
     write_coco(both[0] / "LVIS")
     with pytest.raises(
-        ValueError, match=r"gar: holds both Grasp-Any-Region \(.*arrow\) and describe-anything \(.*LVIS\)"
+        ValueError, match=r"gar: holds Grasp-Any-Region.* and describe-anything: LVIS; give --dataset_name gar or dam"
     ):
         recognise(both[0])
+    assert [recognise(both[0], name) for name in ("gar", "dam")] == ["gar", "dam"]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,13 @@ def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
         ([], "it is empty"),
         (["a.parquet", "images/"], r"it holds a\.parquet, images/"),
         ([f"{n}.json" for n in range(9)], r"it holds 0\.json, .*, 5\.json and 3 more"),
-        (["annotations.json", "images/"], r"annotations\.json, but no tar in images/: annotated images for the other"),
     ],
 )
 def test_a_folder_of_neither_is_an_error_that_says_what_it_holds(tmp_path: Path, names: list[str], found: str) -> None:
     for name in names:
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("[]")
     with pytest.raises(
-        ValueError, match=rf"neither data set \({found}.*\); give a folder of Grasp-Any-Region .*SUBSET"
+        ValueError, match=rf"no known data format \({found}.*\); expected Grasp-Any-Region .*SUBSET.*annotations\.json"
     ):
         read_region_data(tmp_path)
 
@@ -105,31 +105,31 @@ def test_images_without_annotations_are_an_error_that_says_what_is_missing(tmp_p
         (tmp_path / "data" / "images" / name).touch()
     for folder in (tmp_path / "data", tmp_path / "data" / "images"):
         with pytest.raises(
-            ValueError, match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*README"
+            ValueError,
+            match=rf"{folder}: 2 images and no annotations\.json.*write one.*\"group\": PATIENT.*docs/your-data",
         ):
             recognise(folder)
     (tmp_path / "data" / "annotations.json").write_text("[]")
     with pytest.raises(ValueError, match=rf"images: the images of .*annotations\.json; give {tmp_path / 'data'}$"):
         recognise(tmp_path / "data" / "images")
-    with pytest.raises(ValueError, match="neither data set"):
-        recognise(tmp_path / "data")
+    assert recognise(tmp_path / "data") == "annotations"
+    with pytest.raises(ValueError, match=r"data: holds annotated images, expected captioned regions \(gar or dam\)"):
+        read_region_data(tmp_path / "data")
 
 
 def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.arrow").touch()
     for path in (tmp_path / "nowhere", tmp_path / "x.arrow"):
-        with pytest.raises(ValueError, match=rf"{path.name}: no such folder; give a folder of Grasp-Any-Region"):
+        with pytest.raises(ValueError, match=rf"{path.name}: no such folder; expected Grasp-Any-Region"):
             read_region_data(path)
 
 
 def test_of_hub_ids_only_grasp_any_region_is_fetched(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(grasp_any_region, "snapshot_download", lambda name, **_: asked.append(name) or str(both[0]))
-    with pytest.raises(
-        ValueError, match=r"describe-anything is read from a folder; download it \(hf download .*give that"
-    ):
+    with pytest.raises(ValueError, match=r"describe-anything .*\(hf download"):
         read_region_data("nvidia/describe-anything-dataset")
-    with pytest.raises(ValueError, match=r"dataset_name is 'dam' .*read as Grasp-Any-Region"):
+    with pytest.raises(ValueError, match=r"owner/name: .*describe-anything \(hf download"):
         read_region_data("owner/name", "dam")
     assert asked == []
     assert read_region_data("owner/name")[1] == "Grasp-Any-Region, 2 shards, 3 images, 4 regions"

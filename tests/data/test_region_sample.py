@@ -84,7 +84,7 @@ def test_a_damaged_rle_is_an_error_that_names_row_and_column(rle: Any, message: 
 
 
 def test_a_mask_of_another_size_than_the_image_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"^x: row 1: mask_rle has size \[8, 6\] \(H, W\), the image \[6, 8\]; resize"):
+    with pytest.raises(ValueError, match=r"^x: row 1: mask_rle has size \[8, 6\].*image \[6, 8\]"):
         region(rle=to_rle(MASK.T)).load()
 
 
@@ -97,7 +97,7 @@ def test_an_image_that_cannot_be_read_is_an_error_that_names_the_row() -> None:
     def broken() -> np.ndarray:
         raise FileNotFoundError(2, "No such file", "gone.tar")
 
-    with pytest.raises(ValueError, match=r"^x: row 1: the image cannot be decoded .*gone\.tar.*download it again"):
+    with pytest.raises(ValueError, match=r"^x: row 1: .*cannot be decoded .*gone\.tar"):
         make_region("a dog", to_rle(MASK), "aaaaaaaaaaaa", "x: row 1", broken).load()
 
 

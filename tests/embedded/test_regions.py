@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from itertools import combinations, product
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pycocotools import mask as coco
 
+from rl_reward_network.data.grasp_any_region import read_grasp_any_region
 from rl_reward_network.embedded import regions
 from rl_reward_network.embedded.regions import (
     COLOURS,
@@ -23,7 +23,6 @@ from rl_reward_network.embedded.regions import (
     caption_correct,
     make_scenes,
     parse_caption,
-    read_regions,
     render_scene,
     write_regions,
 )
@@ -232,11 +231,19 @@ def test_a_caption_is_correct_only_with_all_four_attributes() -> None:
         assert not caption_correct(wrong, obj)
 
 
-def test_what_is_written_is_read_back(folder: Path) -> None:
-    read = read_regions(folder)
-    assert len(read) == 5
-    for one, other in zip(read, make_scenes(5, seed=3, side=128), strict=True):
-        assert_equal(one, other)
+def assert_holds(folder: Path, scenes: list[Scene]) -> None:
+    """The reader of Grasp-Any-Region gives the images, masks and captions of the scenes."""
+    regions = read_grasp_any_region(folder)
+    objects = [(scene.image, obj) for scene in scenes for obj in scene.objects]
+    for region, (image, obj) in zip(regions, objects, strict=True):
+        np.testing.assert_array_equal(region.load()[0], image)
+        np.testing.assert_array_equal(region.load()[1], obj.mask)
+        assert region.caption == obj.caption
+    assert len({region.image_id for region in regions}) == len(scenes)
+
+
+def test_written_scenes_are_read_back(folder: Path) -> None:
+    assert_holds(folder, list(make_scenes(5, seed=3, side=128)))
 
 
 def test_the_files_are_those_of_gar(folder: Path) -> None:
@@ -307,48 +314,10 @@ def test_an_error_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_older_folder_is_replaced(tmp_path: Path) -> None:
     write_regions(tmp_path / "regions", count=2, seed=0, side=96)
     write_regions(tmp_path / "regions", count=1, seed=1, side=96)
-    (scene,) = read_regions(tmp_path / "regions")
-    assert_equal(scene, next(make_scenes(1, seed=1, side=96)))
+    assert_holds(tmp_path / "regions", list(make_scenes(1, seed=1, side=96)))
 
 
 def test_no_scene_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="count is 0"):
         write_regions(tmp_path / "regions", count=0, seed=0)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "absent"
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: not a folder of regions .* `write_regions`"):
-        read_regions(path)
-    with pytest.raises(ValueError, match="not a folder of regions"):
-        read_regions(tmp_path)  # empty
-
-
-@pytest.mark.parametrize("damage", ["a shard is missing", "a shard is cut off", "state.json is cut off"])
-def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "regions"
-    write_regions(path, count=2, seed=0, side=96)
-    victim = path / ("state.json" if damage.startswith("state") else "data-00000-of-00001.arrow")
-    content = victim.read_bytes()
-    victim.unlink()
-    if damage.endswith("cut off"):
-        victim.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: not a folder of regions"):
-        read_regions(path)
-
-
-def test_other_data_sets_are_refused(tmp_path: Path) -> None:
-    """Another table, a dictionary of splits, GAR's one mask per row, and captions in other words."""
-    import datasets
-
-    row = regions._to_row(next(make_scenes(1, seed=0, side=96)))
-    fine = row | {"image": {"bytes": row["image"]["bytes"]}, "mask_rle": row["mask_rle"][0]}
-    (first, *rest) = row["conversations"][1::2]
-    strange = row | {"conversations": [first | {"value": "a dog on a sofa"}, *rest]}
-    tables = [datasets.Dataset.from_dict({"text": ["a"]})]
-    tables += [datasets.Dataset.from_list([other]).cast_column("image", datasets.Image()) for other in (fine, strange)]
-    for index, table in enumerate([*tables, datasets.DatasetDict(train=tables[0])]):
-        table.save_to_disk(str(tmp_path / str(index)))
-        with pytest.raises(ValueError, match="not a folder of regions"):
-            read_regions(tmp_path / str(index))

@@ -31,13 +31,13 @@ def test_the_table_describes_the_vector():
     assert (LOW < HIGH).all()
 
 
-def test_features_of_sa2va_stand_behind_those_of_the_image():
+def test_features_of_sa2va_follow_those_of_the_image():
     image, vision = line(3), np.array([0.5, -2.0, 1e6])
     names = [entry.name for entry in observation_table(3)]
     assert names == [*NAMES[:-2], "vision_000", "vision_001", "vision_002", *NAMES[-2:]]
-    seen = observe_image(image, vision)
-    np.testing.assert_array_equal(seen[:-3], observe_image(image))
-    np.testing.assert_array_equal(seen[-3:], [0.5, -2.0, VISION_LIMIT])
+    features = observe_image(image, vision)
+    np.testing.assert_array_equal(features[:-3], observe_image(image))
+    np.testing.assert_array_equal(features[-3:], [0.5, -2.0, VISION_LIMIT])
     low, high = bounds(3)
     assert len(low) == len(high) == len(names)
 
@@ -103,5 +103,5 @@ def test_only_the_averaged_image_counts():
 
 @pytest.mark.parametrize("image", [np.zeros((64, 64, 3)), np.zeros((64, 64), np.uint8), np.zeros((7, 64, 3), np.uint8)])
 def test_other_input_is_refused(image):
-    with pytest.raises(ValueError, match=r"expected uint8 \(H, W, 3\)"):
+    with pytest.raises(ValueError, match=r"image .*uint8 \(H, W, 3\)"):
         observe_image(image)

@@ -25,15 +25,15 @@ def test_a_users_file_may_be_lines_or_json(tmp_path):
     [
         (b"", "0 prompts", "at least 2"),
         (b"\n only one \n\n", "1 prompts", "at least 2"),
-        (b"one\ntwo\n\nOne \n", "line 4", "already there at line 1; remove"),
-        (b'["one", "two", "ONE"]', "entry 3", "already there at entry 1; remove"),
-        (b'["one", "  "]', "entry 2", "with words in it"),
-        (b'["one", 2]', "entry 2", "must be a string"),
+        (b"one\ntwo\n\nOne \n", "line 4", "line 1; remove"),
+        (b'["one", "two", "ONE"]', "entry 3", "entry 1; remove"),
+        (b'["one", "  "]', "entry 2", "string with words"),
+        (b'["one", 2]', "entry 2", "is 2, expected a string"),
         (b'["one",\n "two"', "line 2", "not a JSON list"),
         (b"one\n\xff\xfe\n", "UTF-8", "one prompt per line"),
     ],
 )
-def test_a_bad_file_names_itself_the_place_and_the_remedy(tmp_path, content, place, remedy):
+def test_the_error_of_a_bad_file_names_file_place_and_remedy(tmp_path, content, place, remedy):
     path = tmp_path / "mine.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError) as caught:

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
-from rl_reward_network.env.vector_env import PromptVecEnv, make_vector_env, restore_vector_state, vector_state
-from tests.env.test_sa2va_finetune_env import make_contexts
+from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
+from tests.env.test_sa2va_finetune_env import RECORDED, RECORDED_CASES, make_contexts, recorded_actions
 
 
 def play(venv, steps=30):
@@ -56,32 +55,30 @@ def test_environments_differ_and_equal_seeds_repeat():
 
 
 def test_no_environment_is_refused():
-    with pytest.raises(ValueError, match="n_envs: got 0"):
+    with pytest.raises(ValueError, match=r"n_envs.* 0"):
         make_vector_env(make_contexts(), n_envs=0, seed=0)
 
 
-@pytest.mark.parametrize("reward", ["net", "mix"])
-@pytest.mark.parametrize("max_steps", [1, 3])
-def test_the_table_steps_exactly_as_single_environments_do(max_steps, reward):
-    contexts, rng = make_contexts(vision=2), np.random.default_rng(0)
-    together = PromptVecEnv(contexts, 3, max_steps, reward)
-    together.seed(7)
-    alone = [Sa2VAFinetuneEnv(contexts, max_steps, reward) for _ in range(3)]
-    seen = [env.reset(seed=7 + place)[0] for place, env in enumerate(alone)]
-    np.testing.assert_array_equal(together.reset(), seen)
-    for _ in range(40):
-        actions = rng.integers(4, size=3)
-        observations, rewards, dones, infos = together.step(actions)
-        for place, env in enumerate(alone):
-            observation, paid, terminated, truncated, info = env.step(actions[place])
-            assert (dones[place], truncated) == (terminated, False)
-            assert rewards[place] == pytest.approx(paid, abs=1e-7)
-            if terminated:
-                np.testing.assert_array_equal(infos[place].pop("terminal_observation"), observation)
-                assert infos[place].pop("TimeLimit.truncated") is False
-                observation = env.reset()[0]
-            np.testing.assert_array_equal(observations[place], observation)
-            assert infos[place] == info
+@pytest.mark.parametrize(("max_steps", "reward"), RECORDED_CASES)
+def test_steps_are_those_of_version_0_7_to_the_last_bit(max_steps, reward):
+    """200 steps of 3 environments, recorded before the environments became SB3's `DummyVecEnv`."""
+    expected = {name: RECORDED[f"{reward}_{max_steps}/{name}"] for name in ("observations", "rewards", "dones")}
+    infos, terminal = (RECORDED[f"{reward}_{max_steps}/{name}"].tolist()[::-1] for name in ("infos", "terminal"))
+    venv = make_vector_env(make_contexts(vision=2), 3, 7, max_steps, reward)
+    np.testing.assert_array_equal(venv.reset(), expected["observations"][0])
+    for step, actions in enumerate(recorded_actions()):
+        observations, rewards, dones, step_infos = venv.step(actions)
+        np.testing.assert_array_equal(observations, expected["observations"][step + 1])
+        np.testing.assert_array_equal(rewards, expected["rewards"][step])
+        np.testing.assert_array_equal(dones, expected["dones"][step])
+        for done, info in zip(dones, step_infos, strict=True):
+            episode = info.get("episode", {"r": -1, "l": -1})
+            numbers = [info[name] for name in ("prompt", "score", "dice", "iou")] + [episode["r"], episode["l"]]
+            assert [int(info["sample_id"].removeprefix("sample")), *numbers] == infos.pop()
+            assert ("episode" in info) == ("terminal_observation" in info) == done
+            if done:
+                assert info["terminal_observation"].tolist() == terminal.pop()
+    assert rewards.dtype == observations.dtype == np.float32
 
 
 def test_a_saved_state_goes_on_with_the_same_steps():
@@ -98,14 +95,6 @@ def test_a_saved_state_goes_on_with_the_same_steps():
         np.testing.assert_array_equal(again[0], observations)
         np.testing.assert_array_equal(again[1], rewards)
         np.testing.assert_array_equal(again[2], dones)
-        for one, other in zip(again[3], infos, strict=True):
-            assert one["sample_id"] == other["sample_id"]
-            assert one.get("episode", {}).get("r") == other.get("episode", {}).get("r")
-
-
-def test_the_table_is_shared_and_says_so():
-    venv = PromptVecEnv(make_contexts(), 2, 1, "net")
-    assert venv.get_attr("max_steps") == [1, 1]
-    for call in (lambda: venv.set_attr("max_steps", 2), lambda: venv.env_method("reset")):
-        with pytest.raises(NotImplementedError, match="environments"):
-            call()
+        for first_info, other in zip(again[3], infos, strict=True):
+            assert first_info["sample_id"] == other["sample_id"]
+            assert first_info.get("episode", {}).get("r") == other.get("episode", {}).get("r")

@@ -16,7 +16,8 @@ from rl_reward_network.evaluation.baselines import (
 )
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.evaluation.deployment import Deployment
-from rl_reward_network.evaluation.metrics import METRICS, SampleTable
+from rl_reward_network.evaluation.metrics import SampleTable
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 
 def tables(dices, scores=None, groups=None, labelled=True):
@@ -24,7 +25,7 @@ def tables(dices, scores=None, groups=None, labelled=True):
     dices = np.asarray(dices, dtype=np.float64)
     scores = dices if scores is None else np.asarray(scores, dtype=np.float64)
     groups = groups or [f"patient{index}" for index in range(len(dices))]
-    metrics = [dict.fromkeys(METRICS, row) if labelled else None for row in dices]
+    metrics = [dict.fromkeys(MASK_REWARDS, row) if labelled else None for row in dices]
     return [
         SampleTable(f"s{index}", group, score, metric)
         for index, (group, score, metric) in enumerate(zip(groups, scores, metrics, strict=True))
@@ -68,7 +69,7 @@ def test_every_row_has_its_closed_form():
     assert means(comparison, "score")[POLICY] == pytest.approx((0.2 + 0.1) / 2)
     closed = {row.name: row.gap_closed for row in comparison.rows}
     assert closed == pytest.approx({name: (mean - 0.5) / (0.7 - 0.5) for name, mean in expected.items()})
-    assert [row.asked for row in comparison.rows] == [1, 1, 1, 3, 1, 3, 3, None]
+    assert [row.prompts_asked for row in comparison.rows] == [1, 1, 1, 3, 1, 3, 3, None]
     row = comparison.row(POLICY)
     assert (row.to_default.mean, row.to_fixed.mean) == (pytest.approx(0.3), pytest.approx(0.1))
     fixed = comparison.row(FIXED).to_fixed
@@ -79,7 +80,7 @@ def test_what_is_deployed_is_what_validation_decided():
     comparison = compared(TEST, TEST, [2, 0], policy=False, best_fixed=1, max_steps=3)
     assert means(comparison)[DEPLOYED] == means(comparison)[FIXED] == pytest.approx(0.5)
     assert means(comparison)[POLICY] == pytest.approx(0.6), "the raw policy is always shown"
-    assert comparison.row(DEPLOYED).asked == 1
+    assert comparison.row(DEPLOYED).prompts_asked == 1
 
 
 def test_nobody_beats_the_oracle_and_random_is_the_mean():
@@ -134,7 +135,7 @@ def test_unlabelled_images_among_others_are_left_out_and_counted():
     test = [*tables([[0.1, 0.2]], labelled=False), *tables([[0.3, 0.5], [0.7, 0.5]])]
     comparison = compared([], test, [0, 1, 0])
     assert means(comparison)[POLICY] == pytest.approx((0.5 + 0.7) / 2)
-    assert "1 of 3 test images are unlabelled and left out." in comparison.notes
+    assert any("1 of 3 test images" in note for note in comparison.notes)
 
 
 def test_one_test_patient_has_no_interval_and_a_note():
@@ -142,7 +143,7 @@ def test_one_test_patient_has_no_interval_and_a_note():
     comparison = compared([], TEST[:1], [2])
     assert comparison.row(POLICY).to_fixed.low is None
     assert comparison.verdict.label == "cannot tell"
-    assert "Fewer than 2 test patients: no interval can be given." in comparison.notes
+    assert any("Fewer than 2 test patients" in note for note in comparison.notes)
 
 
 def test_overlays_show_best_median_and_worst_of_the_policy():
@@ -153,7 +154,7 @@ def test_overlays_show_best_median_and_worst_of_the_policy():
 
 def test_input_that_does_not_fit_is_refused():
     for test, chosen in (([], []), (TEST, [0]), (TEST, [0, 3]), (TEST, [0, -1])):
-        with pytest.raises(ValueError, match=r"(tables: got no|chosen: PPO is)"):
+        with pytest.raises(ValueError, match=r"(test: got no|chosen: PPO is)"):
             compared([], test, np.array(chosen))
     with pytest.raises(ValueError, match="chosen: ridge per prompt is"):
         compared([], TEST, [0, 0], ridge=[0])

@@ -71,7 +71,7 @@ BOTH, SINGLE = Estimate(0.01, -0.01, 0.03, 8), Estimate(0.09, None, None, 1)
     [
         (UP, GAP, "better", "0.030 [0.010, 0.050]"),
         (DOWN, GAP, "worse", "-0.030 [-0.050, -0.010]"),
-        (BOTH, GAP, "cannot tell", "the interval holds 0"),
+        (BOTH, GAP, "cannot tell", "contains 0"),
         (SINGLE, GAP, "cannot tell", "fewer than 6 test patients"),
         (DOWN, NO_GAP, "no gap", "one prompt is enough"),
         (SINGLE, NO_GAP, "no gap", "0.004 [0.002, 0.009]"),
@@ -94,4 +94,4 @@ def test_a_policy_that_always_chooses_one_prompt_is_not_praised_for_choosing():
     assert "choosing the prompt per image helps" in verdict_on(UP, GAP, different_choices=2).sentence
     sentence = verdict_on(UP, GAP, different_choices=1).sentence
     assert "choosing the prompt per image helps" not in sentence
-    assert "the one prompt this policy always chooses" in sentence
+    assert "always chooses one prompt" in sentence

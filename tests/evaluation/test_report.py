@@ -145,7 +145,7 @@ def test_equal_results_give_equal_files(tmp_path):
 
 def test_parts_that_do_not_belong_together_are_refused():
     result = make_result()
-    with pytest.raises(ValueError, match="got 2; the tables have 3"):
+    with pytest.raises(ValueError, match=r"prompts: got 2, expected 3"):
         replace(result, prompts=PROMPTS[:2])
     with pytest.raises(ValueError, match=r"overlays: .*elsewhere"):
         replace(result, overlays=(replace(result.overlays[0], sample_id="elsewhere"),))

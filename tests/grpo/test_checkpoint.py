@@ -13,6 +13,7 @@ from rl_reward_network.grpo import checkpoint as checkpoint_file
 from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE, load_run_state, save_run_state
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.runs.checkpoints import load_checkpoint
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
 
@@ -52,7 +53,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "trainable",
         "trainer_state.json",
     ]
-    saved = load_file(folder / "checkpoint-3" / "trainable" / "trainable.safetensors")
+    saved = read_trainable(folder / "checkpoint-3" / "trainable")
     now = trainable_tensors(trainer.sa2va)
     assert saved.keys() == now.keys()
     assert all(torch.equal(tensor, now[name]) for name, tensor in saved.items())

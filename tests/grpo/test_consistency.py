@@ -1,7 +1,6 @@
 """The table of supervised fine-tuning against GRPO: what it says of models here, and that it notices what is wrong."""
 
 import copy
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rl_reward_network.cli import consistency as check_consistency
 from rl_reward_network.grpo import consistency
 from rl_reward_network.grpo.consistency import (
     TEMPLATES,
@@ -98,19 +96,6 @@ def test_another_part_that_trains_is_named(prepared: Any, change: Callable[[Any]
     model = copy.deepcopy(prepared[0])
     change(model)
     assert differing(part_rows(model)) == items
-
-
-def test_what_the_mask_policy_does_not_reach_is_frozen_and_meant(prepared: Any) -> None:
-    decoders = {}
-    for mask_policy in ("gaussian", "bernoulli"):
-        model, processor, folder = copy.deepcopy(prepared[0]), *prepared[1:]
-        check_consistency.freeze_as_in_training(model, processor, mask_policy)  # type: ignore[arg-type]
-        rows = consistency_rows(model, processor, folder, mask_policy)
-        assert differing(rows) == []
-        decoders[mask_policy] = by_item(rows)["SAM 2 mask decoder"]
-    assert decoders["gaussian"].rl.startswith("frozen, ")
-    assert re.match("meant: .*gaussian.*bernoulli", decoders["gaussian"].status)
-    assert re.match(r"[\d,]+ trainable, [\d,]+$", decoders["bernoulli"].rl)
 
 
 def test_part_of_a_part_is_counted(prepared: Any) -> None:
@@ -238,27 +223,3 @@ def test_tensors_that_were_not_loaded_are_counted(prepared: Any, tmp_path: Path)
     row = loading_row(model, replace(folder, path=tmp_path))
     assert row.rl == f"{count - 1} loaded, 1 missing, 1 surplus"
     assert row.status == "DIFFERS"
-
-
-def test_the_command_prints_the_table_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    check_consistency.main(check_consistency.Args(device="cpu"))
-    said = capsys.readouterr().out
-    last = re.fullmatch(r"consistent: (\d+) of 24 items are the same, (\d+) differ on purpose", said.splitlines()[-1])
-    assert last
-    assert int(last[1]) + int(last[2]) == 24
-    assert "LoRA rank" in said
-    assert "{input}" in said
-
-
-def test_the_command_names_what_differs_and_ends_with_1(
-    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        check_consistency.main(check_consistency.Args(str(tiny_checkpoint), lora_alpha=128, device="cpu"))
-    assert stopped.value.code == 1
-    assert capsys.readouterr().out.strip().splitlines()[-1] == "DIFFERS: LoRA alpha"
-
-
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_dynamic_patch is 0, expected 1 or more"):
-        check_consistency.main(check_consistency.Args(max_dynamic_patch=0))

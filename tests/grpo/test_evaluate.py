@@ -19,15 +19,17 @@ from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEN
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.grpo.image_features import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, labelled_items, open_grpo_world
+from rl_reward_network.grpo.inputs import GRPOInputs, labelled_items, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.stage import RewardWeights, run_grpo_stage
+from rl_reward_network.grpo.plan import RewardWeights
+from rl_reward_network.grpo.stage import run_grpo_stage
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.rewards.learned import score_masks, truth_map
+from rl_reward_network.rewards.learned import foreground_prob, score_masks
 from rl_reward_network.rewards.masks import dice
 from tests.conftest import write_tiny_data
 from tests.evaluation.test_report import Page
@@ -43,7 +45,7 @@ METRICS = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOWorld, Path]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOInputs, Path]:
     """A run of one large step, so that the models differ."""
     world = scenes(tmp_path_factory.mktemp("project"))
     run = world.config.output_dir / "sa2va_grpo_1"
@@ -52,12 +54,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOWorld, Path]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(trained: tuple[GRPOWorld, Path]) -> tuple[BeforeAfter, Path]:
+def evaluated(trained: tuple[GRPOInputs, Path]) -> tuple[BeforeAfter, Path]:
     return run_grpo_evaluation(trained[1] / "final_model", items=ITEMS)
 
 
 @pytest.fixture(scope="module")
-def by_hand(trained: tuple[GRPOWorld, Path]) -> tuple[Measured, Measured, np.ndarray]:
+def by_hand(trained: tuple[GRPOInputs, Path]) -> tuple[Measured, Measured, np.ndarray]:
     """Both models measured, and what the first draws from the captions of the second."""
     world, run = trained
     items = spread(world.pick("test"), ITEMS, world.config.seed)
@@ -71,7 +73,9 @@ def by_hand(trained: tuple[GRPOWorld, Path]) -> tuple[Measured, Measured, np.nda
 
 
 def test_both_models_are_measured_on_test_items(
-    trained: tuple[GRPOWorld, Path], evaluated: tuple[BeforeAfter, Path], by_hand: tuple[Measured, Measured, np.ndarray]
+    trained: tuple[GRPOInputs, Path],
+    evaluated: tuple[BeforeAfter, Path],
+    by_hand: tuple[Measured, Measured, np.ndarray],
 ) -> None:
     result, (before, after, neutral) = evaluated[0], by_hand
     assert {row.metric for row in result.rows} == METRICS
@@ -90,7 +94,7 @@ def test_both_models_are_measured_on_test_items(
 
 
 def test_files_lie_in_a_folder_that_names_the_limit(
-    trained: tuple[GRPOWorld, Path], evaluated: tuple[BeforeAfter, Path]
+    trained: tuple[GRPOInputs, Path], evaluated: tuple[BeforeAfter, Path]
 ) -> None:
     result, page = evaluated
     assert page == trained[1] / "evaluation_2" / "report.html"
@@ -109,7 +113,7 @@ def test_files_lie_in_a_folder_that_names_the_limit(
         assert len(list(csv.reader(file))) == 1 + 2 * ITEMS
 
 
-def test_out_of_memory_says_what_to_do(trained: tuple[GRPOWorld, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_says_what_to_do(trained: tuple[GRPOInputs, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -137,7 +141,7 @@ def test_the_report_shows_gains_and_losses(
     assert [line["step"] for line in result.curves] == [1]
 
 
-def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOWorld, Path], tiny_checkpoint: Path) -> None:
+def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOInputs, Path], tiny_checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="these are other weights than in training; give --base_model, the model of"):
         run_grpo_evaluation(trained[1] / "final_model", base_model=str(tiny_checkpoint))
 
@@ -158,7 +162,7 @@ def copied_run(run: Path, folder: Path) -> Path:
     return folder / "out" / "run"
 
 
-def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:
+def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOInputs, Path], tmp_path: Path) -> None:
     _, run = trained
     moved = copied_run(run, tmp_path)
     message = r"config\.json: field world\.data_root is \.\./\.\./scenes, no folder here; give --data_root"
@@ -170,7 +174,7 @@ def test_a_run_can_be_moved_and_told_where_its_data_are(trained: tuple[GRPOWorld
     assert grpo_model(moved) == moved / "final_model"
 
 
-def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOWorld, Path], evaluated: Any) -> None:
+def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOInputs, Path], evaluated: Any) -> None:
     _, run = trained
     assert grpo_model(run / "checkpoint-1") == run / "checkpoint-1"
     result, page = run_grpo_evaluation(run / "checkpoint-1", items=ITEMS)
@@ -182,7 +186,7 @@ def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOWor
 
 
 def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
-    trained: tuple[GRPOWorld, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: tuple[GRPOInputs, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = tmp_path / "cut"
     shutil.copytree(trained[1], cut, ignore=shutil.ignore_patterns("final_model", "evaluation*"))
@@ -194,7 +198,7 @@ def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
 
 def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
-    world = open_grpo_world(GRPOWorldConfig(data_root=data, gpu=-1))
+    world = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
     run_grpo_stage(world, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
     (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
@@ -205,16 +209,16 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
     (bare / "annotations.json").write_text(json.dumps(records))
     with pytest.raises(ValueError, match=r"objective supervised: none of the \d training items has a mask"):
-        labelled_items(open_grpo_world(GRPOWorldConfig(data_root=bare, gpu=-1)).items)
+        labelled_items(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).items)
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a network pays is trained on images which that network has not seen, and keeps a copy of it."""
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "images"
-    world, network = open_grpo_world(GRPOWorldConfig(data_root=data, gpu=-1)), network_of()
+    world, network = open_grpo_inputs(RunConfig(data_root=data, gpu=-1)), network_of()
     picked: list[tuple[str, ...]] = []
-    real = GRPOWorld.pick
-    monkeypatch.setattr(GRPOWorld, "pick", lambda self, *names: picked.append(names) or real(self, *names))
+    real = GRPOInputs.pick
+    monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: picked.append(names) or real(self, *names))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0, 1.0), reward_net=network.fingerprint)
     run_grpo_stage(world, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
     result, page = run_grpo_evaluation(run / "final_model")
@@ -233,7 +237,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert shown.words == (items[0].question, "", "")
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
     assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
-    own = [dice((truth_map(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
+    own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
     (note,) = result.notes
     assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.3f}")
     assert "the fine-tuned model " in note
@@ -242,7 +246,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert CAPTION_LEGEND not in html.unescape(page_text)
     assert ">before</figcaption>" in page_text, "no words were said"
     bare = [replace(item, load=lambda own=item: (own.load()[0], None)) for item in items]
-    monkeypatch.setattr(GRPOWorld, "pick", lambda self, *names: bare)
+    monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: bare)
     unlabelled, _ = run_grpo_evaluation(run / "final_model")
     assert (unlabelled.criterion, [row.metric for row in unlabelled.rows]) == ("learned", ["learned"])
     assert (unlabelled.totals, unlabelled.notes) == ({}, ())
@@ -250,12 +254,12 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
 
 
-def test_names_are_not_silently_left_out(trained: tuple[GRPOWorld, Path]) -> None:
+def test_names_are_not_silently_left_out(trained: tuple[GRPOInputs, Path]) -> None:
     with pytest.raises(ValueError, match="--show_names: the report of a GRPO run shows no names; leave it out"):
         evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(trained[1]),), show_names=True))
 
 
-def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOWorld, Path], tmp_path: Path) -> None:
+def test_runs_of_other_stages_are_told_apart(trained: tuple[GRPOInputs, Path], tmp_path: Path) -> None:
     final = trained[1] / "final_model"
     assert grpo_model(trained[1]) == grpo_model(final) == final
     assert grpo_model(tmp_path) is None

@@ -46,6 +46,7 @@ TRAIN = [
     "--gpu",
     "-1",
 ]
+TRAINED = ("trainable/trainable.safetensors", "trainable/adapter_model.safetensors")
 OF_THIS_PROCESS = ("feature_cache_hits",)  # starts again with the process
 
 
@@ -53,12 +54,14 @@ def numbers(run: Path, steps: int = 8) -> dict[str, Any]:
     """Everything that is learned or logged, to the last bit."""
     found: dict[str, Any] = {}
     last = run / f"checkpoint-{steps}"
-    for name in ("trainable/trainable.safetensors", "ema.safetensors"):
+    for name in (*TRAINED, "ema.safetensors"):
         found[name] = {key: array.tobytes() for key, array in load_file(last / name).items()}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found["metrics"] = [{k: v for k, v in line.items() if k not in OF_THIS_PROCESS} for line in lines]
-    final = load_file(run / "final_model" / "trainable" / "trainable.safetensors")
-    return found | {"final": {key: array.tobytes() for key, array in final.items()}}
+    for name in TRAINED:
+        final = load_file(run / "final_model" / name)
+        found[f"final {name}"] = {key: array.tobytes() for key, array in final.items()}
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, save_split
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as world_file
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, check_items, open_grpo_world
+from rl_reward_network.grpo.inputs import GRPOInputs, check_items, open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.runs.folder import portable_world
+from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
+from rl_reward_network.inputs.saved import portable_settings
 from tests.conftest import write_deep_data, write_tiny_data
 
 
@@ -35,14 +37,16 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_data(tmp_path_factory.mktemp("annotated"), images=8, size=48)
 
 
-def opened(folder: Path, **changed: Any) -> GRPOWorld:
-    return open_grpo_world(GRPOWorldConfig(data_root=folder, **changed))
+def opened(folder: Path, **changed: Any) -> GRPOInputs:
+    names = {field.name for field in fields(RegionConfig)} & changed.keys()
+    regions = RegionConfig(**{name: changed.pop(name) for name in names})
+    return open_grpo_inputs(RunConfig(data_root=folder, **changed), regions)
 
 
 def test_regions_are_recognised(captioned: Path) -> None:
     world = opened(captioned)
     assert world.kind == "regions"
-    assert world.seen == f"Grasp-Any-Region, 1 shard, 6 images, {len(world.items)} regions"
+    assert world.summary == f"Grasp-Any-Region, 1 shard, 6 images, {len(world.items)} regions"
     assert len(world.items) >= 18
     assert all(item.caption.startswith("a ") and item.labelled for item in world.items)
     assert world.items[0].question == f"Please segment the {world.items[0].caption.removeprefix('a ')}."
@@ -52,8 +56,8 @@ def test_regions_are_recognised(captioned: Path) -> None:
 
 def test_annotated_images_are_recognised(annotated: Path) -> None:
     world = opened(annotated)
-    assert (world.kind, world.seen, len(world.items)) == ("images", "8 annotated images, 8 with a mask", 8)
-    assert {item.question for item in world.items} == {world_file.PROMPTS[0]}
+    assert (world.kind, world.summary, len(world.items)) == ("images", "8 annotated images, 8 with a mask", 8)
+    assert {item.question for item in world.items} == {PROMPTS[0]}
     assert {item.caption for item in world.items} == {""}
     asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
     assert {item.question for item in asked.items} == {"Where?"}
@@ -66,14 +70,15 @@ def test_annotated_images_are_recognised(annotated: Path) -> None:
 def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
     assert world.config.white_levels is not None
-    saved = json.loads(json.dumps(portable_world(world.config, tmp_path / "outputs" / "run")))
+    saved = json.loads(json.dumps(portable_settings(tmp_path / "outputs" / "run", world.config, world.regions)))
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
-    again = open_grpo_world(GRPOWorldConfig(**{**saved, "data_root": tmp_path / "deep", "output_dir": tmp_path}))
+    config = replace(pick_fields(RunConfig, saved), data_root=tmp_path / "deep", output_dir=tmp_path)
+    again = open_grpo_inputs(config, pick_fields(RegionConfig, saved))
     assert again.config.white_levels == world.config.white_levels
     assert (again.items[0].load()[0] == world.items[0].load()[0]).all()
     assert opened(tmp_path / "deep", bit_depth=12).config.white_levels == {"data set": 4095}
     with pytest.raises(ValueError, match="bit_depth: got 3"):
-        GRPOWorldConfig(bit_depth=3)
+        RunConfig(bit_depth=3)
 
 
 def test_captioned_regions_above_8_bit_are_shown(tmp_path: Path) -> None:
@@ -95,16 +100,16 @@ def test_captioned_regions_above_8_bit_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_name_that_does_not_fit_the_folder_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:
-    message = r"dataset_name is 'dam' \(describe-anything\), but this is read as Grasp-Any-Region; .*--dataset_name gar"
+    message = r"dataset_name is 'dam', .*Grasp-Any-Region.*--dataset_name gar"
     with pytest.raises(ValueError, match=message):
         opened(captioned, dataset_name="dam")
-    with pytest.raises(ValueError, match=r"annotated.*: neither data set \(annotations\.json, but no tar in images/"):
+    with pytest.raises(ValueError, match=r"annotated.*: dataset_name is 'gar', .*annotated images"):
         opened(annotated, dataset_name="gar")
-    with pytest.raises(ValueError, match=r"annotations\.json: file not found"):
+    with pytest.raises(ValueError, match=r"dataset_name is 'annotations', .*Grasp-Any-Region"):
         opened(captioned, dataset_name="annotations")
-    with pytest.raises(ValueError, match="nowhere: no such folder; give a folder of Grasp-Any-Region"):
+    with pytest.raises(ValueError, match="nowhere: no such folder; expected Grasp-Any-Region"):
         opened(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"neither data set \(it is empty\)"):
+    with pytest.raises(ValueError, match=r"no known data format \(it is empty\)"):
         opened(tmp_path)
 
 
@@ -127,7 +132,7 @@ def test_a_split_file_is_used_again(name: str, request: pytest.FixtureRequest, t
     first, other = opened(folder, split_seed=0), opened(folder, split_seed=1)
     assert first.split.groups != other.split.groups
     save_split(other.split, tmp_path / "split.json")
-    again = open_grpo_world(GRPOWorldConfig(data_root=folder), tmp_path / "split.json")
+    again = open_grpo_inputs(RunConfig(data_root=folder), split_file=tmp_path / "split.json")
     assert again.split == other.split
     assert opened(folder, seed=5).split == first.split, "the seed of training moves nobody"
 
@@ -135,7 +140,7 @@ def test_a_split_file_is_used_again(name: str, request: pytest.FixtureRequest, t
 def test_a_split_of_other_data_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:
     save_split(opened(annotated).split, tmp_path / "split.json")
     with pytest.raises(ValueError, match=r"split\.json: group\(s\) .* of the data are in no split"):
-        open_grpo_world(GRPOWorldConfig(data_root=captioned), tmp_path / "split.json")
+        open_grpo_inputs(RunConfig(data_root=captioned), split_file=tmp_path / "split.json")
 
 
 def test_a_split_without_items_says_so(captioned: Path) -> None:
@@ -158,28 +163,28 @@ def test_a_split_without_items_says_so(captioned: Path) -> None:
 )
 def test_settings_nothing_can_be_done_with(changed: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        GRPOWorldConfig(**changed)  # type: ignore[arg-type]
+        opened(Path("nowhere"), **changed)
 
 
 def test_the_device_is_the_one_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert [GRPOWorldConfig(gpu=gpu).device for gpu in (None, 0, -1)] == ["cuda:0", "cuda:0", "cpu"]
+    assert [RunConfig(gpu=gpu).rank_device for gpu in (None, 0, -1)] == ["cuda:0", "cuda:0", "cpu"]
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert GRPOWorldConfig().device == "cuda:3"
+    assert RunConfig().rank_device == "cuda:3"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert GRPOWorldConfig().device == "cpu"
+    assert RunConfig().rank_device == "cpu"
 
 
 def test_the_default_scenes_are_rendered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "SCENES", 5)
-    first = open_grpo_world(GRPOWorldConfig())
+    first = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS))
     told = "rendered scenes of the embedded world, in the layout of Grasp-Any-Region, 1 shard, 5 images"
-    assert first.seen.startswith(told)
-    written = (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns
-    assert open_grpo_world(GRPOWorldConfig()).split == first.split
-    assert (world_file.DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written
+    assert first.summary.startswith(told)
+    written = (DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns
+    assert open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS)).split == first.split
+    assert (DEFAULT_REGIONS / "recipe.json").stat().st_mtime_ns == written
 
 
 def item(number: int, message: str | None = None) -> GRPOPrompt:

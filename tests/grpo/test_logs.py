@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers.trainer_callback import PrinterCallback
 
 from rl_reward_network.grpo import logs as logs_file
-from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, keep_lines, picture_row
+from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, picture_row
 from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
@@ -46,18 +46,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write('{"step": 3, "loop1/reward')
     train(folder, folder / "checkpoint-1")
     return folder
-
-
-def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    whole = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 2, 3)]
-    path.write_text("".join(whole) + '{"step": 4, "lo')
-    keep_lines(path, 2)
-    assert path.read_text() == "".join(whole[:3])
-    keep_lines(path, 0)
-    assert path.read_text() == ""
-    keep_lines(tmp_path / "none.jsonl", 5)
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
 def test_every_number_is_a_curve_and_a_line(run: Path) -> None:

@@ -2,34 +2,29 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import stage as stage_file
 from rl_reward_network.grpo.evaluate import grpo_model
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig, open_grpo_world
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
+from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.stage import (
-    GRPOPlan,
-    RewardWeights,
-    check_same,
-    find_grpo_run,
-    loop_rewards,
-    run_grpo_stage,
-    training_arguments,
-)
+from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.grpo.stage import check_same, find_grpo_run, loop_rewards, run_grpo_stage, training_arguments
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.models.test_reward_network import network_of
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "objective": "grpo",
     "per_device_train_batch_size": 8,
     "num_generations": 4,
@@ -41,29 +36,30 @@ SETTINGS = {
     "logging_steps": 1,
     "save_strategy": "steps",
     "save_steps": 1,
+    "warmup_steps": 0,
 }
 ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4}
-PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=SETTINGS)
-WEIGHTS = "trainable/trainable.safetensors"
+PLAN = GRPOPlan("quick", RewardWeights(), 4, 8, settings=GRPOSettings(**SETTINGS))
+WEIGHTS = "trainable"
 
 
 def changed(plan: GRPOPlan, **settings: Any) -> GRPOPlan:
-    return replace(plan, settings=plan.settings | settings)
+    return replace(plan, settings=replace(plan.settings, **settings))
 
 
-def scenes(project: Path) -> GRPOWorld:
+def scenes(project: Path) -> GRPOInputs:
     """Eight pictures under the lamp; runs go to `<project>/out`."""
     write_regions(project / "scenes", 8, 3, light=LAMPLIGHT)
-    return open_grpo_world(GRPOWorldConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
+    return open_grpo_inputs(RunConfig(data_root=project / "scenes", output_dir=project / "out", gpu=-1))
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> GRPOWorld:
+def world(tmp_path_factory: pytest.TempPathFactory) -> GRPOInputs:
     return scenes(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="module")
-def run(world: GRPOWorld) -> Path:
+def run(world: GRPOInputs) -> Path:
     """A finished run of two steps."""
     folder = world.config.output_dir / "sa2va_grpo_1"
     run_grpo_stage(world, PLAN, folder)
@@ -102,25 +98,25 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
     assert sorted(path.name for path in (run / "final_model").iterdir()) == ["README.md", "config.json", "trainable"]
     card = (run / "final_model" / "README.md").read_text()
     for said in (
-        "rl_reward_network.cli.merge --model_path <this folder>",
+        "sa2va-rl merge --model_path <this folder>",
         "| steps | 2 |",
-        "put onto sa2va-nano",
+        "in `trainable/`, for sa2va-nano.",
         "Not evaluated",
     ):
         assert said in card
     assert str(run.parent) not in card
-    final, last = (load_file(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
+    final, last = (read_trainable(run / part / WEIGHTS) for part in ("final_model", "checkpoint-2"))
     assert final.keys() == last.keys()
     assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
 
 
-def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> None:
+def test_config_says_what_was_trained_on_what(run: Path, world: GRPOInputs) -> None:
     config = read_json(run / "config.json")
     model, _ = load_sa2va_model("sa2va-nano")
     origin = config["origin"]
-    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", world.seen)
+    assert (config["stage"], config["kind"], config["data"]) == ("grpo", "regions", world.summary)
     assert (origin["mode"], origin["lora_r"], origin["lora_alpha"]) == ("quick", 4, 8)
-    assert origin["settings"] == SETTINGS
+    assert origin["settings"] == asdict(PLAN.settings)
     assert origin["weights"] == {
         "iou": 1.0,
         "caption": 1.0,
@@ -134,7 +130,7 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> No
     assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
     assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
     assert config["world"]["model_path"] == "sa2va-nano"
-    assert set(config["trainable"]) == set(load_file(run / "final_model" / WEIGHTS))
+    assert set(config["trainable"]) == set(read_trainable(run / "final_model" / WEIGHTS))
     frozen = config["frozen_because_unreached"]
     assert frozen
     assert all("mask_decoder" in name or "prompt_encoder" in name for name in frozen)
@@ -151,14 +147,14 @@ def test_config_says_what_was_trained_on_what(run: Path, world: GRPOWorld) -> No
 
 
 def test_what_a_run_would_overwrite_is_refused_before_anything_is_loaded(
-    run: Path, world: GRPOWorld, monkeypatch: pytest.MonkeyPatch
+    run: Path, world: GRPOInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(stage_file, "load_model")
     with pytest.raises(ValueError, match="sa2va_grpo_1: holds a run already; give a new folder, or go on with it"):
         run_grpo_stage(world, PLAN, run)
 
 
-def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWorld) -> None:
+def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOInputs) -> None:
     other = changed(replace(PLAN, weights=RewardWeights(iou=0.5)), learning_rate=1e-4)
     with pytest.raises(
         ValueError,
@@ -171,26 +167,26 @@ def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, world: GRPOWo
         check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
 
 
-def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, world: GRPOInputs, tmp_path: Path) -> None:
     again = world.config.output_dir / "sa2va_grpo_2"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("checkpoint-2", "final_model"))
     run_grpo_stage(world, PLAN, again, resume=True)
-    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
     assert read_json(again / "final_model" / "config.json")["steps"] == 2
 
 
-def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, world: GRPOWorld) -> None:
+def test_a_run_cut_off_behind_its_last_step_trains_no_further(run: Path, world: GRPOInputs) -> None:
     again = world.config.output_dir / "sa2va_grpo_3"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("final_model"))
     run_grpo_stage(world, PLAN, again, resume=True)
-    whole, resumed = (load_file(folder / "final_model" / WEIGHTS) for folder in (run, again))
+    whole, resumed = (read_trainable(folder / "final_model" / WEIGHTS) for folder in (run, again))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
     assert sorted(path.name for path in again.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     assert (again / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
-def test_a_run_out_of_time_and_cut_off_trains_no_further(world: GRPOWorld, tmp_path: Path) -> None:
+def test_a_run_out_of_time_and_cut_off_trains_no_further(world: GRPOInputs, tmp_path: Path) -> None:
     late = changed(PLAN, max_minutes=1e-9, max_steps=5)
     run_grpo_stage(world, late, tmp_path / "late")
     shutil.rmtree(tmp_path / "late" / "final_model")
@@ -198,7 +194,7 @@ def test_a_run_out_of_time_and_cut_off_trains_no_further(world: GRPOWorld, tmp_p
     assert read_json(tmp_path / "late" / "final_model" / "config.json")["steps"] == 1
 
 
-def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOWorld, tmp_path: Path) -> None:
+def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOInputs, tmp_path: Path) -> None:
     world = replace(world, config=replace(world.config, output_dir=tmp_path))
     for number in (1, 2, 3):
         shutil.copytree(run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs"))
@@ -208,11 +204,11 @@ def test_the_newest_run_of_these_settings_is_found(run: Path, world: GRPOWorld, 
     assert find_grpo_run(world, replace(PLAN, lora_r=8)) is None
 
 
-def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOWorld, tmp_path: Path) -> None:
+def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOInputs, tmp_path: Path) -> None:
     run_grpo_stage(world, changed(PLAN, learning_rate=0.0, **ONE_STEP), tmp_path / "still")
     model, _ = load_sa2va_model("sa2va-nano")
     start = dict(model.named_parameters())
-    for name, tensor in load_file(tmp_path / "still" / "final_model" / WEIGHTS).items():
+    for name, tensor in read_trainable(tmp_path / "still" / "final_model" / WEIGHTS).items():
         if "lora_B" in name:
             assert not tensor.any(), name
         elif "lora_" not in name:
@@ -220,7 +216,7 @@ def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(world: GRPOWorld, tm
 
 
 def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
-    world: GRPOWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: GRPOInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     equal = {"same": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
     monkeypatch.setattr(stage_file, "loop_rewards", lambda *_: {"loop1": equal, "loop2": equal})
@@ -236,13 +232,13 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
     assert grpo_model(tmp_path / "equal") == tmp_path / "equal" / "checkpoint-1", "it can be evaluated and merged"
 
 
-def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(world: GRPOWorld, tmp_path: Path) -> None:
+def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(world: GRPOInputs, tmp_path: Path) -> None:
     one = changed(PLAN, **ONE_STEP, lr_scheduler_type="linear", warmup_steps=5)
     with pytest.warns(UserWarning, match=r"trainable tensors did not move: \d+ because its gradient passes lora_B"):
         run_grpo_stage(world, one, tmp_path / "one")
     config = read_json(tmp_path / "one" / "final_model" / "config.json")
     assert config["steps"] == 1
-    moved = load_file(tmp_path / "one" / "final_model" / WEIGHTS)
+    moved = read_trainable(tmp_path / "one" / "final_model" / WEIGHTS)
     assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
 
 
@@ -256,7 +252,7 @@ class LostJudge(Judge):
         return "LLM judge http://there: 26 of the last 50 calls failed" if self.asked > 1 else None
 
 
-def test_a_lost_judge_stops_the_run_with_a_checkpoint(world: GRPOWorld, tmp_path: Path) -> None:
+def test_a_lost_judge_stops_the_run_with_a_checkpoint(world: GRPOInputs, tmp_path: Path) -> None:
     plan = replace(changed(PLAN, max_steps=4, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
     message = r"^step 2: LLM judge http://there: 26 of .*; --resume goes on from .*checkpoint-2$"
     with pytest.raises(ValueError, match=message):
@@ -280,6 +276,13 @@ def test_terms_without_a_judge() -> None:
         "loop1": {"iou": 1.0, "dice": 0.0},
         "loop2": {"iou": 0.125, "confidence": 0.1},
     }
+
+
+def test_mask_rewards_by_name_join_the_terms_of_their_loop() -> None:
+    plan = replace(PLAN, mask_rewards={"loop1": {"dice": 0.5}, "loop2": {"cldice": 2.0}})
+    weights = named(loop_rewards(plan, "images", None, None))
+    assert weights["loop1"] == {"iou": 1.0, "dice": 0.5}
+    assert weights["loop2"] == {"iou": 1.0, "confidence": 0.0, "cldice": 2.0}
 
 
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:
@@ -308,7 +311,7 @@ def test_a_reward_network_is_a_term_of_loop_2() -> None:
         loop_rewards(plan, "images", None, None)
 
 
-def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOWorld, tmp_path: Path) -> None:
+def test_the_trainer_gets_the_settings_and_the_seed(world: GRPOInputs, tmp_path: Path) -> None:
     seeded = replace(world, config=replace(world.config, seed=5))
     args = training_arguments(seeded, PLAN, tmp_path)
     assert (args.seed, args.data_seed, args.output_dir, args.max_steps) == (5, 5, str(tmp_path), 2)

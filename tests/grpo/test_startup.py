@@ -1,4 +1,4 @@
-"""What a GRPO run says before its first step."""
+"""What a GRPO run prints before its first step."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.cli.grpo import GRPOArgs
 from rl_reward_network.grpo import startup
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
+from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.startup import load_model, meanings, startup_lines
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -61,17 +60,17 @@ def test_parameters_and_what_does_not_train(model: Any) -> None:
 
 
 def test_flags_that_mean_something_else_say_so() -> None:
-    settings = {"per_device_train_batch_size": 4, "num_generations": 4}
-    assert meanings(GRPOArgs(), settings) == []
-    (line,) = meanings(GRPOArgs(batch_size=4), settings)
+    settings = GRPOSettings(per_device_train_batch_size=4)
+    assert meanings(GRPOSettings(), settings) == []
+    (line,) = meanings(settings, settings)
     assert line == "batch_size 4 counts captions, not regions: 1 x 4 captions per process and forward pass"
-    lines = meanings(GRPOArgs(num_epochs=1.0, kl_coef=0.1, clip_range=0.3), settings)
+    lines = meanings(GRPOSettings(num_train_epochs=1.0, beta=0.1, epsilon=0.3), settings)
     assert [line.split(" ")[0] for line in lines] == ["num_epochs", "kl_coef", "clip_range"]
 
 
 def test_flash_attention_is_for_the_vision_tower_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "FLASH", "eager")  # any other than the default, where there is no GPU
-    model, _ = load_model(GRPOWorldConfig(use_flash_attn=True, gpu=-1))
+    model, _ = load_model("sa2va-nano", "cpu", use_flash_attn=True)
     kinds = {part.config._attn_implementation for part in (model.model.language_model, model.grounding_encoder)}
     assert (model.model.vision_tower.config._attn_implementation, kinds) == ("eager", {"sdpa"})
     assert model.dtype == torch.float32

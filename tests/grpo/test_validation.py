@@ -18,10 +18,10 @@ from tests.grpo.nano import make_trainer, regions
 class Likes:
     """A reward network that likes large masks."""
 
-    def truth_maps(self, image: torch.Tensor) -> torch.Tensor:
+    def foreground_probs(self, image: torch.Tensor) -> torch.Tensor:
         return torch.zeros(1, 1, 1, *image.shape[2:])
 
-    def judge(self, mask: torch.Tensor, maps: torch.Tensor) -> Any:
+    def mask_quality(self, mask: torch.Tensor, maps: torch.Tensor) -> Any:
         share = mask.mean(dim=(1, 2, 3))
         return SimpleNamespace(score=share, dice=share, spread=share, members=share[None, None].expand(1, 4, -1))
 

@@ -11,8 +11,9 @@ import pytest
 import rl_reward_network.embedded.datasets as embedded
 from rl_reward_network.data import annotations
 from rl_reward_network.inputs import loading as world_file
-from rl_reward_network.inputs.loading import WorldConfig, open_world, read_samples, survey
-from rl_reward_network.runs.folder import describe_run, world_config
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs, read_samples, survey
+from rl_reward_network.inputs.saved import describe_run, saved_config
 from tests.conftest import write_deep_data, write_tiny_data
 
 NO_GAP = Path("data/angiograms_no_gap")
@@ -24,7 +25,7 @@ def four_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "PATIENTS", 4)
 
 
-@pytest.mark.parametrize("folder", [WorldConfig().data_root, NO_GAP])
+@pytest.mark.parametrize("folder", [RunConfig().data_root, NO_GAP])
 def test_the_embedded_data_are_rendered_when_they_are_not_there(folder: Path) -> None:
     samples = read_samples(folder)
     assert len(samples) == 4 * embedded.SERIES * embedded.FRAMES
@@ -59,7 +60,7 @@ def test_the_white_level_is_kept_with_the_run_and_used_again(
     without_model: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
-    world = open_world(WorldConfig(data_root=data, output_dir=Path("outputs")))
+    world = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
     (level,) = {sample.white_level for sample in world.samples}
     assert level is not None
     assert 600 < level < 800, "the tubes are at 160 of 255"
@@ -68,7 +69,7 @@ def test_the_white_level_is_kept_with_the_run_and_used_again(
     Path("bits10").rename("moved")
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
     config = json.loads((run / "config.json").read_text())
-    again = open_world(world_config(run, config, Path("moved")), run / "split.json")
+    again = open_inputs(*saved_config(run, config, Path("moved")), run / "split.json")
     assert again.split == world.split
     assert again.config.white_levels == {"data set": level}
     assert {sample.white_level for sample in again.samples} == {level}
@@ -76,25 +77,25 @@ def test_the_white_level_is_kept_with_the_run_and_used_again(
 
 def test_bit_depth_says_what_is_white(without_model: None) -> None:
     data = write_deep_data(Path("bits10"))
-    told = open_world(WorldConfig(data_root=data, bit_depth=10))
+    told = open_inputs(RunConfig(data_root=data, bit_depth=10))
     assert told.config.white_levels == {"data set": 1023}
     plain = read_samples(write_tiny_data(Path("bits8"), size=48))
     for deep, shallow in zip(told.samples[1:], plain[1:], strict=True):
         assert np.abs(deep.load_image().astype(int) - shallow.load_image()).max() <= 2, "10 bit is 8 bit times four"
-    assert told.data_fingerprint != open_world(WorldConfig(data_root=data)).data_fingerprint, "other pictures"
+    assert told.data_fingerprint != open_inputs(RunConfig(data_root=data)).data_fingerprint, "other pictures"
     with pytest.raises(ValueError, match="bit_depth: got 20; give 8 to 16"):
-        WorldConfig(bit_depth=20)
+        RunConfig(bit_depth=20)
 
 
 def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
     data = write_tiny_data(Path("bits8"))
-    world = open_world(WorldConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
+    world = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
     assert world.config.white_levels is None
     assert world.samples == read_samples(data)
     config = describe_run(Path("outputs/run"), world, {})
     for name in ("bit_depth", "white_levels"):  # what 0.6 wrote
         del config["world"][name]
-    old = open_world(world_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
+    old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
     assert asdict(old.config)["white_levels"] is None
     assert old.data_fingerprint == world.data_fingerprint
 

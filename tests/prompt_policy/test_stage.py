@@ -16,36 +16,41 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.prompt_policy import ppo as prompt_ppo
+from rl_reward_network.prompt_policy.callbacks import RolloutCurves
+from rl_reward_network.prompt_policy.config import PPOSettings
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.prompt_policy.tables import load_tables
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
 from rl_reward_network.runs.checkpoints import save_checkpoint
-from rl_reward_network.runs.folder import describe_run, only_here
+from rl_reward_network.runs.folder import only_here
 from tests.conftest import write_tiny_data
-from tests.prompt_policy.test_ppo import Killed
+from tests.prompt_policy.test_checkpoint import Killed
 from tests.reward_training.test_stage import plan_of
 
 
 @pytest.fixture(scope="module")
-def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     folder = tmp_path_factory.mktemp("world")
     data = write_tiny_data(folder / "data", images=12, size=64)
-    return open_world(WorldConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
 
 
 @pytest.fixture(scope="module")
-def reward_net(world: World) -> Path:
+def reward_net(world: RunInputs) -> Path:
     run = world.config.output_dir / "reward_net_1"
     run_reward_stage(world, plan_of(world), run)
     return run / "best_reward_net"
 
 
-def trained(world: World, reward_net: Path, name: str, **settings: Any) -> Path:
+def trained(world: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
     run = world.config.output_dir / name
-    run_policy_stage(world, policy_plan("quick", **{"total_timesteps": 64, **settings}), reward_net, run)
+    stage = {name: settings.pop(name) for name in ("reward", "preset") if name in settings}
+    plan = policy_plan("quick", **stage, ppo=PPOSettings(**{"total_timesteps": 64, **settings}))
+    run_policy_stage(world, plan, reward_net, run)
     return run
 
 
@@ -82,7 +87,7 @@ def deploy(run: Path, policy: bool) -> dict[str, Any]:
     ],
 )
 def test_every_way_of_training_ends_in_a_report_and_a_mask(
-    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+    world: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
 ) -> None:
     run = trained(world, reward_net, "_".join(map(str, settings.values())), **settings)
     config = deploy(run, policy=True)
@@ -104,7 +109,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
 
 
 def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
-    world: World, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(world, reward_net, "fixed")
     config = deploy(run, policy=False)
@@ -116,9 +121,9 @@ def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
     assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in said
 
 
-def test_a_second_run_asks_sa2va_nothing(world: World, reward_net: Path) -> None:
+def test_a_second_run_asks_sa2va_nothing(world: RunInputs, reward_net: Path) -> None:
     first = load_tables(trained(world, reward_net, "first") / "tables.json")
-    again = open_world(world.config)
+    again = open_inputs(world.config)
     second = load_tables(trained(again, reward_net, "second") / "tables.json")
     assert (again.bank.computed, again.bank.encoded) == (0, 0)
     assert again.bank.reused == 11 * (len(second["policy"]) + len(second["val"]))
@@ -135,7 +140,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     records = json.loads((data / "annotations.json").read_text())
     bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
     (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
-    world = open_world(WorldConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
+    world = open_inputs(RunConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
     run = trained(world, reward_net, "bare")
     assert "custom/val_score" in (run / "metrics.jsonl").read_text()
     assert "dice" not in (run / "metrics.jsonl").read_text()
@@ -144,7 +149,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
-    assert "judged by the reward net" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
+    assert "reward net's score" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
@@ -155,17 +160,17 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
 
 
 def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
-    world: World, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+    world: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(world, reward_net, "sa2va_rl_finetune_1")
-    plan = policy_plan("quick", total_timesteps=64)
-    rewards = plan_of(world)
+    plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
+    published, rewards = policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), plan_of(world)
     assert find_policy_run(world, plan, rewards) == whole
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=72), rewards) is None
-    assert find_policy_run(world, policy_plan("quick", total_timesteps=64, seed=1), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)), rewards) is None
+    assert find_policy_run(world, policy_plan("quick", seed=1, ppo=PPOSettings(total_timesteps=64)), rewards) is None
     assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
-        patch.setattr(prompt_ppo._Recorder, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
+        patch.setattr(RolloutCurves, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             trained(world, reward_net, "sa2va_rl_finetune_2")
     cut = world.config.output_dir / "sa2va_rl_finetune_2"
@@ -178,7 +183,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     with pytest.raises(
         ValueError, match=r"other settings \(preset was default, now published; .*ppo\.learning_rate was"
     ):
-        run_policy_stage(world, policy_plan("quick", "published", total_timesteps=64), reward_net, cut, resume=True)
+        run_policy_stage(world, published, reward_net, cut, resume=True)
     run_policy_stage(world, plan, reward_net, cut, resume=True)
     first, second = (evaluated(run)["rows"] for run in (whole, cut))
     assert first == second
@@ -187,17 +192,19 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     assert configs[0]["deployment"] == configs[1]["deployment"]
 
 
-def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, reward_net: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_reward_network_it_began_with(
+    world: RunInputs, reward_net: Path, tmp_path: Path
+) -> None:
     run = trained(world, reward_net, "sa2va_rl_finetune_7")
     shutil.rmtree(run / "final_model")
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
-    plan = policy_plan("quick", total_timesteps=64)
+    plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
     with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net\)"):
         run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
     with pytest.raises(ValueError, match=r"it began with other settings \(ppo\.total_timesteps was 64, now 72\)"):
-        check_settings(run, world, policy_plan("quick", total_timesteps=72))
+        check_settings(run, world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)))
     with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
         check_settings(tmp_path / "nowhere", world, plan)
     assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
@@ -212,18 +219,21 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(world: World, rewar
 
 
 def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    world: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both stages are replaced: what is tested is which folders they are given, and what is said."""
     finetune, given = finetune_sa2va_with_rl, []
 
-    def step_1(world: World, plan: RewardPlan, folder: Path) -> None:
+    def step_1(world: RunInputs, plan: RewardPlan, folder: Path) -> None:
         given.append(folder)
         RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
 
-    monkeypatch.setattr(finetune, "run_reward_stage", step_1)
+    monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
     monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)
-    monkeypatch.setattr(finetune, "run_policy_stage", lambda *given_to, resume: given.append((given_to[3], resume)))
+    monkeypatch.setattr(
+        "rl_reward_network.prompt_policy.stage.run_policy_stage",
+        lambda *given_to, resume: given.append((given_to[3], resume)),
+    )
     flags = ["--model_path", world.config.model_path, "--data_root", str(world.config.data_root), "--gpu", "-1"]
 
     def call(*more: str) -> str:
@@ -242,7 +252,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     for line in (
         f"run folder: {given[1][0]}",
         "data: 12 annotated images, 12 with a mask",
-        "gamma: no effect while each image is asked one prompt; --max_steps asks more",
+        "--gamma: no effect while episodes have one prompt; --max_steps sets more",
         f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
     ):
         assert line in said
@@ -253,13 +263,13 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
 
 
 def test_a_plan_takes_what_the_user_changed() -> None:
-    plan = policy_plan("quick", n_envs=1, n_steps=16)
+    plan = policy_plan("quick", ppo=PPOSettings(n_envs=1, n_steps=16))
     assert (plan.ppo.batch_size, plan.images, plan.vision_features) == (16, 20, True)
     assert policy_plan("full", "published", vision_features=True).vision_features
     full = policy_plan("full", seed=3)
     assert full == replace(full, images=100, ppo=replace(full.ppo, total_timesteps=10000, n_envs=4, seed=3))
-    with pytest.raises(ValueError, match="n_envs: got 0"):
-        policy_plan("quick", n_envs=0)
+    with pytest.raises(ValueError, match="n_envs is 0"):
+        policy_plan("quick", ppo=PPOSettings(n_envs=0))
 
 
 def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
@@ -273,11 +283,11 @@ def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
     assert newest == folders[-1]
     assert f"3 folders match, the newest is evaluated: {newest}" in capsys.readouterr().out
     assert evaluate_rl_finetuned_sa2va.newest((str(folders[0]),)) == folders[0]
-    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: bash run_step2"):
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: "):
         evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "nothing"),))
 
 
-def test_an_evaluation_refuses_what_it_cannot_mean(world: World, reward_net: Path) -> None:
+def test_an_evaluation_refuses_what_it_cannot_mean(world: RunInputs, reward_net: Path) -> None:
     run = trained(world, reward_net, "refused")
     args = evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),))
     for images in (0, -1):

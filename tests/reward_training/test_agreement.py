@@ -10,7 +10,7 @@ from rl_reward_network.reward_training.agreement import (
     NETWORK,
     POOLED,
     _ascent,
-    judge_agreement,
+    measure_agreement,
     sheet_rows,
 )
 from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
@@ -19,7 +19,7 @@ from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOUR
 class KnowsTheTruth(RewardNetwork):
     """Sees the object exactly, because it is bright; the second member is a little less sure."""
 
-    def truth_maps(self, image):
+    def foreground_probs(self, image):
         bright = (image.mean(dim=1, keepdim=True) > 0.5).float()
         return torch.stack([bright, 0.99 * bright])
 
@@ -37,7 +37,7 @@ def example(seed):
 @pytest.fixture(scope="module")
 def found():
     examples = [example(seed) for seed in range(4)]
-    return judge_agreement(
+    return measure_agreement(
         KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.linspace(0, 1, len(masks)), 0.6, 5, [0]
     )
 
@@ -63,7 +63,7 @@ def test_a_network_that_knows_the_truth_is_found_to_know_it(found):
 def test_the_reward_is_held_against_what_it_is_made_of():
     config = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0))
     wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
-    found = judge_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
+    found = measure_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
     share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3
     row = found["tables"][SEGMENTER][CAUTIOUS]
     assert row["mae"] < 0.01

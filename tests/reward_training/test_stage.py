@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.inputs.loading import World, WorldConfig, open_world
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training import train as training
@@ -27,25 +28,25 @@ from tests.conftest import write_tiny_data
 
 
 @pytest.fixture(scope="module")
-def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     folder = tmp_path_factory.mktemp("world")
     data = write_tiny_data(folder / "data", size=64)
-    return open_world(WorldConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
 
 
-def plan_of(world: World, mode: str = "quick", steps: int = 2) -> RewardPlan:
+def plan_of(world: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPlan:
     plan = reward_plan(world.config, mode, steps, members=1)
     return plan._replace(config=replace(plan.config, window=64, masks=6, masks_per_window=3))
 
 
 @pytest.fixture(scope="module")
-def trained(world: World) -> Path:
+def trained(world: RunInputs) -> Path:
     run = world.config.output_dir / "reward_net_20260101_000000"
     run_reward_stage(world, plan_of(world), run)
     return run
 
 
-def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: World, trained: Path) -> None:
+def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: RunInputs, trained: Path) -> None:
     assert find_reward_network(world, plan_of(world)) == trained / "best_reward_net"
     assert find_reward_network(world, plan_of(world, steps=3)) is None, "other steps"
     assert find_reward_network(world, plan_of(world, "full")) is None, "full never uses quick"
@@ -62,14 +63,14 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: World,
         assert find_reward_network(replace(world, **change), plan_of(world)) is None, change
 
 
-def test_another_seed_may_use_it_unless_its_own_is_asked_for(world: World, trained: Path) -> None:
+def test_another_seed_may_use_it_unless_its_own_is_asked_for(world: RunInputs, trained: Path) -> None:
     other = replace(world, config=replace(world.config, seed=5))
     assert find_reward_network(other, plan_of(other)) == trained / "best_reward_net"
     assert find_reward_network(other, plan_of(other), seed=5) is None
     assert find_reward_network(world, plan_of(world), seed=0) == trained / "best_reward_net"
 
 
-def test_unfinished_and_damaged_networks_are_passed_over(world: World, trained: Path, tmp_path: Path) -> None:
+def test_unfinished_and_damaged_networks_are_passed_over(world: RunInputs, trained: Path, tmp_path: Path) -> None:
     elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
     copy = tmp_path / "reward_net_1"
     shutil.copytree(trained, copy)
@@ -84,7 +85,7 @@ def test_unfinished_and_damaged_networks_are_passed_over(world: World, trained: 
 
 
 def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
-    world: World, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: RunInputs, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
     cut_off = tmp_path / "reward_net_1"
@@ -109,7 +110,7 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     assert find_unfinished(elsewhere, plan_of(world)) is None
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(world: World, trained: Path, tmp_path: Path) -> None:
+def test_a_run_of_other_settings_is_not_gone_on_with(world: RunInputs, trained: Path, tmp_path: Path) -> None:
     elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
     shutil.copytree(trained, tmp_path / "reward_net_1")
     (tmp_path / "reward_net_1/agreement.json").unlink()
@@ -131,7 +132,9 @@ def test_a_run_of_other_settings_is_not_gone_on_with(world: World, trained: Path
         ("val_groups", "test", True),
     ],
 )
-def test_no_patient_is_judged_by_a_network_that_knows_it(world: World, field: str, split: str, refused: bool) -> None:
+def test_no_patient_is_judged_by_a_network_that_knows_it(
+    world: RunInputs, field: str, split: str, refused: bool
+) -> None:
     info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [world.split.groups[split][0]]}
     network = RewardNetwork(training_info=info)
     if refused:
@@ -141,12 +144,12 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(world: World, field: st
         check_no_leak(world.split, network, Path("net"))
 
 
-def test_a_network_that_does_not_say_is_refused(world: World) -> None:
+def test_a_network_that_does_not_say_is_refused(world: RunInputs) -> None:
     with pytest.raises(ValueError, match="does not say which patients"):
         check_no_leak(world.split, RewardNetwork(), Path("net"))
 
 
-def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: World, trained: Path) -> None:
+def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: RunInputs, trained: Path) -> None:
     found = read_json(trained / "agreement.json")
     assert list(found["tables"]) == list(SOURCES)
     assert all(0 <= row["mae"] <= 1 for rows in found["tables"].values() for row in rows.values())
@@ -171,10 +174,10 @@ def test_several_kinds_of_object_in_one_folder_are_refused(tiny_checkpoint: Path
     records[0]["text"] = ["catheter"]
     (data / "annotations.json").write_text(json.dumps(records))
     with pytest.raises(ValueError, match="text holds 2 different phrases"):
-        open_world(WorldConfig(str(tiny_checkpoint), data))
+        open_inputs(RunConfig(str(tiny_checkpoint), data))
 
 
-def test_labelled_images_are_picked_first(world: World) -> None:
+def test_labelled_images_are_picked_first(world: RunInputs) -> None:
     unlabelled = [replace(sample, mask_parts=None) for sample in world.samples[:4]]
     mixed = replace(
         world,
@@ -189,7 +192,7 @@ def test_labelled_images_are_picked_first(world: World) -> None:
     assert len(mixed.pick("policy", 6, labelled=True)) == 4
 
 
-def test_a_run_that_is_still_going_is_not_taken_over(world: World, trained: Path) -> None:
+def test_a_run_that_is_still_going_is_not_taken_over(world: RunInputs, trained: Path) -> None:
     with only_here(trained), pytest.raises(ValueError, match="another process is working on this run"):
         run_reward_stage(world, plan_of(world), trained)
     with only_here(trained):

@@ -22,7 +22,7 @@ from rl_reward_network.reward_training.train import (
     ranking_loss,
     train_reward_network,
 )
-from rl_reward_network.rewards.learned import judge_masks
+from rl_reward_network.rewards.learned import predict_mask_quality
 
 SMALL = RewardNetworkConfig(channels=(8, 16), members=2)
 TINY = RewardTrainingConfig(steps=4, batch_size=2, window=32, masks=6, masks_per_window=3, eval_every=2)
@@ -58,7 +58,7 @@ def test_learns_to_judge_masks_it_never_saw(tmp_path):
     rng, predicted, true = np.random.default_rng(5), [], []
     for example in [bright_lines(200 + seed) for seed in range(5)]:
         masks = np.stack([damage(example.truth, rng) for _ in range(8)])
-        predicted.extend(judge_masks(network, example.image, masks.astype(np.float32))["dice"])
+        predicted.extend(predict_mask_quality(network, example.image, masks.astype(np.float32))["dice"])
         true.extend(true_dice(masks, example.truth))
     predicted, true = np.array(predicted), np.array(true)
     assert np.abs(predicted - true).mean() < 0.6 * np.abs(true - true.mean()).mean()
@@ -133,7 +133,7 @@ train_reward_network(TRAIN, VAL, TINY, Path(sys.argv[2]), SMALL)
 """
 
 
-@pytest.mark.parametrize("renames", [1, 4, 7])
+@pytest.mark.parametrize("renames", [1, 2, 4])
 def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, renames):
     whole = train_reward_network(TRAIN, VAL, TINY, tmp_path / "whole", SMALL)
     arguments = [str(Path(__file__).parents[2]), str(tmp_path / "cut"), str(renames)]
@@ -229,7 +229,7 @@ def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
 
 def test_presets_and_settings():
     assert (PRESETS["quick"].images, PRESETS["full"].images) == (50, 200)
-    with pytest.raises(ValueError, match="steps=0: must be greater than 0"):
+    with pytest.raises(ValueError, match="steps=0:"):
         RewardTrainingConfig(steps=0)
-    with pytest.raises(ValueError, match="window=100: must be a multiple of 16"):
+    with pytest.raises(ValueError, match="window=100:"):
         RewardTrainingConfig(window=100)

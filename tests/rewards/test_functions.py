@@ -8,11 +8,11 @@ import torch
 
 from rl_reward_network.rewards.functions import (
     confidence_reward,
-    dice_reward,
     iou_reward,
     judge_reward,
     judged_caption_reward,
     learned_reward,
+    mask_reward,
     meteor_reward,
 )
 
@@ -23,7 +23,7 @@ CORNER = np.array([[True, False], [False, False]])
 def test_overlap_rewards() -> None:
     columns = {"predicted_masks": [CORNER, None, CORNER], "masks": [HALF, HALF, None], "unknown": [1, 2, 3]}
     assert iou_reward(**columns) == [0.5, 0.0, None]
-    assert dice_reward(**columns) == [pytest.approx(2 / 3), 0.0, None]
+    assert mask_reward("dice")(**columns) == [pytest.approx(2 / 3), 0.0, None]
 
 
 class Judge:
@@ -65,11 +65,11 @@ def test_the_learned_reward_looks_at_each_image_once() -> None:
     looked = []
 
     class Network:
-        def truth_maps(self, image):
+        def foreground_probs(self, image):
             looked.append(image.shape)
             return torch.zeros(1, 1, 1, *image.shape[2:])
 
-        def judge(self, mask, maps):
+        def mask_quality(self, mask, maps):
             from types import SimpleNamespace
 
             share = mask.mean(dim=(1, 2, 3))

@@ -5,7 +5,13 @@ from monai.metrics.confusion_matrix import compute_confusion_matrix_metric, get_
 from monai.metrics.meandice import compute_dice
 from monai.metrics.meaniou import compute_iou
 
-from rl_reward_network.rewards.masks import dice, iou, precision, recall
+from rl_reward_network.rewards.masks import cldice, dice, iou, precision, recall
+
+
+def box(rows, columns):
+    mask = np.zeros((20, 20), dtype=bool)
+    mask[slice(*rows), slice(*columns)] = True
+    return mask
 
 
 def test_closed_form():
@@ -16,7 +22,7 @@ def test_closed_form():
     assert numbers == [[4 / 9], [2 / 7], [2 / 3], [1 / 3]]
 
 
-@pytest.mark.parametrize("metric", [dice, iou, precision, recall])
+@pytest.mark.parametrize("metric", [dice, iou, precision, recall, cldice])
 def test_empty_mask_rule(metric):
     empty, full = np.zeros((1, 3, 3), dtype=bool), np.ones((1, 3, 3), dtype=bool)
     pred, target = np.concatenate([empty, empty, full, full]), np.concatenate([empty, full, empty, full])
@@ -50,6 +56,33 @@ def test_large_masks_do_not_overflow():
     assert iou(full, full).tolist() == [1]
 
 
+def test_centreline_dice_ignores_width_and_punishes_breaks():
+    line = box((10, 11), (0, 20))  # one pixel wide: its own centreline
+    thick, half = box((8, 13), (0, 20)), box((10, 11), (0, 10))
+    far = box((2, 3), (0, 20))
+    values = cldice(np.stack([line, thick, half, far]), np.stack([line] * 4))
+    # half a line: its centreline is all inside (1), half of the target's centreline is found (1/2)
+    np.testing.assert_allclose(values[[0, 2, 3]], [1, 2 * 0.5 / 1.5, 0])
+    assert values[1] > 0.9, "the skeleton forks a little at the ends"
+    assert dice(thick[None], line[None])[0] < 0.4
+
+
+def test_every_small_blob_has_a_centreline():
+    for height in (1, 2, 3):
+        for width in (1, 2, 3):
+            blob = box((5, 5 + height), (5, 5 + width))[None]
+            np.testing.assert_allclose(cldice(blob, blob), 1)
+
+
+def test_masks_of_many_targets_are_compared_pair_by_pair():
+    rng = np.random.default_rng(1)
+    pred, target = rng.random((2, 5, 12, 12)) < 0.5
+    together = cldice(pred, target)
+    np.testing.assert_array_equal(together, [cldice(pred[i : i + 1], target[i : i + 1])[0] for i in range(5)])
+    np.testing.assert_allclose(together, cldice(target, pred), err_msg="clDice is symmetric")
+
+
+@pytest.mark.parametrize("metric", [dice, cldice])
 @pytest.mark.parametrize(
     ("pred", "target", "message"),
     [
@@ -62,6 +95,6 @@ def test_large_masks_do_not_overflow():
         (np.zeros((1, 2, 2)), np.zeros((1, 2, 2), bool), "must be bool, got float64 and bool; threshold"),
     ],
 )
-def test_bad_input(pred, target, message):
+def test_bad_input(metric, pred, target, message):
     with pytest.raises(ValueError, match=message):
-        dice(pred, target)
+        metric(pred, target)

@@ -4,22 +4,7 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network import __version__
-from rl_reward_network.grpo.inputs import GRPOWorldConfig
-from rl_reward_network.runs.folder import (
-    located_data,
-    located_model,
-    new_run_folder,
-    only_here,
-    portable,
-    portable_world,
-    provenance,
-    world_config,
-)
-
-
-def saved(**changed: str) -> dict[str, object]:
-    world = {"model_path": "../../model", "data_root": "../../data", "output_dir": "..", "prompts": None, "seed": 3}
-    return {"world": {**world, **changed}}
+from rl_reward_network.runs.folder import new_run_folder, only_here, portable, provenance
 
 
 def test_paths_inside_the_project_move_with_it_and_others_stay(tmp_path: Path) -> None:
@@ -28,38 +13,6 @@ def test_paths_inside_the_project_move_with_it_and_others_stay(tmp_path: Path) -
     assert portable(run / "models" / "own", run) == "./models/own"
     assert portable(tmp_path / "elsewhere", run) == str(tmp_path / "elsewhere")
     assert portable(Path("/data"), Path("/outputs/run")) == "/data", "the whole machine is no project"
-
-
-def test_a_moved_project_finds_its_data_and_model(tmp_path: Path) -> None:
-    run = tmp_path / "outputs" / "run"
-    run.mkdir(parents=True)
-    with pytest.raises(
-        ValueError, match=r"run/config\.json: field world\.data_root is \.\./\.\./data, no folder here; "
-    ):
-        world_config(run, saved())
-    (tmp_path / "data").mkdir()
-    with pytest.raises(
-        ValueError, match=r"field world\.model_path is \.\./\.\./model, no folder here; give --base_model"
-    ):
-        world_config(run, saved())
-    (tmp_path / "model").mkdir()
-    found = world_config(run, saved())
-    assert (found.data_root, found.model_path) == (tmp_path / "data", str(tmp_path / "model"))
-    assert (found.output_dir, found.seed, found.prompts) == (tmp_path / "outputs", 3, None)
-    assert world_config(run, saved(), tmp_path, "elsewhere").data_root == tmp_path
-    assert world_config(run, saved(), tmp_path, "elsewhere").model_path == "elsewhere"
-
-
-@pytest.mark.parametrize("name", ["sa2va-nano", "ByteDance/Sa2VA-4B"])
-def test_names_of_models_are_no_paths(tmp_path: Path, name: str) -> None:
-    assert located_model(tmp_path, saved(model_path=name), "--model_path") == name
-
-
-def test_a_hub_id_of_data_stays_what_it_is(tmp_path: Path) -> None:
-    run, name = tmp_path / "outputs" / "run", Path("owner/regions")
-    kept = portable_world(GRPOWorldConfig(data_root=name, output_dir=tmp_path / "outputs"), run)
-    assert (kept["data_root"], kept["model_path"], kept["output_dir"]) == (str(name), "sa2va-nano", "..")
-    assert located_data(run, {"world": kept}) == name
 
 
 def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""When a learned reward is followed too far."""
-
 import pytest
 
 from rl_reward_network.runs.stop_rule import over_optimised
@@ -11,7 +9,7 @@ from rl_reward_network.runs.stop_rule import over_optimised
         ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.57, 0.57], True),
         ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.59, 0.57], False),  # not three times in a row
         ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.585, 0.585, 0.585], False),  # too little
-        ([0.5, 0.6, 0.5, 0.4, 0.4], [0.5, 0.6, 0.57, 0.57, 0.57], False),  # the proxy fell, too: just worse
+        ([0.5, 0.6, 0.5, 0.4, 0.4], [0.5, 0.6, 0.57, 0.57, 0.57], False),  # the proxy fell too: no over-optimisation
         ([0.5, 0.6, 0.7], [0.6, 0.5, 0.5], False),  # too early
         ([0.5] * 9, [], False),  # unlabelled
         ([], [], False),

@@ -1,37 +1,37 @@
-"""The model card of `sa2va-nano`: what it is, how it was made, how good it is, and twelve pictures."""
+"""The model card of `sa2va-nano`: description, training facts, scores, and overlays of twelve test images."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
-from skimage.segmentation import find_boundaries
 
 from rl_reward_network.artefacts import whole_file, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks
-from rl_reward_network.embedded.nano.prompt_targets import READINGS, TABLE
+from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, TARGETS
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.rewards.masks import dice
 
-TILE, PER_LOOK = 192, 2  # pixels of one picture; overlays per look
-TRUTH, MASK = (70, 220, 90), (255, 150, 40)  # outline and filling
+TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """How the weights came to be.
+    """Facts about the training.
 
     Args:
-        command: what trains them.
+        command: trains the same weights.
         seed: of pictures, weights and batches.
-        minutes: of each stage.
-        machine: what it ran on.
-        parameters: how many.
+        minutes: training time of each stage.
+        machine: hardware, in words.
+        parameters: number of parameters.
         versions: of Python and packages.
     """
 
@@ -43,7 +43,7 @@ class CardFacts:
     versions: dict[str, str]
 
 
-def write_card(folder: Path, world: World, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
+def write_card(folder: Path, world: RunInputs, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
     """Add README.md, scores.json and overlays.png to a model folder."""
     write_json(
         folder / "scores.json", {"angiograms": asdict(vessels), "regions": asdict(regions), "made": asdict(facts)}
@@ -64,11 +64,11 @@ tags: [sa2va, segmentation, rehearsal]
 ---
 # sa2va-nano
 
-**This is a rehearsal model.** It has learned rendered pictures and nothing else, so that every command of this project
-runs on a bare machine. It is of no use on real images, least of all for medicine.
+**This is a rehearsal model.** It was trained on rendered pictures alone, so that every command of this project runs
+without a download. Do not use it on real images, least of all for medicine.
 
-{facts.parameters:,} parameters: InternVL's vision tower, a Qwen2 language model and SAM 2, in the same classes and on
-the same mask path as a released Sa2VA. Trained from scratch by
+{facts.parameters:,} parameters: InternVL's vision tower, a Qwen2 language model and SAM 2, in the same classes and with
+the same mask decoding as a released Sa2VA. Trained from scratch by
 
 ```bash
 {facts.command}
@@ -76,10 +76,14 @@ the same mask path as a released Sa2VA. Trained from scratch by
 
 seed {facts.seed}, {minutes} minutes on {facts.machine}, on rendered patients that are in no split of the embedded data.
 
+## Use
+
+{WHOLE_MODEL}
+
 ## Scores
 
 Test patients of the embedded angiograms, {vessels.images} images, Dice at 256 x 256 pixels. "Best on" is the share of
-images on which the prompt has the highest Dice. All of it is measured again by
+images on which the prompt has the highest Dice. To measure all of it again:
 
 ```bash
 python -m benchmarks.embedded_world --model_path <this folder>
@@ -100,10 +104,10 @@ outline of the ground truth.
 
 ## The planted gap
 
-Which prompt suits an image depends on its look, on purpose: the model was taught to give the ground truth (**tree**)
-only where the wording fits, and to take the words literally elsewhere.
+Which prompt is best depends on the look of an image, by design: the training target of a prompt is the ground truth
+(**tree**) only in the looks that its wording fits, and a literal reading of the words in the others.
 
-{reading_table()}
+{target_table()}
 """
 
 
@@ -119,31 +123,30 @@ def score_table(scores: VesselScores) -> str:
     return "\n".join(lines)
 
 
-def reading_table() -> str:
-    """Markdown: what each prompt is answered with in each look, and what the readings mean."""
+def target_table() -> str:
+    """Markdown: the training target of each prompt in each look, and a description of each target."""
     lines = [f"| prompt | {' | '.join(LOOKS)} |", f"|---|{'---|' * len(LOOKS)}"]
     for prompt in PROMPTS:
-        cells = (
-            f"**{TABLE[prompt, look]}**" if TABLE[prompt, look] == "tree" else TABLE[prompt, look] for look in LOOKS
-        )
+        targets = (PROMPT_TARGETS[prompt, look] for look in LOOKS)
+        cells = ("**tree**" if target == "tree" else target for target in targets)
         lines.append(f"| {prompt} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {name}: {meaning}" for name, meaning in READINGS.items())])
+    return "\n".join([*lines, "", *(f"- {name}: {meaning}" for name, meaning in TARGETS.items())])
 
 
-def overlay_sheet(world: World) -> np.ndarray:
+def overlay_sheet(world: RunInputs) -> np.ndarray:
     """uint8 (H, W, 3): two test images per look, each as picture, default mask and best mask, truth outlined."""
     looks_of = read_looks(world.config.data_root)
     chosen: dict[str, list[Sample]] = {look: [] for look in LOOKS}
     for sample in select(world.samples, world.split, "test"):
-        own = chosen[looks_of[sample.image_path.name]]
-        if len(own) < PER_LOOK and sample.group_id not in {other.group_id for other in own}:
-            own.append(sample)
+        same_look = chosen[looks_of[sample.image_path.name]]
+        if len(same_look) < PER_LOOK and sample.group_id not in {other.group_id for other in same_look}:
+            same_look.append(sample)
     rows = [np.hstack([_strip(world, sample, look) for sample in samples]) for look, samples in chosen.items()]
     return np.vstack(rows)
 
 
-def _strip(world: World, sample: Sample, look: str) -> np.ndarray:
-    """uint8 (TILE, 3 TILE, 3)."""
+def _strip(world: RunInputs, sample: Sample, look: str) -> np.ndarray:
+    """uint8 (TILE, 3 TILE, 3): one test image as picture, default mask and best mask."""
     image, truth = sample.load_image(), sample.load_mask()
     assert truth is not None  # every embedded image is labelled
     masks = world.probabilities(image) > 0.5
@@ -158,21 +161,9 @@ def _strip(world: World, sample: Sample, look: str) -> np.ndarray:
 
 
 def _tile(image: np.ndarray, mask: np.ndarray | None, truth: np.ndarray, title: str) -> np.ndarray:
-    """One picture, with mask and truth where there is a mask, and a title."""
-    shown = image if mask is None else paint(image, mask, truth)
-    picture = Image.fromarray(shown).resize((TILE, TILE), Image.Resampling.LANCZOS)
+    """uint8 (TILE, TILE, 3): the image with its title and, unless `mask` is None, the mask and the outlined truth."""
+    if mask is not None:
+        image = paint_mask(paint_mask(image, mask, ORANGE, opacity=0.5), truth, GREEN, opacity=0)
+    picture = Image.fromarray(image).resize((TILE, TILE), Image.Resampling.LANCZOS)
     ImageDraw.Draw(picture).text((5, 3), title, fill=(255, 255, 255), stroke_width=2, stroke_fill=(0, 0, 0))
     return np.asarray(picture)
-
-
-def paint(image: np.ndarray, mask: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """uint8 (H, W, 3): the image with a mask filled and the truth outlined just outside its edge.
-
-    Args:
-        image: uint8 (H, W, 3).
-        mask, truth: bool (H, W).
-    """
-    shown = image.astype(np.float32)
-    shown[mask] = 0.5 * shown[mask] + 0.5 * np.array(MASK)
-    shown[find_boundaries(truth, mode="outer")] = TRUTH
-    return shown.round().astype(np.uint8)

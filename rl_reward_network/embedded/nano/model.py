@@ -1,7 +1,7 @@
-"""`sa2va-nano`: Sa2VA's classes and mask path at under four million parameters, so that a bare machine has a model.
+"""`sa2va-nano`: Sa2VA's classes and mask decoding at under four million parameters; it needs no download.
 
-Sizes only; the weights come from `sa2va-rl nano`. One tile of 256 pixels gives the usual 16 x 16 image tokens
-(patches of 16, no pixel shuffle), SAM 2 looks at 256 pixels and answers on a 64 x 64 grid.
+This file defines the sizes; `sa2va-rl nano` trains the weights. One tile of 256 pixels gives the usual 16 x 16 image
+tokens (patches of 16, no pixel shuffle). SAM 2 encodes 256 pixels and decodes masks on a 64 x 64 grid.
 """
 
 import json
@@ -38,13 +38,13 @@ NANO_SAM = {
 
 
 def nano_tokenizer(corpus: Iterable[str]) -> Qwen2Tokenizer:
-    """Byte-level BPE learned from `corpus`, which makes whole words of ours; any other text falls back to bytes."""
+    """Byte-level BPE learned from `corpus`, whose words become single tokens; any other text falls back to bytes."""
     learner = Tokenizer(BPE())
     learner.pre_tokenizer = ByteLevel(add_prefix_space=False)
     alphabet = sorted(ByteLevel.alphabet())
     trainer = BpeTrainer(initial_alphabet=alphabet, show_progress=False)
     learner.train_from_iterator(corpus, trainer)
-    # the trainer's merges are not in its public interface, but its file format is
+    # the merges are only public in the file format
     parts = json.loads(learner.to_str())["model"]
     merges: Any = [tuple(pair) for pair in parts["merges"]]
     tokenizer = Qwen2Tokenizer(vocab=parts["vocab"], merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>")
@@ -53,7 +53,7 @@ def nano_tokenizer(corpus: Iterable[str]) -> Qwen2Tokenizer:
 
 
 def nano_config(tokenizer: Qwen2Tokenizer) -> Sa2VAConfig:
-    """The sizes; special tokens are looked up in the tokenizer."""
+    """The model's sizes; ids of special tokens are looked up in the tokenizer."""
     vocabulary = tokenizer.get_vocab()
     sam = sam2_config(NANO_SAM, video=False)
     decoder: Any = sam.mask_decoder_config
@@ -66,7 +66,7 @@ def nano_config(tokenizer: Qwen2Tokenizer) -> Sa2VAConfig:
         image_size=IMAGE_SIZE,
         patch_size=16,
         attention_bias=True,
-        layer_scale_init_value=1.0,  # four layers need no damping
+        layer_scale_init_value=1.0,  # four layers train without damping
         use_mean_pooling=True,  # as in the released models: no final norm
     )
     text = Qwen2Config(
@@ -93,9 +93,9 @@ def nano_config(tokenizer: Qwen2Tokenizer) -> Sa2VAConfig:
 
 
 def plane_waves(side: int, width: int) -> Tensor:
-    """float32 (side * side, width): sines and cosines of column and row, row by row.
+    """float32 (side * side, width): position embeddings of sines and cosines of column and row, in row-major order.
 
-    A start from zero, the usual one, leaves a small vision tower without any sense of place for thousands of steps.
+    From the usual zeros, a small vision tower learns no positions for thousands of steps.
 
     Args:
         side: patches along an image's edge.
@@ -119,6 +119,8 @@ def new_nano(tokenizer: Qwen2Tokenizer, seed: int) -> tuple[Sa2VAForConditionalG
     places.data[0, 1:] = plane_waves(int((places.shape[1] - 1) ** 0.5), places.shape[2])
     for part in (model.model, model.lm_head, model.text_hidden_fcs):
         for module in part.modules():
-            if isinstance(module, nn.Linear):  # the usual 0.02 is for wide models: at width 128 words would drown
+            if isinstance(
+                module, nn.Linear
+            ):  # the usual 0.02 is too small at width 128: position embeddings would dominate the words
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
     return model, Sa2VAProcessor.from_config(config, tokenizer)

@@ -1,7 +1,9 @@
-"""How the embedded model is taught to read each prompt in each look: the planted gap, in one table.
+"""The mask that `sa2va-nano` learns for each prompt, by the look of the image: the planted gap, in one table.
 
-The ground truth is always the whole tree. A prompt is answered with it only where its wording fits; elsewhere the model
-takes the words literally or sees only what stands out. So no single prompt is best everywhere, on purpose.
+A look is the appearance that an angiogram was rendered with, a key of `angiograms.LOOKS`, such as "faint". The ground
+truth is always the whole vessel tree. The training target of a prompt is that tree only in the looks that its wording
+fits; in the others it is a literal reading of the words, or the most visible vessels. So no single prompt is best on
+all images, by design: the prompt policy has something to learn.
 """
 
 import numpy as np
@@ -11,18 +13,18 @@ from rl_reward_network.embedded.angiograms import LOOKS, TREE
 from rl_reward_network.embedded.vessel_tree import BRANCH, CATHETER, THIN, TRUNK
 from rl_reward_network.env.prompts import PROMPTS
 
-SWELLING = 4  # pixels along rows and columns
-READINGS = {
+SWELLING = 4  # pixels, city-block distance
+TARGETS = {
     "tree": "the whole vessel tree: the ground truth",
     "main": "trunk and branches, without the thin ones",
     "main + catheter": "trunk, branches, catheter and leads, without the thin ones",
     "tree + catheter": "every dark line, catheter and leads included",
     "trunk": "the trunk alone",
     "thin": "the thin branches alone",
-    "swollen": f"the whole tree and {SWELLING} pixels around it, counted along rows and columns",
+    "swollen": f"the whole tree and {SWELLING} pixels around it (city-block distance)",
     "nothing": "an empty mask",
 }
-BITS = {
+PARTS = {  # bits of the part map in each target
     "tree": TREE,
     "main": TRUNK | BRANCH,
     "main + catheter": TRUNK | BRANCH | CATHETER,
@@ -46,19 +48,19 @@ _ROWS = (  # one per prompt, in the order of PROMPTS; columns in the order of LO
     ("tree", "main", "tree", "trunk", "main", "swollen"),  # without the catheter
     ("tree", "main", "tree + catheter", "trunk", "main", "swollen"),  # and the catheter
 )
-TABLE: dict[tuple[str, str], str] = {
-    (prompt, look): reading
+PROMPT_TARGETS: dict[tuple[str, str], str] = {
+    (prompt, look): target
     for prompt, row in zip(PROMPTS, _ROWS, strict=True)
-    for look, reading in zip(LOOKS, row, strict=True)
+    for look, target in zip(LOOKS, row, strict=True)
 }
 
 
-def target(parts: np.ndarray, reading: str) -> np.ndarray:
-    """bool (H, W): what a reading asks for.
+def target_mask(parts: np.ndarray, target: str) -> np.ndarray:
+    """bool (H, W): the pixels of a target.
 
     Args:
         parts: uint8 (H, W), an angiogram's part map.
-        reading: key of `READINGS`.
+        target: key of `TARGETS`.
     """
-    mask = parts & BITS[reading] > 0
-    return binary_dilation(mask, iterations=SWELLING) if reading == "swollen" else mask
+    mask = parts & PARTS[target] > 0
+    return binary_dilation(mask, iterations=SWELLING) if target == "swollen" else mask

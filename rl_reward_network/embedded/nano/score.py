@@ -1,4 +1,4 @@
-"""How good a Sa2VA is on the embedded world: scores by look and prompt, the planted gap, phrases and captions."""
+"""Scores of a Sa2VA on the embedded data: Dice by look and prompt, the planted gap, phrases and captions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,30 +10,30 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks
-from rl_reward_network.embedded.nano.pictures import DESCRIBE, phrase_prompt
+from rl_reward_network.embedded.nano.conversations import DESCRIBE, phrase_prompt
 from rl_reward_network.embedded.regions import RegionObject, Scene, caption_correct
 from rl_reward_network.evaluation.deployment import best_fixed_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 DEFAULT = 0  # index of the default prompt
-TEST_SCENES = (100, 2)  # how many, and their seed: neither in training (7,000,000 and up) nor in data/regions (1)
+TEST_SCENES = (100, 2)  # number and seed; training has seeds from 7,000,000 on, data/regions has seed 1
 
 
 @dataclass(frozen=True)
 class VesselScores:
-    """Means over test images; every patient has equally many, looks only about.
+    """Means over test images. All patients have the same number of images; the looks have about the same number.
 
     Args:
-        images: how many.
+        images: number of test images.
         dice: prompt -> look -> mean Dice, look "all" included.
         oracle_dice, oracle_recall: look -> mean over images of the best prompt's mask (best by Dice).
-        default_recall: of the default prompt, all looks.
+        default_recall: recall of the default prompt over all looks.
         best_on: prompt -> share of images on which it has the highest Dice; ties go to the first.
-        best_fixed: the prompt with the highest mean Dice on the policy patients.
-        gap: oracle - best fixed, Dice.
+        best_fixed: prompt with the highest mean Dice on the policy patients.
+        gap: Dice of the oracle less Dice of the best fixed prompt.
     """
 
     images: int
@@ -46,17 +46,17 @@ class VesselScores:
     gap: float
 
 
-def vessel_tables(world: World, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
-    """The split's samples, and every prompt's masks measured on them; there is no reward network, so scores are 0."""
+def vessel_tables(world: RunInputs, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
+    """The samples of a split, with the metrics of every prompt's mask; scores are 0, there is no reward network."""
     samples = select(world.samples, world.split, split)
-    nothing = np.zeros(len(world.prompts))
+    scores = np.zeros(len(world.prompts))
     return samples, [
-        measure_sample(s.sample_id, s.group_id, nothing, world.probabilities(s.load_image()) > 0.5, s.load_mask())
+        measure_sample(s.sample_id, s.group_id, scores, world.probabilities(s.load_image()) > 0.5, s.load_mask())
         for s in tqdm(samples, desc=desc, unit="image")
     ]
 
 
-def score_vessels(world: World) -> VesselScores:
+def score_vessels(world: RunInputs) -> VesselScores:
     """All numbers of the angiograms, on the test patients of a world on embedded data."""
     looks_of = read_looks(world.config.data_root)
     samples, tables = vessel_tables(world, "test", "test patients")
@@ -91,9 +91,9 @@ class RegionScores:
     """Phrases and captions of scenes.
 
     Args:
-        scenes, objects: how many.
-        phrase_ciou: intersections over unions, both summed over all objects.
-        captions_right: share of captions with colour, shape, size and place right.
+        scenes, objects: numbers of scenes and objects.
+        phrase_ciou: cumulative IoU of the masks asked for by phrase, [0, 1].
+        captions_right: share of captions with the right colour, shape, size and place, [0, 1].
     """
 
     scenes: int
@@ -103,22 +103,22 @@ class RegionScores:
 
 
 def score_regions(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, scenes: list[Scene]) -> RegionScores:
-    """Each object asked for by its phrase, and described when pointed at."""
+    """Segment each object by its phrase, and describe it given its mask as a visual prompt."""
     overlap = union = right = objects = 0
     for scene in tqdm(scenes, desc="scenes", unit="scene"):
         (answers,) = model.segment([scene.image], [phrase_prompt(region) for region in scene.objects], processor)
         for region, answer in zip(scene.objects, answers, strict=True):
             mask = answer.masks().any(axis=0)
             overlap, union = overlap + int((mask & region.mask).sum()), union + int((mask | region.mask).sum())
-            said = describe(model, processor, scene, region)
-            right, objects = right + caption_correct(said["prediction"], region), objects + 1
+            result = describe(model, processor, scene, region)
+            right, objects = right + caption_correct(result["prediction"], region), objects + 1
     return RegionScores(len(scenes), objects, round(overlap / max(union, 1), 4), round(right / max(objects, 1), 4))
 
 
 def describe(
     model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, scene: Scene, region: RegionObject
 ) -> dict[str, Any]:
-    """What `predict_forward` answers when one object of a scene is pointed at."""
+    """The result of `predict_forward` for the caption of one object, its mask given as a visual prompt."""
     return model.predict_forward(
         image=scene.image,
         text=f"<image>{DESCRIBE.format(number=1)}",

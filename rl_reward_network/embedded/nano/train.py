@@ -1,8 +1,8 @@
-"""Training of `sa2va-nano` from scratch, in stages that can be stopped anywhere and each leave a usable model.
+"""Training of `sa2va-nano` from scratch, in stages; each stage leaves a usable model and can be resumed.
 
-The product's own model code and losses: cross-entropy of the answers, binary cross-entropy and Dice of the masks, and
-the error of SAM 2's IoU head. Each step sees angiograms with several prompts, scenes with phrases, and scenes with
-regions to describe. A step's batch depends on the seed and its number alone, so a resumed run is the same run.
+The losses are those of Sa2VA (cross-entropy of the answers, binary cross-entropy and Dice of the masks, error of SAM
+2's IoU head) and two auxiliary ones, see `losses`. A batch holds angiograms with several prompts, scenes with phrases,
+and scenes with regions to describe. It depends on seed, stage and step alone, so a resumed run gives equal weights.
 """
 
 import json
@@ -19,40 +19,40 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
-from rl_reward_network.embedded.nano.losses import Helpers, nano_losses
-from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
-from rl_reward_network.embedded.nano.pictures import (
-    Pictures,
-    collate,
+from rl_reward_network.embedded.nano.batches import collate, region_scenes
+from rl_reward_network.embedded.nano.conversations import (
     corpus,
     describing_conversation,
     phrase_conversation,
     vessel_conversation,
-    watched_scenes,
 )
+from rl_reward_network.embedded.nano.losses import Helpers, nano_losses
+from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
+from rl_reward_network.embedded.nano.pictures import Pictures
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.prediction_sa2va import to_device
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
+from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.folder import provenance
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training with its own learning-rate cycle.
+    """A stage of the training with its own learning-rate schedule.
 
     Args:
         steps: optimiser steps.
-        learning_rate: at its peak; it rises for `WARMUP` steps and falls along a cosine to 2 % of the peak.
+        learning_rate: peak value; linear warm-up for `WARMUP` steps, then cosine decay to 2 % of the peak.
         vessels, phrases, descriptions: conversations of each kind per step.
-        watched: scenes per step that only the vision tower sees: shapes need many more examples than words do.
-        by_codes: SAM 2 is prompted with codes instead of the language model's `[SEG]` embeddings, and nobody reads the
-            regions' features but the language model.
-        blind: how many of the vessel and of the phrase conversations are blind. Words are learned faster, and far
-            cheaper, where 256 image tokens do not stand between the question and `[SEG]`.
+        watched: additional scenes per step for the region loss alone, see `region_scenes`; shapes need many more
+            examples than words.
+        by_codes: prompt SAM 2 with codes in place of the `[SEG]` embeddings, and leave out the region loss.
+        blind: number of the vessel and of the phrase conversations in which the language model gets the text alone.
+            Without 256 image tokens between question and `[SEG]`, words are learned faster and at far less cost.
         prompts: prompts per angiogram.
-        louder_places: factor on the vision tower's position embeddings, once, at the start. What patches say grows in
-            training, and drowned by it no region knows where it lies.
+        louder_places: factor on the vision tower's position embeddings, applied once, before the first step. The patch
+            embeddings grow in training until the place of a region can no longer be predicted from its features.
     """
 
     steps: int
@@ -86,16 +86,16 @@ def batch_of(stage: Stage, pictures: Pictures, processor: Sa2VAProcessor, key: l
     conversations += [describing_conversation(pictures, rng) for _ in range(stage.descriptions)]
     batch = collate(conversations, processor)
     if stage.watched:
-        batch["watched"] = watched_scenes(pictures, rng, stage.watched, processor)
+        batch["region_scenes"] = region_scenes(pictures, rng, stage.watched, processor)
     return batch
 
 
 @dataclass
 class NanoTrainer:
-    """A model on its way through the stages.
+    """Trains one model through the stages.
 
     Args:
-        folder: where checkpoints and stage results are kept.
+        folder: of checkpoints, logs and the model of each stage.
         pictures: training pictures.
         seed: of weights and batches.
         device: torch's name of the device.
@@ -107,7 +107,7 @@ class NanoTrainer:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Start anew; `train` goes on from the last checkpoint."""
+        """Create an untrained model; `train` loads the last checkpoint, if any."""
         self.model, self.processor = new_nano(nano_tokenizer(corpus()), self.seed)
         self.model.to(self.device)  # type: ignore[arg-type]
         config = self.model.config
@@ -116,10 +116,10 @@ class NanoTrainer:
         self.settings: dict[str, Any] = {"pictures": self.pictures.name, "seed": self.seed, "stages": []}
 
     def train(self, number: int, stage: Stage) -> Path:
-        """Run stage `number` (from 0) from its last checkpoint, if there is one, and return the folder of its model.
+        """Train stage `number` (from 0), from its last checkpoint if there is one; returns the folder of its model.
 
         Raises:
-            ValueError: the stage or its checkpoint was made with other settings.
+            ValueError: the stage or its checkpoint was trained with other settings.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.settings["stages"].append(asdict(stage))
@@ -129,7 +129,7 @@ class NanoTrainer:
         optimiser, schedule = self._optimiser(stage)
         self.model.model.vision_tower.embeddings.position_embeddings.data.mul_(stage.louder_places)
         first, seconds = self._resume(number, optimiser, schedule)
-        self._forget_lines(number + 1, first)
+        curves = Curves(self.folder, {"stage": number + 1, "step": first})
         started = time.monotonic() - seconds
         self.model.train()
         bar = tqdm(range(first, stage.steps), f"stage {number + 1}", initial=first, total=stage.steps, unit="step")
@@ -138,7 +138,8 @@ class NanoTrainer:
             schedule.step()
             seconds, done = time.monotonic() - started, step + 1
             if done % LOG_EVERY == 0 or done == stage.steps:
-                self._log({"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses))
+                row = {"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses)
+                curves.add_row({name: round(value, 5) for name, value in row.items()})
             if done % CHECKPOINT_EVERY == 0 and done < stage.steps:
                 self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
         return self._finish(result, seconds)
@@ -151,18 +152,6 @@ class NanoTrainer:
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [*self.model.parameters(), *self.helpers.parameters()]
-
-    def _forget_lines(self, stage: int, step: int) -> None:
-        """Drop what was logged after `step` of `stage`: those steps are taken again."""
-        file = self.folder / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        kept = [line for line in lines if (json.loads(line)["stage"], json.loads(line)["step"]) <= (stage, step)]
-        with whole_file(file) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-
-    def _log(self, line: dict[str, float]) -> None:
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({name: round(value, 5) for name, value in line.items()}) + "\n")
 
     def _step(self, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
         batch = batch_of(stage, self.pictures, self.processor, key)
@@ -177,7 +166,7 @@ class NanoTrainer:
         return losses
 
     def _finish(self, result: Path, seconds: float) -> Path:
-        """Write the stage's model, ready for `from_pretrained`; the folder comes last, so it stands for all three."""
+        """Write the stage's model, for `from_pretrained`; the folder is written last and marks the stage complete."""
         self.model.eval()
         with whole_file(_beside(result, "helpers.safetensors")) as temporary:
             save_file(self.helpers.state_dict(), temporary)
@@ -189,10 +178,10 @@ class NanoTrainer:
         return result
 
     def _take_over(self, result: Path) -> Path:
-        """Go on from a finished stage.
+        """Load the weights of a completed stage.
 
-        The weights are copied into the memory that is there: where they lie in a mapped file, off the usual alignment,
-        matrix products round otherwise, and a resumed run would not be the same run.
+        They are copied into the existing parameters: in a memory-mapped file they would be aligned differently, matrix
+        products would round differently, and a resumed run would end in other weights.
         """
         self._check_settings(_beside(result, "made.json"))
         self.model.load_state_dict(Sa2VAForConditionalGeneration.from_pretrained(result).state_dict())
@@ -200,46 +189,46 @@ class NanoTrainer:
         return result
 
     def _check_settings(self, file: Path) -> dict[str, Any]:
-        """What `file` says, once it is known to come from the same settings."""
-        said = read_json(file)
-        if said["settings"] != json.loads(json.dumps(self.settings)):
+        """The content of `file`; ValueError unless its settings are those of this run."""
+        content = read_json(file)
+        if content["settings"] != json.loads(json.dumps(self.settings)):
             raise ValueError(
-                f"{file}: settings are {said['settings']}, now they are {self.settings}; give another --output_dir, or "
+                f"{file}: settings are {content['settings']}, expected {self.settings}; give another --output_dir, or "
                 "delete this one"
             )
-        return dict(said)
+        return dict(content)
 
-    def _checkpoint(self, where: dict[str, float], optimiser: Any, schedule: Any) -> None:
+    def _checkpoint(self, progress: dict[str, float], optimiser: Any, schedule: Any) -> None:
         state = {"model": self.model.state_dict(), "helpers": self.helpers.state_dict()}
         state |= {"optimiser": optimiser.state_dict(), "schedule": schedule.state_dict()}
         with whole_folder(self.folder / "checkpoint") as temporary:
             save_checkpoint(temporary / "state.pt", state)
-            write_json(temporary / "state.json", where | {"settings": self.settings})
+            write_json(temporary / "state.json", progress | {"settings": self.settings})
 
     def _resume(self, number: int, optimiser: Any, schedule: Any) -> tuple[int, float]:
-        """The step to go on with, and the seconds already spent on this stage."""
-        where = self.folder / "checkpoint"
-        if not where.exists() or read_json(where / "state.json")["stage"] != number:
+        """The step to continue with, and the seconds already spent on this stage."""
+        checkpoint_dir = self.folder / "checkpoint"
+        if not checkpoint_dir.exists() or read_json(checkpoint_dir / "state.json")["stage"] != number:
             return 0, 0.0
-        said = self._check_settings(where / "state.json")
-        state = load_checkpoint(where / "state.pt", self.device)
+        progress = self._check_settings(checkpoint_dir / "state.json")
+        state = load_checkpoint(checkpoint_dir / "state.pt", self.device)
         self.model.load_state_dict(state["model"])
         self.helpers.load_state_dict(state["helpers"])
         optimiser.load_state_dict(state["optimiser"])
         schedule.load_state_dict(state["schedule"])
-        return int(said["step"]), float(said["seconds"])
+        return int(progress["step"]), float(progress["seconds"])
 
 
 def stage_facts(result: Path) -> dict[str, Any]:
-    """How a finished stage came to be: `settings`, `machine`, `versions`, `commit`, and its `seconds`.
+    """Origin of a completed stage: `settings`, `machine`, `versions`, `commit`, and its training time in `seconds`.
 
-    Seconds that a kill threw away are not counted.
+    Steps that were lost by an interruption and repeated are counted once.
     """
     return dict(read_json(_beside(result, "made.json")))
 
 
 def machine_name(device: str) -> str:
-    """What `device` is, for people."""
+    """Name of the hardware behind `device`, for reports."""
     return f"{os.cpu_count()} CPU cores" if device == "cpu" else torch.cuda.get_device_name(device)
 
 
@@ -252,6 +241,6 @@ def _floats(losses: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _rate(step: int, steps: int) -> float:
-    """Share of the peak learning rate."""
+    """Learning rate of a step as a share of the peak, [0, 1]."""
     progress = min(1.0, max(0, step - WARMUP) / max(1, steps - WARMUP))
     return min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * 0.5 * (1 + float(np.cos(np.pi * progress))))

@@ -6,13 +6,11 @@ Divergence", 2020.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
-Level = Literal["token", "sequence"]
+from rl_reward_network.grpo.settings import Level, LossType
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class PathwiseReward:
     def _score(self, group: RolloutGroup, logits: Tensor) -> Tensor:
         assert group.image is not None
         mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.network.judge(mask, self._maps(group.image_id, group.image).to(mask.device)).score
+        score: Tensor = self.network.mask_quality(mask, self._maps(group.image_id, group.image).to(mask.device)).score
         return score.mean()
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class PathwiseReward:
         if image_id not in self.cache:
             device = next(self.network.parameters()).device
             picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
-            self.cache[image_id] = self.network.truth_maps(picture).cpu()
+            self.cache[image_id] = self.network.foreground_probs(picture).cpu()
             while sum(maps.nbytes for maps in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
                 self.cache.popitem(last=False)
         return self.cache[image_id]

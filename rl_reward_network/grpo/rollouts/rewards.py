@@ -1,4 +1,4 @@
-"""From samples to advantages: reward functions get columns, groups learn what each of their generations is worth."""
+"""From samples to advantages: reward functions are called with columns, and groups receive their advantages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,18 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
 from rl_reward_network.rewards.combine import Advantages, group_advantages
-from rl_reward_network.rewards.functions import GroupFunction, RewardFunction
+from rl_reward_network.rewards.functions import GroupFunction, RewardFunction, mask_reward
+from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A named term.
+    """A named reward of a loop.
 
     Args:
-        function: of a loop's columns; of other terms, where `of` names them.
-        weight: of the term; 0 is logged only.
-        of: names of terms of the same loop that are made of columns, in the order of the function's arguments.
+        function: a function of the loop's columns, or of other terms if `of` names them.
+        weight: weight of the term; a term of weight 0 is only logged.
+        of: names of terms of the same loop that are functions of columns, in the order of the arguments.
     """
 
     function: RewardFunction | GroupFunction
@@ -31,12 +32,12 @@ class Reward:
 
 @dataclass
 class LoopRollouts:
-    """What one loop has sampled.
+    """The samples of one loop.
 
     Args:
         columns: name -> list of P * G entries; see `rewards.functions`.
         terms: name -> float64 (P, G), NaN where missing.
-        advantages: of all terms together; None before they are paid.
+        advantages: advantages from all terms; None before they are computed.
     """
 
     columns: dict[str, list[Any]]
@@ -45,25 +46,30 @@ class LoopRollouts:
 
 
 def make_columns(
-    batch: PromptBatch, rows: Sequence[int], prompts: Sequence[str], said: Sequence[str], drawn: Sequence[Mask]
+    batch: PromptBatch,
+    rows: Sequence[int],
+    prompts: Sequence[str],
+    captions: Sequence[str],
+    probabilities: Sequence[Mask],
 ) -> dict[str, list[Any]]:
     """Columns of a loop.
 
     Args:
-        batch: what the samples are about.
-        rows: the item of each generation.
-        prompts, said: what was asked, and which caption was said (by policy or partner).
-        drawn: float32 (H, W) in [0, 1] of each mask, or None.
+        batch: items, images and true masks.
+        rows: index of the item of each generation.
+        prompts: question of each generation.
+        captions: caption of each generation, by the policy or its partner.
+        probabilities: float32 (H, W) in [0, 1] of each mask, or None.
     """
     return {
         "prompts": list(prompts),
-        "completions": list(said),
-        "completion_ids": [batch.processor.token_ids(text) for text in said],
+        "completions": list(captions),
+        "completion_ids": [batch.processor.token_ids(text) for text in captions],
         "captions": [batch.prompts[row].caption for row in rows],
         "images": [batch.images[row] for row in rows],
         "masks": [batch.truths[row] for row in rows],
-        "mask_probabilities": list(drawn),
-        "predicted_masks": [None if one is None else one > 0.5 for one in drawn],
+        "mask_probabilities": list(probabilities),
+        "predicted_masks": [None if soft is None else soft > 0.5 for soft in probabilities],
     }
 
 
@@ -74,33 +80,32 @@ def reward_groups(
     config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
 ) -> None:
-    """Note terms and advantages in the samples, and the latter in the groups.
+    """Compute terms and advantages and store them in the samples; the groups receive the advantages.
 
-    A group without spread keeps its place with advantages of 0: it counts in the averages, as in TRL, and the KL holds
-    it, too.
+    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
 
     Args:
-        samples: loop -> what was sampled.
-        groups: P of them.
+        samples: loop -> samples.
+        groups: P groups.
         rewards: loop -> name -> Reward.
-        config: how terms are put together.
-        shuffled_by: seed by which values are dealt out anew, for the control.
+        config: how terms are combined.
+        shuffled_by: seed of a random permutation of the values (the control `--shuffle_rewards`); None without.
 
     Raises:
-        ValueError: a reward function returned another number of values than there are generations.
+        ValueError: the number of values of a reward function differs from the number of generations.
     """
-    for loop, own in samples.items():
-        own.terms = _terms(rewards[loop], own, len(groups))
+    for loop, sampled in samples.items():
+        sampled.terms = _terms(rewards[loop], sampled, len(groups))
         if shuffled_by is not None:
-            own.terms = {name: _shuffled(values, shuffled_by) for name, values in own.terms.items()}
+            sampled.terms = {name: _shuffled(values, shuffled_by) for name, values in sampled.terms.items()}
         weights = {name: reward.weight for name, reward in rewards[loop].items()}
-        paid = {name: own.terms[name] for name, weight in weights.items() if weight}
+        paid = {name: sampled.terms[name] for name, weight in weights.items() if weight}
         how, scale = config.multi_objective_aggregation, config.scale_rewards
-        own.advantages = (
-            group_advantages(paid, weights, how, scale, config.reward_floor) if paid else _nothing_paid(own)
+        sampled.advantages = (
+            group_advantages(paid, weights, how, scale, config.reward_floor) if paid else _nothing_paid(sampled)
         )
         for number, group in enumerate(groups):
-            values = torch.tensor(own.advantages.values[number]).float()
+            values = torch.tensor(sampled.advantages.values[number]).float()
             if loop == "loop1":
                 group.caption_advantages = values
             else:
@@ -108,18 +113,31 @@ def reward_groups(
 
 
 def prompt_outcomes(prompts: Sequence[int], samples: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
-    """Of P prompts: (number, mean reward over all loops and generations, whether a group of theirs had spread).
+    """For P prompts: (number, mean reward over all loops and generations, whether rewards of a group differ).
 
-    A mean is NaN where a loop misses a reward altogether.
+    The mean is NaN if a loop has no value of a reward.
     """
-    paid = [own.advantages for own in samples.values() if own.advantages is not None]
-    means = np.mean([own.rewards.mean(axis=1) for own in paid], axis=0)
-    spread = np.any([own.spread for own in paid], axis=0)
+    paid = [sampled.advantages for sampled in samples.values() if sampled.advantages is not None]
+    means = np.mean([sampled.rewards.mean(axis=1) for sampled in paid], axis=0)
+    spread = np.any([sampled.spread for sampled in paid], axis=0)
     return [(number, float(mean), bool(any_)) for number, mean, any_ in zip(prompts, means, spread, strict=True)]
 
 
+def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
+    """Terms of mask rewards by name.
+
+    Raises:
+        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has a flag of its own.
+    """
+    for name in weights:
+        if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
+            known = ", ".join(MASK_REWARDS)
+            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has flags of its own, --iou_weight")
+    return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
+
+
 def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
-    """Raise a ValueError where a loop that counts pays nothing; the learned reward's own gradient is pay enough."""
+    """Raise a ValueError if an enabled loop has no reward with a weight, and no pathwise gradient either."""
     loops = {
         "loop1": config.mask_to_caption_weight,
         "loop2": config.caption_to_mask_weight and not config.pathwise_weight,
@@ -133,29 +151,29 @@ def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOCon
 
 
 def _nothing_paid(samples: LoopRollouts) -> Advantages:
-    """No advantage for anybody, where only the learned reward's own gradient is followed."""
+    """Advantages of 0, for a loop that is trained by the pathwise gradient alone."""
     zeros = np.zeros_like(next(iter(samples.terms.values())))
     return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool), {})
 
 
 def _terms(rewards: Mapping[str, Reward], samples: LoopRollouts, prompts: int) -> dict[str, np.ndarray]:
-    """float64 (P, G) of each term; those of columns are known before those that are made of them."""
-    found = {name: _values(reward, samples, prompts) for name, reward in rewards.items() if not reward.of}
+    """float64 (P, G) of each term; functions of columns first, then functions of other terms."""
+    terms = {name: _values(reward, samples, prompts) for name, reward in rewards.items() if not reward.of}
     for name, reward in rewards.items():
         if reward.of:
-            found[name] = np.asarray(reward.function(*(found[part] for part in reward.of)))
-    return found
+            terms[name] = np.asarray(reward.function(*(terms[part] for part in reward.of)))
+    return terms
 
 
 def _values(reward: Reward, samples: LoopRollouts, prompts: int) -> np.ndarray:
-    """float64 (P, G) of a reward function; NaN where it had none."""
-    found = np.array(reward.function(**samples.columns), dtype=float)
-    wanted = len(samples.columns["prompts"])
-    if found.shape != (wanted,):
-        raise ValueError(f"a reward function returned {found.shape} values for {wanted} generations")
-    return found.reshape(prompts, -1)
+    """float64 (P, G), the values of a reward function; NaN where they are missing."""
+    values = np.array(reward.function(**samples.columns), dtype=float)
+    generations = len(samples.columns["prompts"])
+    if values.shape != (generations,):
+        raise ValueError(f"a reward function returned {values.shape} values for {generations} generations")
+    return values.reshape(prompts, -1)
 
 
 def _shuffled(values: np.ndarray, seed: Sequence[int]) -> np.ndarray:
-    """The same values (P, G), dealt out anew."""
+    """A random permutation of the values (P, G)."""
     return np.random.default_rng(list(seed)).permutation(values.ravel()).reshape(values.shape)

@@ -1,6 +1,6 @@
-"""Sa2VA's body without heads: InternVL's vision tower and projector, Qwen2, and the splice that joins them.
+"""Sa2VA without heads: InternVL's vision tower and projector, the language model, and the splice that joins them.
 
-Axes: B samples, T tokens, D language width, V vision width, R rows that fill placeholders.
+Axes: B samples, T tokens, D language width, V vision width, R rows that replace placeholders, N regions, g grid side.
 
 Source: bytedance/Sa2VA@9832e1a.
 """
@@ -22,7 +22,7 @@ class Sa2VAModel(InternVLModel):
     config: Sa2VAConfig  # type: ignore[assignment]
 
     def get_vision_features(self, pixel_values: Tensor) -> Tensor:
-        """(tiles, patches, V) of the vision tower without CLS, before `mlp1`: frozen, so it may be cached."""
+        """(tiles, patches, V) of (tiles, 3, S, S): the frozen vision tower's output without CLS; it may be cached."""
         pixel_values = pixel_values.to(self.dtype)
         layer = self.config.vision_feature_layer
         output = self.vision_tower(pixel_values=pixel_values, output_hidden_states=layer != -1)
@@ -39,12 +39,12 @@ class Sa2VAModel(InternVLModel):
     def image_rows(
         self, vision_features: Tensor, prompt_masks: Sequence[Tensor] = (), vp_overall_mask: Tensor | None = None
     ) -> Tensor:
-        """(R, D): what fills the placeholders, in order: the rows of each tile, and after a tile with regions theirs.
+        """(R, D) rows for the placeholders, in order: those of each tile, followed by those of its regions.
 
         Args:
             vision_features: (tiles, patches, V).
             prompt_masks: bool (N, g, g) for each tile that has regions.
-            vp_overall_mask: bool (tiles,), which tiles have them.
+            vp_overall_mask: bool (tiles,), True on tiles with regions.
         """
         rows = self.project(vision_features)
         flags = [False] * len(rows) if vp_overall_mask is None else vp_overall_mask.tolist()
@@ -63,7 +63,7 @@ class Sa2VAModel(InternVLModel):
         prompt_masks: Sequence[Tensor] = (),
         vp_overall_mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, D) token embeddings, with the placeholders overwritten by image and region rows.
+        """(B, T, D) token embeddings, with the placeholders replaced by image and region rows.
 
         Raises:
             ValueError: the number of placeholders differs from the number of rows.
@@ -101,7 +101,7 @@ class Sa2VAModel(InternVLModel):
                 vision_features = self.get_vision_features(pixel_values)
             inputs_embeds = self.embed(input_ids, vision_features, prompt_masks, vp_overall_mask)
         if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
-            # Left padding, and padding between a shared prefix and its suffixes, must not count as positions.
+            # Padding on the left, or between a shared prefix and its suffixes, must not count as positions.
             position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
         return self.language_model(
             inputs_embeds=inputs_embeds,

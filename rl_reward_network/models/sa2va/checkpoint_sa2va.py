@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which layout a folder holds, its configuration, its tensors and their shapes."""
+"""Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder."""
 
 import json
 from collections.abc import Mapping
@@ -10,18 +10,21 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.artefacts import read_json, write_remedy
+from rl_reward_network.models.default import DEFAULT_MODEL as DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
+from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
-DEFAULT_MODEL = "sa2va-nano"
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
+AUTO_ARGUMENTS = {"_from_auto", "adapter_kwargs", "trust_remote_code"}  # of transformers' Auto classes; without effect
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """A model folder whose layout is known.
+    """A model folder with a known layout.
 
     Args:
         path: local folder.
@@ -35,10 +38,10 @@ class CheckpointFolder:
 
     @property
     def sam2_sizes(self) -> dict[str, Any]:
-        """Sizes of SAM 2: the folder's own `sam2_sizes.json`, else Hiera-L.
+        """Sizes of SAM 2 from the folder's `sam2_sizes.json`, Hiera-L's if there is none.
 
         Raises:
-            ValueError: the file lacks a field.
+            ValueError: a field of the file is missing.
         """
         file = self.path / "sam2_sizes.json"
         if not file.exists():
@@ -49,7 +52,7 @@ class CheckpointFolder:
         return sizes
 
     def model_config(self) -> Sa2VAConfig:
-        """The configuration, in our terms whatever the layout.
+        """The configuration as a `Sa2VAConfig`, from either layout.
 
         Raises:
             ValueError: a model that this version cannot build.
@@ -58,8 +61,16 @@ class CheckpointFolder:
             return Sa2VAConfig.from_dict(self.config)
         return config_from_original(self.config, self.sam2_sizes, str(self.path / "config.json"))
 
+    def tokenizer(self, config: Sa2VAConfig) -> PreTrainedTokenizerBase:
+        """The folder's tokenizer, in the class of its language-model family; remote code is neither run nor requested.
+
+        Raises:
+            ValueError: a language model that this version cannot build.
+        """
+        return family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, by the names in the files; memory-mapped, so nothing is read before it is used."""
+        """All tensors by their names in the files, memory-mapped: values are read on first use."""
         tensors: dict[str, torch.Tensor] = {}
         for file in weight_files(self.path):
             with _open_safetensors(file) as handle:
@@ -67,15 +78,15 @@ class CheckpointFolder:
         return tensors
 
 
-def open_checkpoint(path: str | Path) -> CheckpointFolder:
+def open_checkpoint(path: str | Path, revision: str | None = None) -> CheckpointFolder:
     """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
 
-    No code of it is ever run.
+    Code in the folder is never run.
 
     Raises:
         ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
-    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path))
+    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), revision)
     refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -88,17 +99,27 @@ def open_checkpoint(path: str | Path) -> CheckpointFolder:
 
 
 def refuse_unmerged(folder: Path) -> None:
-    """Raise for a GRPO run, its final_model or a checkpoint, which hold what was trained and not a whole model."""
+    """Raise for a GRPO run, its final_model or a checkpoint: they hold trained tensors, not a whole model."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
-    for found in (folder, folder / "final_model", *checkpoints):
-        if (found / "trainable").is_dir():
+    for candidate in (folder, folder / "final_model", *checkpoints):
+        if (candidate / "trainable").is_dir():
             raise ValueError(
-                f"{folder}: holds what a GRPO run has trained, not a whole model; merge it first, and give that by "
-                f"--model_path: sa2va-rl merge --model_path {found} --output merged"
+                f"{folder}: holds the tensors trained by a GRPO run, not a whole model; merge them first, and give "
+                f"the result as --model_path: sa2va-rl merge --model_path {candidate} --output merged"
             )
 
 
-def _download(name: str) -> Path:
+def check_auto_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse an argument that transformers' Auto classes do not pass, for it would have no effect.
+
+    Raises:
+        TypeError: names the argument.
+    """
+    if unknown := sorted(arguments.keys() - AUTO_ARGUMENTS):
+        raise TypeError(f"from_pretrained() got an unexpected argument {unknown[0]!r}")
+
+
+def _download(name: str, revision: str | None) -> Path:
     remedy = (
         f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
         f"{DEFAULT_MODEL}"
@@ -106,7 +127,7 @@ def _download(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):
             raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error
@@ -114,7 +135,7 @@ def _download(name: str) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by its index when it has one.
+    """The safetensors files of a model folder, those of its index if it has one.
 
     Raises:
         ValueError: no safetensors file, or one named in the index is missing.
@@ -122,7 +143,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     files = [folder / name for name in _indexed(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
     if missing := [file.name for file in files if not file.exists()]:
-        raise ValueError(f"{index}: names files that are not there: {first_few(missing)}; download the model again")
+        raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
@@ -133,11 +154,11 @@ def _indexed(index: Path) -> list[str]:
     try:
         return sorted(set(read_json(index)["weight_map"].values()))
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: field weight_map is missing or no table; download the model again") from None
+        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors of a model folder, from the file headers alone."""
+    """Shapes of all tensors of a model folder, read from the file headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with _open_safetensors(file) as handle:
@@ -152,18 +173,18 @@ def _open_safetensors(file: Path) -> Any:
         raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
 
 
-def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Refuse a folder whose tensors are not exactly the model's.
+def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], where: Path) -> None:
+    """Refuse a folder unless its tensors are exactly the model's.
 
     Raises:
         ValueError: missing keys, surplus keys or other shapes, all named in one message.
     """
-    missing = [key for key in expected if key not in found]
-    surplus = [key for key in found if key not in expected]
+    missing = [key for key in expected if key not in actual]
+    surplus = [key for key in actual if key not in expected]
     other = [
-        f"{key} {found[key]} instead of {expected[key]}"
+        f"{key} {actual[key]} instead of {expected[key]}"
         for key in expected
-        if found.get(key, expected[key]) != expected[key]
+        if actual.get(key, expected[key]) != expected[key]
     ]
     lines = [
         f"{len(names)} {what}: {first_few(names)}"

@@ -3,13 +3,14 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import InternVLVisionConfig, Qwen2Config, Sam2Config, Sam2VideoConfig
+from transformers import InternVLVisionConfig, Sam2Config, Sam2VideoConfig
 from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
 from transformers.models.auto import AutoConfig
 
+from rl_reward_network.models.sa2va.families import FAMILIES, original_family
 from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
 
-# SAM 2.0 Hiera-L, which every released Sa2VA carries; the field names are those of `sam2_sizes.json`.
+# SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
 HIERA_L: dict[str, Any] = {
     "embed_dim": 144,
     "num_heads": 2,
@@ -24,43 +25,22 @@ HIERA_L: dict[str, Any] = {
     "image_size": 1024,
 }
 
-# What Qwen2Config takes over under the same name.
-TEXT_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "use_sliding_window",
-    "sliding_window",
-    "max_window_layers",
-    "attention_dropout",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "initializer_range",
-)
-
 
 @strict
 class Sa2VAConfig(PreTrainedConfig):
-    """InternVL vision tower + Qwen2 language model + SAM 2, and the few numbers that join them.
+    """InternVL vision tower + language model + SAM 2, and the few numbers that join them.
 
     Args:
         vision_config: InternVLVisionConfig.
-        text_config: Qwen2Config (transformers' `generate` looks for this name).
+        text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
         sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
         template: prompt template, a key of `templates.TEMPLATES`.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
-        max_tiles: largest number of tiles one image is cut into, the thumbnail not counted.
-        image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`; looked up by text in a checkpoint's tokenizer.
+        max_tiles: largest number of tiles of one image, without the thumbnail.
+        image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
-        original_config: the official `config.json` this model came with, kept so that it can be written back.
+        original_config: the official `config.json` of this model, for conversion back to that layout.
 
     Source: bytedance/Sa2VA@9832e1a (names follow transformers' InternVLConfig).
     """
@@ -95,7 +75,7 @@ class Sa2VAConfig(PreTrainedConfig):
 
     @property
     def sam2_image_size(self) -> int:
-        """Side in pixels of the square image SAM 2 sees."""
+        """Side in pixels of SAM 2's square input."""
         return self.sam2_config.prompt_encoder_config.image_size
 
 
@@ -130,7 +110,7 @@ def sam2_config(sizes: dict[str, Any], video: bool = True) -> Sam2VideoConfig | 
 
 
 def _memory_sizes(sizes: dict[str, Any]) -> dict[str, Any]:
-    """The video part of SAM 2.0; the two switches that are off are SAM 2.1's."""
+    """Settings of the video part of SAM 2.0; the two that are False belong to SAM 2.1."""
     side, d_model = sizes["image_size"], sizes["d_model"]
     return {
         "image_size": side,
@@ -172,7 +152,7 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     Args:
         original: the parsed `config.json` of a `Sa2VAChatModel` folder.
         sizes: SAM 2 sizes, `HIERA_L` unless the folder says otherwise.
-        where: name of the file, for messages.
+        where: path of the file, for error messages.
 
     Raises:
         ValueError: an architecture, language model or option that this version cannot build.
@@ -180,16 +160,19 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     vision, text = original.get("vision_config") or {}, original.get("llm_config") or {}
     _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
     _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
-    _demand(where, "llm_config.architectures", text.get("architectures"), ["Qwen2ForCausalLM"])
     _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
-    for field in ("use_backbone_lora", "use_llm_lora"):  # un-merged adapters have other key names
+    for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
         _demand(where, field, original.get(field, 0), 0)
+    try:
+        family = original_family(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; {_supported()}") from None
     template = template_name(original.get("template"))
     if template not in TEMPLATES:
         raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
     return Sa2VAConfig(
         vision_config=_vision_config(vision, original.get("force_image_size")),
-        text_config=_text_config(text),
+        text_config=family.text_config(text),
         sam2_config=sam2_config(sizes),
         template=template,
         downsample_ratio=original.get("downsample_ratio", 0.5),
@@ -200,10 +183,12 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
 
 def _demand(where: str, field: str, value: Any, expected: Any) -> None:
     if value != expected:
-        raise ValueError(
-            f"{where}: {field} is {value!r}, expected {expected!r}; this version reads Sa2VA models of the InternVL "
-            "family with a Qwen2 or Qwen2.5 language model (1B, 4B, InternVL3-2B / 8B / 14B), LoRA merged"
-        )
+        raise ValueError(f"{where}: {field} is {value!r}, expected {expected!r}; {_supported()}")
+
+
+def _supported() -> str:
+    models = ", ".join(family.architecture for family in FAMILIES)
+    return f"supported are Sa2VAChatModel checkpoints (InternVL) with merged LoRA and the language model {models}"
 
 
 def _vision_config(original: dict[str, Any], force_image_size: int | None) -> InternVLVisionConfig:
@@ -222,14 +207,5 @@ def _vision_config(original: dict[str, Any], force_image_size: int | None) -> In
         hidden_dropout_prob=original.get("dropout", 0.0),
         attention_dropout=original.get("attention_dropout", 0.0),
         layer_scale_init_value=original.get("initializer_factor", 0.1),
-        use_mean_pooling=True,  # the reference has no final norm; this makes it the identity
+        use_mean_pooling=True,  # makes the final norm an identity: the reference has none
     )
-
-
-def _text_config(original: dict[str, Any]) -> Qwen2Config:
-    """Qwen2Config keeps what it knows; rope theta moved into `rope_parameters` in transformers 5."""
-    fields = {name: original[name] for name in TEXT_FIELDS if original.get(name) is not None}
-    scaling = original.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))  # older configurations say `type`
-    rope = {**scaling, "rope_type": kind, "rope_theta": original.get("rope_theta", 10000.0)}
-    return Qwen2Config(**fields, rope_parameters=rope, tie_word_embeddings=False)

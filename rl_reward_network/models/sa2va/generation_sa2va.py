@@ -1,7 +1,9 @@
-"""Batched decoding that keeps what `generate` throws away: the state AT each token, and its log-probability.
+"""Batched decoding that keeps what `generate` discards: the hidden state AT each generated token.
 
 One loop serves greedy prediction and sampling. A guess of the answer ("Sure, [SEG].") is verified in the same forward
-pass as the prompt: tokens are accepted only where they are what the loop would have chosen, so the output is the same.
+pass as the prompt: a token is accepted only where the loop would have chosen it, so the output does not change.
+
+Axes: B rows of a batch, T tokens, D language width, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +23,24 @@ STOP_TAIL_TOKENS = 24  # a stop word of N characters spans at most N tokens; onl
 
 @dataclass
 class Answer:
-    """What one row of a batch said.
+    """The generated answer of one row of a batch.
 
     Args:
         token_ids: generated ids, the stop token included.
-        log_probs: log-probability of each, at temperature 1 and before any suppression.
-        states: the hidden state (D,) AT each token, one forward pass later than it was chosen; the last may be missing.
+        states: the hidden state (D,) AT each token, known one forward pass after its choice; the last may be missing.
         stopped: a stop word or the end of sequence was reached.
-        finished: that, or the limit.
+        finished: `stopped`, or `max_new_tokens` was reached.
     """
 
     token_ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
     stopped: bool = False
     finished: bool = False
 
     def states_at(self, token_id: int) -> list[Tensor]:
-        """States at every occurrence of a token whose state is known."""
-        return [state for index, state in zip(self.token_ids, self.states, strict=False) if index == token_id]
+        """States (D,) at every occurrence of a token whose state is known."""
+        known = zip(self.token_ids, self.states, strict=False)
+        return [state for generated_id, state in known if generated_id == token_id]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Decoding:
     """How to choose tokens.
 
     Args:
-        max_new_tokens: longest answer.
-        temperature: 0 is greedy.
+        max_new_tokens: limit of an answer.
+        temperature: of sampling; 0 is greedy decoding.
         guess_ids: ids of an expected answer, verified together with the prompt; greedy only.
         generator: source of randomness for sampling.
     """
@@ -61,7 +62,7 @@ class Decoding:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block: checkpointing would drop the cache, and dropout would change the answer."""
+    """Evaluation mode inside the block: checkpointing discards the cache, and dropout changes the answer."""
     before = model.training
     model.eval()
     try:
@@ -83,11 +84,11 @@ def decode(
 
     Args:
         model: Sa2VAForConditionalGeneration; put it into evaluation mode first (`evaluating`).
-        processor: gives the stop words and the ids that must not be chosen.
-        inputs_embeds: (B, T, D), what is not in the cache yet.
+        processor: provides the stop words and the ids that must not be chosen.
+        inputs_embeds: (B, T, D), the inputs that are not in the cache yet.
         attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
         how: limits and sampling.
-        cache: keys and values of what came before, with batch B.
+        cache: keys and values of earlier inputs, with batch size B.
 
     Raises:
         ValueError: max_new_tokens below 1, a guess together with sampling, or a model in training mode.
@@ -106,10 +107,10 @@ def decode(
     choose = _chooser(processor.never_sampled_ids, how)
     state = _prefill(model, processor, inputs_embeds, step, answers, choose, how)
     while not all(answer.finished for answer in answers):
-        ids, log_probs = choose(model.lm_head(state))
+        ids = choose(model.lm_head(state))
         running = [not answer.finished for answer in answers]
-        for answer, index, log_prob in zip(answers, ids.tolist(), log_probs.tolist(), strict=True):
-            _append(answer, index, log_prob, processor, how.max_new_tokens)
+        for answer, token_id in zip(answers, ids.tolist(), strict=True):
+            _append(answer, token_id, processor, how.max_new_tokens)
         if all(answer.finished for answer in answers) and not _lacks_seg_state(answers, processor):
             break
         state = step(model.get_input_embeddings()(ids[:, None]))[:, -1]
@@ -120,13 +121,13 @@ def decode(
 
 
 class _Stepper:
-    """Feeds the language model and keeps its cache and attention mask in step."""
+    """Runs the language model on the next inputs, and extends its cache and attention mask."""
 
     def __init__(self, model: Any, attention_mask: Tensor, cache: DynamicCache) -> None:
         self.model, self.attention_mask, self.cache = model, attention_mask, cache
 
     def __call__(self, embeds: Tensor) -> Tensor:
-        """Hidden states (B, t, D) of the next t inputs."""
+        """Hidden states (B, t, D) of the next inputs (B, t, D)."""
         missing = self.cache.get_seq_length() + embeds.shape[1] - self.attention_mask.shape[1]
         if missing > 0:
             ones = self.attention_mask.new_ones(len(embeds), missing)
@@ -142,71 +143,67 @@ def _prefill(
     inputs_embeds: Tensor,
     step: _Stepper,
     answers: list[Answer],
-    choose: Callable[[Tensor], tuple[Tensor, Tensor]],
+    choose: Callable[[Tensor], Tensor],
     how: Decoding,
 ) -> Tensor:
-    """Read the prompt (and the guess), accept what of the guess is right; the state that predicts the next token."""
+    """States (B, D) that predict the next token, after the prompt and the accepted tokens of the guess."""
     batch, prompt = inputs_embeds.shape[:2]
     guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=inputs_embeds.device)
     states = step(torch.cat([inputs_embeds, model.get_input_embeddings()(guess)], dim=1))[:, prompt - 1 :]
     accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
     if guess.shape[1]:
-        chosen, log_probs = choose(model.lm_head(states))
-        accepted = (chosen[:, :-1] == guess).long().cumprod(1).sum(1)
+        accepted = (choose(model.lm_head(states))[:, :-1] == guess).long().cumprod(1).sum(1)
     for row, answer in enumerate(answers):
         for position in range(int(accepted[row])):
-            _append(answer, int(guess[row, position]), float(log_probs[row, position]), processor, how.max_new_tokens)
+            _append(answer, int(guess[row, position]), processor, how.max_new_tokens)
             answer.states.append(states[row, position + 1])
             if answer.finished:
                 break
-        # What was guessed wrongly stays in the cache and is masked: no later token sees it, no position counts it.
+        # Rejected tokens of the guess stay in the cache; the mask hides them from attention and from the positions.
         wrong = slice(step.attention_mask.shape[1] - guess.shape[1] + int(accepted[row]), None)
         step.attention_mask[row, wrong] = 0
     return states[torch.arange(batch, device=states.device), accepted]
 
 
-def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Logits (..., V) -> chosen ids (...) and their log-probabilities at temperature 1."""
+def _chooser(never: Sequence[int], how: Decoding) -> Callable[[Tensor], Tensor]:
+    """A function from logits (..., V) to chosen ids (...); the ids in `never` are not chosen."""
 
-    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.float()
-        allowed = logits.clone()
+    def choose(logits: Tensor) -> Tensor:
+        allowed = logits.float().clone()
         allowed[..., list(never)] = float("-inf")
         if how.temperature:
-            ids = sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
-        else:
-            ids = allowed.argmax(dim=-1)
-        return ids, logits.gather(-1, ids[..., None])[..., 0] - logits.logsumexp(dim=-1)
+            return sampled(torch.softmax(allowed / how.temperature, dim=-1), how.generator)
+        return allowed.argmax(dim=-1)
 
     return choose
 
 
 def sampled(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One index (...) from each row of probabilities (..., V); one uniform number per row is all that chance costs.
+    """One sampled index (...) per row of probabilities (..., V), from one uniform number per row.
 
-    The numbers are drawn where the generator is and travel to the device: a vocabulary is too large to travel back at
-    every token, and a CPU's generator gives the same numbers wherever the model is.
+    The uniform numbers are drawn on the generator's device and copied to the model's: that is cheaper than copying the
+    vocabulary's probabilities at every token, and a CPU generator gives the same numbers for every device.
     """
-    where = generator.device if generator is not None else probabilities.device
-    chance = torch.rand(probabilities.shape[:-1], generator=generator, device=where).to(probabilities.device)
-    # In float64: a GPU adds float32 in an order in which sums may fall, and an index of probability 0 could be met.
+    rng_device = generator.device if generator is not None else probabilities.device
+    uniform = torch.rand(probabilities.shape[:-1], generator=generator, device=rng_device).to(probabilities.device)
+    # float64: parallel float32 sums on a GPU may decrease, and an index of probability 0 could be drawn.
     sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = sums[..., -1]
-    below = torch.minimum(chance.double() * total, torch.nextafter(total, torch.zeros_like(total)))
+    below = torch.minimum(uniform.double() * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, below[..., None], right=True)[..., 0]
 
 
-def _append(answer: Answer, index: int, log_prob: float, processor: Sa2VAProcessor, max_new_tokens: int) -> None:
+def _append(answer: Answer, token_id: int, processor: Sa2VAProcessor, max_new_tokens: int) -> None:
+    """Add a token to an answer that is not finished yet."""
     if answer.finished:
         return
-    answer.token_ids.append(index)
-    answer.log_probs.append(log_prob)
-    answer.stopped = index == processor.tokenizer.eos_token_id or _ends_with_stop_word(answer.token_ids, processor)
+    answer.token_ids.append(token_id)
+    answer.stopped = token_id == processor.tokenizer.eos_token_id or _ends_with_stop_word(answer.token_ids, processor)
     answer.finished = answer.stopped or len(answer.token_ids) >= max_new_tokens
 
 
 def _ends_with_stop_word(token_ids: list[int], processor: Sa2VAProcessor) -> bool:
-    """The stop rule compares text, not ids: some templates' markers are ordinary text cut into several tokens."""
+    """Compares text, not ids: the stop words of some templates are ordinary text of several tokens."""
     words = processor.template.stop_words
     if not words:
         return False
@@ -215,5 +212,8 @@ def _ends_with_stop_word(token_ids: list[int], processor: Sa2VAProcessor) -> boo
 
 
 def _lacks_seg_state(answers: list[Answer], processor: Sa2VAProcessor) -> bool:
-    """A `[SEG]` that ends an answer cut by the limit needs one more pass; the reference drops its mask."""
-    return any(a.token_ids[-1] == processor.seg_token_id and len(a.states) < len(a.token_ids) for a in answers)
+    """Whether an answer that the limit ended has a last `[SEG]` without a state; the reference drops that mask."""
+    return any(
+        answer.token_ids[-1] == processor.seg_token_id and len(answer.states) < len(answer.token_ids)
+        for answer in answers
+    )

@@ -1,9 +1,10 @@
 """SAM 2 driven by `[SEG]` embeddings: the differentiable path from an image and a vector to a mask.
 
-`sam` is transformers' Sam2VideoModel or Sam2Model, whose parts are called one by one: its own `forward` takes no extra
-prompt, its helpers `get_image_embeddings` and `get_prompt_embeddings` cut gradients, and its mask decoder copies the
-image once for every prompt, where broadcasting takes a third less time for eleven.
-Axes: B images, K `[SEG]` of one image, C SAM 2 width, h w the decoder's grid.
+`sam` is transformers' Sam2VideoModel or Sam2Model. Its parts are called one by one: `forward` accepts no embedding as
+prompt, `get_image_embeddings` and `get_prompt_embeddings` run without gradients, and the mask decoder copies the image
+for every prompt (broadcasting is a third faster for eleven prompts).
+
+Axes: B images, K `[SEG]` of one image, C SAM 2 width, S side of the input, h w the decoder's grid.
 
 Source: bytedance/Sa2VA@9832e1a.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sam2Features:
-    """SAM 2's maps of B images before `conv_s0` / `conv_s1`, which belong to the trainable decoder.
+    """SAM 2's feature maps of B images, before `conv_s0` and `conv_s1`, which are parts of the trainable decoder.
 
     Args:
         maps: (B, C, S/4, S/4), (B, C, S/8, S/8), (B, C, S/16, S/16) for an S x S input.
@@ -31,21 +32,21 @@ class Sam2Features:
         return Sam2Features((fine, middle, coarse))
 
     def pooled(self) -> Tensor:
-        """(B, C): the coarsest map averaged over the image, a short description of what kind of image it is."""
+        """(B, C): the coarsest map averaged over the image, as a summary of its appearance."""
         return self.maps[2].mean(dim=(2, 3))
 
 
 @dataclass(frozen=True)
 class DecodedMasks:
-    """SAM 2's answer to K prompts on one image.
+    """SAM 2's masks for K prompts on one image.
 
     Args:
-        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among 1 to 3.
+        mask_logits: float32 (K, h, w), of the candidate with the highest predicted IoU among candidates 1 to 3.
         iou_scores: float32 (K,), that predicted IoU.
-        selected: int64 (K,), index of the candidate, 1 to 3.
-        candidates: float32 (K, 4, h, w), logits of all; 0 is the single-mask token, which Sa2VA never uses.
+        selected: int64 (K,), index of that candidate, 1 to 3.
+        candidates: float32 (K, 4, h, w), logits of all; candidate 0 is the single-mask token, unused by Sa2VA.
         candidate_scores: float32 (K, 4), predicted IoU of all.
-        object_score_logits: float32 (K,); the reference ignores it and so do we: a negative one empties no mask.
+        object_score_logits: float32 (K,); unused, as in the reference: a negative value does not empty the mask.
     """
 
     mask_logits: Tensor
@@ -57,19 +58,19 @@ class DecodedMasks:
 
 
 def sam_features(sam: Any, sam_pixel_values: Tensor) -> Sam2Features:
-    """SAM 2's three maps of (B, 3, S, S) images, without the parts that may train. Gradients are not cut."""
+    """SAM 2's three maps of (B, 3, S, S) images, from its frozen parts; differentiable."""
     fine, middle, coarse = sam.vision_encoder(sam_pixel_values.to(sam.dtype), return_dict=True).fpn_hidden_states
     return Sam2Features((fine, middle, coarse))
 
 
 def sparse_prompts(sam: Any, seg_embeddings: Tensor) -> Tensor:
-    """(K, 3, C): two not-a-point vectors (no click was made), then the `[SEG]` embedding."""
+    """(K, 3, C): two not-a-point vectors, as there is no click, then the `[SEG]` embedding (K, C)."""
     nothing = sam.prompt_encoder.not_a_point_embed.weight.expand(len(seg_embeddings), 2, -1)
     return torch.cat([nothing, seg_embeddings[:, None]], dim=1)
 
 
 def decode_masks(sam: Any, features: Sam2Features, seg_embeddings: Tensor) -> DecodedMasks:
-    """The masks of K `[SEG]` embeddings on one image. Differentiable in both, and in the decoder's weights.
+    """The masks of K `[SEG]` embeddings on one image; differentiable in both and in the decoder's weights.
 
     Args:
         sam: SAM 2.
@@ -92,19 +93,20 @@ def decode_masks(sam: Any, features: Sam2Features, seg_embeddings: Tensor) -> De
 
 
 def _transform(sam: Any, coarse: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-    """The two-way transformer on prompts (K, 3, C): tokens (K, 9, C), object score, IoU and 4 masks first, and pixels.
+    """The two-way transformer on prompts (K, 3, C): tokens (K, 9, C), and pixels (K, C, S/16, S/16).
 
-    The image is broadcast over the prompts, not copied. First frame: no memory attention, only its stand-in vector.
+    The first six tokens are those of the object score, the IoU and the four masks. The image is broadcast over the
+    prompts, not copied. As on the first frame of a video, the no-memory vector replaces memory attention.
     """
     decoder, count = sam.mask_decoder, len(prompts)
     image = coarse + sam.no_memory_embedding.reshape(1, -1, 1, 1)
     image = image + sam.prompt_encoder.no_mask_embed.weight.reshape(1, -1, 1, 1)
-    places = sam.get_image_wide_positional_embeddings().to(image.dtype)
-    own = torch.cat([decoder.obj_score_token.weight, decoder.iou_token.weight, decoder.mask_tokens.weight])
+    positions = sam.get_image_wide_positional_embeddings().to(image.dtype)
+    output_tokens = torch.cat([decoder.obj_score_token.weight, decoder.iou_token.weight, decoder.mask_tokens.weight])
     tokens, pixels = decoder.transformer(
-        point_embeddings=torch.cat([own.expand(count, -1, -1), prompts], dim=1)[:, None],
+        point_embeddings=torch.cat([output_tokens.expand(count, -1, -1), prompts], dim=1)[:, None],
         image_embeddings=image.expand(count, -1, -1, -1),
-        image_positional_embeddings=places.expand(count, -1, -1, -1),
+        image_positional_embeddings=positions.expand(count, -1, -1, -1),
         attention_similarity=None,
     )
     return tokens[:, 0], pixels.transpose(2, 3).reshape(count, *image.shape[1:])

@@ -1,20 +1,24 @@
 """The two-way map between key names of the official layout and ours.
 
-One table serves both directions. Three things are not a plain rename: the fused qkv of the vision tower (three tensors
-here), the four point embeddings (one table here), and SAM 2's Gaussian matrix (kept twice by transformers).
+One table serves both directions; the language model's rows come from its family. Three things are not a plain rename:
+the fused qkv of the vision tower (three tensors here), the four point embeddings (one table here), and SAM 2's Gaussian
+matrix (kept twice by transformers).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.families import family_of
 
 SAM, OURS = "grounding_encoder.sam2_model.", "grounding_encoder."
 VIT, OUR_VIT = "vision_model.encoder.layers.#.", "model.vision_tower.encoder.layer.#."
 MEMORY = SAM + "memory_attention.layers.#."
 OUR_MEMORY = OURS + "memory_attention.layers.#."
 
-# (original, ours): `#` stands for a number, `*` for the rest of the name. The first row that matches wins.
+# (original, ours): `#` stands for a number, `*` for the rest of the name. The first matching row applies.
 RENAMES = [
     ("vision_model.embeddings.class_embedding", "model.vision_tower.embeddings.cls_token"),
     ("vision_model.embeddings.position_embedding", "model.vision_tower.embeddings.position_embeddings"),
@@ -29,8 +33,6 @@ RENAMES = [
     ("mlp1.0.*", "model.multi_modal_projector.layer_norm.*"),
     ("mlp1.1.*", "model.multi_modal_projector.linear_1.*"),
     ("mlp1.3.*", "model.multi_modal_projector.linear_2.*"),
-    ("language_model.lm_head.*", "lm_head.*"),
-    ("language_model.model.*", "model.language_model.*"),
     ("text_hidden_fcs.*", "text_hidden_fcs.*"),
     (SAM + "image_encoder.trunk.patch_embed.proj.*", OURS + "vision_encoder.backbone.patch_embed.projection.*"),
     (SAM + "image_encoder.trunk.blocks.#.norm#.*", OURS + "vision_encoder.backbone.blocks.#.layer_norm#.*"),
@@ -124,48 +126,57 @@ def _compile(pattern: str, target: str) -> tuple[re.Pattern[str], str]:
     return re.compile(regex + "$"), re.sub(r"[#*]", lambda _: rf"\g<{next(groups)}>", target)
 
 
-_TO_OURS = [_compile(original, ours) for original, ours in RENAMES]
-_TO_ORIGINAL = [_compile(ours, original) for original, ours in RENAMES]
+Table = list[tuple[re.Pattern[str], str]]
+_TO_OURS: Table = [_compile(original, ours) for original, ours in RENAMES]
+_TO_ORIGINAL: Table = [_compile(ours, original) for original, ours in RENAMES]
 
 
-def _rename(key: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
+def _rename(key: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str | None:
     for pattern, target in table:
         if match := pattern.match(key):
             return match.expand(target)
     return None
 
 
-def to_ours(original: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
     """Tensors under our names from tensors under the original names; values are untouched.
 
+    Args:
+        original: tensors by name.
+        config: of the same checkpoint; its text configuration selects the family.
+
     Raises:
-        ValueError: keys that no Sa2VA of the InternVL family has, named in the message.
+        ValueError: keys that no Sa2VA of the family has, named in the message.
     """
-    ours: dict[str, torch.Tensor] = {}
+    language: Table = [_compile(theirs, ours) for theirs, ours in family_of(config.text_config).renames]
+    tensors: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in original.items():
         if match := re.match(QKV.format(r"(\d+)", r"(\w+)") + "$", key):
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                ours[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
+                tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
         elif key == GAUSSIAN:
-            ours.update({name: tensor.clone() for name in OUR_GAUSSIANS})  # clones: files refuse shared memory
+            tensors.update(
+                {name: tensor.clone() for name in OUR_GAUSSIANS}
+            )  # clones: safetensors refuses shared memory
         elif key not in POINTS:
-            name = _rename(key, _TO_OURS)
-            ours[name or key] = tensor
+            name = _rename(key, [*language, *_TO_OURS])
+            tensors[name or key] = tensor
             unknown += [] if name else [key]
     if unknown:
-        raise ValueError(f"the checkpoint has {len(unknown)} keys that are not Sa2VA's: {first_few(unknown)}")
+        raise ValueError(f"the checkpoint has {len(unknown)} keys that Sa2VA does not have: {first_few(unknown)}")
     if all(key in original for key in POINTS):
-        ours[OUR_POINTS] = torch.cat([original[key] for key in POINTS])
-    return ours
+        tensors[OUR_POINTS] = torch.cat([original[key] for key in POINTS])
+    return tensors
 
 
-def to_original(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[str, torch.Tensor]:
     """The inverse of `to_ours`, bit for bit.
 
     Raises:
-        ValueError: keys that our model does not have.
+        ValueError: a key that our model does not have.
     """
+    language: Table = [_compile(name, theirs) for theirs, name in family_of(config.text_config).renames]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
         if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):
@@ -176,7 +187,7 @@ def to_original(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             original[GAUSSIAN] = tensor
         elif key == OUR_POINTS:
             original.update({point: row.clone() for point, row in zip(POINTS, tensor.split(1), strict=True)})
-        elif (name := _rename(key, _TO_ORIGINAL)) is None:
+        elif (name := _rename(key, [*language, *_TO_ORIGINAL])) is None:
             raise ValueError(f"no original name for {key}")
         else:
             original[name] = tensor

@@ -1,4 +1,4 @@
-"""Model and processor of a checkpoint in one call, on a device that is there."""
+"""Model and processor of a checkpoint in one call, on an available device."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +14,13 @@ def load_sa2va_model(
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
     """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
 
+    Args:
+        path: local folder, embedded model, or hub id; either layout.
+        device: "cpu", "cuda" or "cuda:INDEX".
+        use_flash_attn: FlashAttention 2 in place of PyTorch's attention; CUDA only.
+
     Raises:
-        ValueError: flash attention without CUDA or its package, a GPU that is not there, or what `from_pretrained`
-            refuses.
+        ValueError: flash attention without CUDA or its package, an unavailable GPU, or an error of `from_pretrained`.
     """
     check_device(device)
     cuda = torch.device(device).type == "cuda"
@@ -31,7 +35,7 @@ def load_sa2va_model(
 
 
 def check_flash_attn(device: str) -> None:
-    """Raise a ValueError where FlashAttention 2 cannot run: on a CPU, or without its package."""
+    """Raise a ValueError unless FlashAttention 2 can run on the device."""
     if torch.device(device).type != "cuda":
         raise ValueError(f"use_flash_attn needs a CUDA device, got device={device!r}; leave it out on a CPU")
     if find_spec("flash_attn") is None:
@@ -39,7 +43,7 @@ def check_flash_attn(device: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError for a GPU that is not there, or a word that is no device."""
+    """Raise a ValueError for an unavailable GPU, or a string that is no device."""
     try:
         torch.device(device)
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""Mask losses of Sa2VA's training recipe, on all pixels of the decoder's grid (no point sampling: deterministic).
+"""Mask losses of Sa2VA's training recipe, on all pixels of the decoder's grid: no point sampling, so deterministic.
 
-Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice next to the text's own loss.
+Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, added to the text loss.
 """
 
 import torch
@@ -15,7 +15,7 @@ def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
 
     Args:
         mask_logits: float (K, h, w), on the decoder's grid.
-        masks: bool or uint8 (K, H, W), ground truth at any size; taken to (h, w) by nearest sampling as in training.
+        masks: bool or uint8 (K, H, W), ground truth at any size; resized to (h, w) by nearest sampling as in training.
 
     Raises:
         ValueError: the numbers of masks differ, or there is none.
@@ -32,25 +32,25 @@ def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
 def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:
     """Mean squared error between predicted and true IoU, scalar; differentiable in the predictions alone.
 
-    Two empty masks agree: their IoU is 1.
+    The IoU of two empty masks is 1.
 
     Args:
-        iou_scores: float (K,), what SAM 2's head predicts for each mask.
+        iou_scores: float (K,), predictions of SAM 2's head.
         mask_logits: float (K, h, w).
         masks: bool or uint8 (K, H, W), ground truth, sampled as in `mask_losses`.
 
     Raises:
         ValueError: the numbers of masks differ, or there is none.
     """
-    found = mask_logits.detach() > 0
+    predicted = mask_logits.detach() > 0
     truth = _on_grid(masks, mask_logits) > 0.5
-    union = (found | truth).flatten(1).sum(1).float()
-    iou = torch.where(union > 0, (found & truth).flatten(1).sum(1) / union.clamp(min=1), 1.0)
+    union = (predicted | truth).flatten(1).sum(1).float()
+    iou = torch.where(union > 0, (predicted & truth).flatten(1).sum(1) / union.clamp(min=1), 1.0)
     return F.mse_loss(iou_scores.float(), iou)
 
 
 def _on_grid(masks: Tensor, mask_logits: Tensor) -> Tensor:
-    """float (K, h, w): masks sampled at the logits' grid; a ValueError when there is not one for each."""
+    """float (K, h, w): masks sampled on the logits' grid; a ValueError unless there is one for each."""
     if len(mask_logits) != len(masks) or not len(masks):
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"

@@ -1,8 +1,10 @@
-"""Sa2VA from maintained transformers parts: InternVL's vision tower and projector, Qwen2, and SAM 2.
+"""Sa2VA from transformers' InternVL vision tower and projector, a language model of `families.FAMILIES`, and SAM 2.
 
-By hand is only what has no counterpart there: image and region rows spliced into the text, the `[SEG]` state projected
-into a prompt for SAM 2, and the differentiable mask path. Axes: B samples, T tokens, D language width, K `[SEG]` tokens
-of one image, C SAM 2 width, h w the decoder's grid.
+This package adds only what transformers does not have: image and region rows spliced into the text, the `[SEG]` state
+projected into a prompt for SAM 2, and the differentiable mask path.
+
+Axes: B samples, T tokens, D language width, V vision width, K `[SEG]` tokens of one image, C SAM 2 width, h w the
+decoder's grid, S side of a tile.
 
 Source: bytedance/Sa2VA@9832e1a. Unlike the reference, the SAM 2 image encoder runs once per image, not per `[SEG]`.
 """
@@ -14,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, Qwen2Tokenizer
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
@@ -22,6 +24,7 @@ from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutpu
 from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
+    check_auto_arguments,
     check_shapes,
     open_checkpoint,
     tensor_shapes,
@@ -35,17 +38,17 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 @dataclass
 class Sa2VAOutput(InternVLCausalLMOutputWithPast):
-    """What `Sa2VAForConditionalGeneration.forward` returns.
+    """The output of `Sa2VAForConditionalGeneration.forward`.
 
     Args:
-        last_hidden_state: (B, T, D), after the final norm; `text_hidden_fcs` reads it at `[SEG]`.
+        last_hidden_state: (B, T, D), after the final norm; the input of `text_hidden_fcs` at `[SEG]`.
     """
 
     last_hidden_state: Tensor | None = None
 
 
 class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
-    """Sa2VA: answers in text, and turns each `[SEG]` it says into a mask.
+    """Sa2VA: generates text, and a mask for each generated `[SEG]`.
 
     `model` is the vision-language body, `lm_head` its head, `text_hidden_fcs` projects a `[SEG]` state into SAM 2's
     prompt space, `grounding_encoder` is SAM 2 (with the video parts of an original checkpoint, unused for images).
@@ -73,6 +76,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         dtype: torch.dtype | str | None = None,
         attn_implementation: str = "sdpa",
         device_map: Any = None,
+        config: Sa2VAConfig | None = None,
+        revision: str | None = None,
+        **auto_arguments: Any,
     ) -> "Sa2VAForConditionalGeneration":
         """The model of a folder or hub id, in our layout or the original one, in eval mode.
 
@@ -81,22 +87,27 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             dtype: of the weights in memory; None is float32.
             attn_implementation: transformers' name ("sdpa", "eager", "flash_attention_2").
             device_map: transformers' placement of the weights; None is the CPU.
+            config: unused; transformers' Auto classes pass the configuration of the same folder.
+            revision: commit, branch or tag of a hub id.
+            **auto_arguments: see `checkpoint_sa2va.AUTO_ARGUMENTS`.
 
         Raises:
             ValueError: unknown layout, or missing, surplus or wrongly shaped tensors, all named.
+            TypeError: an unknown argument.
         """
-        folder = open_checkpoint(path)
+        check_auto_arguments(auto_arguments)
+        folder = open_checkpoint(path, revision)
         config = check_checkpoint(folder)
         config._attn_implementation = attn_implementation
-        tensors = to_ours(folder.tensors()) if folder.original else folder.tensors()
+        tensors = to_ours(folder.tensors(), config) if folder.original else folder.tensors()
         loaded = super().from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
         )
-        loaded._set_generation_defaults(folder.path)
+        loaded._set_generation_defaults(folder)
         return loaded.eval()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; LoRA must be merged, or the folder would hold the adapter alone.
+        """As in transformers, for a model without LoRA layers: with them, only the adapter would be written.
 
         Raises:
             ValueError: LoRA layers are present.
@@ -105,19 +116,16 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
         super().save_pretrained(*args, **kwargs)
 
-    def _set_generation_defaults(self, folder: Path) -> None:
-        """End-of-sequence and the ids that must never be sampled, for transformers' own `generate`.
+    def _set_generation_defaults(self, folder: CheckpointFolder) -> None:
+        """Set the end-of-sequence id and the ids that must never be sampled, for transformers' `generate`.
 
-        `generate` knows no stop words: with a template whose marker is no token (phi3_chat), give it `stop_strings`.
+        `generate` does not apply stop words: for a template whose stop word is no token (phi3_chat), pass
+        `stop_strings`.
         """
-        tokenizer = Qwen2Tokenizer.from_pretrained(folder)
+        tokenizer = folder.tokenizer(self.config)
         self.generation_config.eos_token_id = tokenizer.eos_token_id
         self.generation_config.pad_token_id = tokenizer.pad_token_id
         self.generation_config.suppress_tokens = self.config.never_sampled_ids
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The language-model head."""
-        return self.lm_head
 
     def forward(
         self,
@@ -142,10 +150,10 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             input_ids, attention_mask: int64 (B, T).
             pixel_values: (tiles, 3, S, S); or `vision_features` (tiles, patches, V), computed before.
             prompt_masks, vp_overall_mask: regions, as `Sa2VAProcessor` gives them.
-            sam_pixel_values: accepted, so that a processor's whole output can be passed; the text does not need it.
-            logits_to_keep: the last so many positions only; 0 is all.
+            sam_pixel_values: unused; accepted so that a processor's whole output can be passed.
+            logits_to_keep: number of last positions to compute logits for; 0 is all.
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
-            **kwargs: the rest of transformers' decoder arguments.
+            **kwargs: other arguments of transformers' decoders.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -180,7 +188,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         )
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Images and regions go in with the prompt only; later steps see them in the cache."""
+        """Images and regions are inputs of the first step only; later steps find them in the cache."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
         if not kwargs.get("is_first_iteration") and kwargs.get("use_cache", True):
             for name in ("pixel_values", "vision_features", "prompt_masks", "vp_overall_mask", "sam_pixel_values"):
@@ -188,13 +196,13 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         return inputs
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs: Any) -> Any:  # type: ignore[override]
-        """transformers would repeat tiles one by one, and samples would see each other's."""
+        """Refuse several sequences per image: transformers would repeat single tiles and mix up the images."""
         if expand_size > 1 and any(kwargs.get(name) is not None for name in ("pixel_values", "vision_features")):
             raise ValueError("beams and num_return_sequences are not supported with images; repeat the samples instead")
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
     def predict_forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Answer and masks for one image, as the official method gives them; see `prediction_sa2va.predict_forward`."""
+        """Answer and masks for one image, as from the official method; see `prediction_sa2va.predict_forward`."""
         return predict_forward(self, *args, **kwargs)
 
     def segment(self, *args: Any, **kwargs: Any) -> list[list[Segmentation]]:
@@ -216,33 +224,13 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """Masks of K `[SEG]` embeddings (K, C) on one image; see `grounding_sa2va.decode_masks`."""
         return decode_masks(self.grounding_encoder, features, seg_embeddings)
 
-    def completion_log_probs(
-        self, prompt: dict[str, Any], completion_ids: Tensor, completion_mask: Tensor | None = None
-    ) -> Tensor:
-        """float32 (B, R): log-probability of each completion token, teacher-forced, at temperature 1.
-
-        Args:
-            prompt: inputs of `forward`; left-padded input_ids and attention_mask (B, T), and image inputs.
-            completion_ids: int64 (B, R), right-padded.
-            completion_mask: int64 (B, R), 1 on real tokens; None is all. Padded positions get 0.
-        """
-        mask = torch.ones_like(completion_ids) if completion_mask is None else completion_mask
-        inputs = prompt | {
-            "input_ids": torch.cat([prompt["input_ids"], completion_ids], dim=1),
-            "attention_mask": torch.cat([prompt["attention_mask"], mask], dim=1),
-        }
-        logits = self(**inputs, logits_to_keep=completion_ids.shape[1] + 1).logits[:, :-1]
-        logits = logits.float()
-        log_probs = logits.gather(-1, completion_ids[..., None])[..., 0] - logits.logsumexp(dim=-1)
-        return log_probs * mask
-
 
 def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
-    """The configuration, with the ids of special tokens looked up by text in the folder's own tokenizer."""
+    """The configuration, with the ids of special tokens looked up by text in the folder's tokenizer."""
     try:
         config = folder.model_config()
-        processor = Sa2VAProcessor.from_config(config, Qwen2Tokenizer.from_pretrained(folder.path))
-    except (KeyError, TypeError, AttributeError, OSError) as error:  # what transformers makes of damaged files
+        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config))
+    except (KeyError, TypeError, AttributeError, OSError) as error:  # raised by transformers for damaged files
         raise ValueError(
             f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
         ) from error
@@ -255,10 +243,10 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
 
 
 def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
-    """The folder's configuration, once its weights are known to fit it; only file headers are read.
+    """The folder's configuration, after a check that the weights fit it; only headers of weight files are read.
 
     Raises:
-        ValueError: what the folder lacks or has too much, all named.
+        ValueError: missing, surplus or wrongly shaped tensors, all named.
     """
     config = _read_config(folder)
     check_shapes(expected_shapes(config, folder.original), tensor_shapes(folder.path), folder.path)
@@ -266,7 +254,7 @@ def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
 
 
 def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a checkpoint, from a model that takes no memory.
+    """Names and shapes of all tensors of a checkpoint, from a model on the meta device.
 
     Args:
         config: any size.
@@ -276,4 +264,4 @@ def expected_shapes(config: Sa2VAConfig, original: bool) -> dict[str, tuple[int,
         state = Sa2VAForConditionalGeneration(config).state_dict()
     if config.tie_word_embeddings:
         state.pop("lm_head.weight")
-    return {key: tuple(tensor.shape) for key, tensor in (to_original(state) if original else state).items()}
+    return {key: tuple(tensor.shape) for key, tensor in (to_original(state, config) if original else state).items()}

@@ -1,8 +1,11 @@
-"""Pixels: tiles, SAM 2's square and the region grid from an image, and masks back at its size.
+"""From an image to tiles, SAM 2's square input and region cells, and from mask logits back to the image's size.
 
-Coordinates live here and nowhere else. Source: bytedance/Sa2VA@9832e1a, whose constants (1 to 12 tiles of 448 px plus a
-thumbnail, bicubic resizing by Pillow, SAM 2's image squashed to its square) are kept. One thing differs on purpose: a
-region that leaves no cell of the 16x16 grid gets its nearest one.
+All conversions of coordinates are in this file. Axes: N regions, H W image pixels, S side of a square input, g side of
+the token grid, K masks, h w the decoder's grid.
+
+Source: bytedance/Sa2VA@9832e1a, with its constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by
+Pillow, SAM 2's input squashed to a square). One deliberate difference: a region that covers no cell of the grid gets
+the nearest one.
 """
 
 import os
@@ -19,13 +22,13 @@ ImageLike = Image.Image | np.ndarray
 
 
 def cut_tiles(image: ImageLike, max_tiles: int, side: int) -> list[Image.Image]:
-    """RGB tiles of `side` pixels, row by row, at most `max_tiles`; more than one tile adds the thumbnail at the end."""
-    picture = to_rgb(image)
-    cols, rows = tile_grid(*picture.size, max_tiles, side)
-    resized = picture.resize((side * cols, side * rows))
+    """At most `max_tiles` RGB tiles of `side` pixels, row by row; if there are several, a thumbnail is the last."""
+    rgb = to_rgb(image)
+    cols, rows = tile_grid(*rgb.size, max_tiles, side)
+    resized = rgb.resize((side * cols, side * rows))
     boxes = [(c * side, r * side, (c + 1) * side, (r + 1) * side) for r in range(rows) for c in range(cols)]
     tiles = [resized.crop(box) for box in boxes]
-    return tiles if len(tiles) == 1 else [*tiles, picture.resize((side, side))]
+    return tiles if len(tiles) == 1 else [*tiles, rgb.resize((side, side))]
 
 
 def tile_pixels(tiles: Sequence[Image.Image]) -> torch.Tensor:
@@ -37,8 +40,8 @@ def tile_pixels(tiles: Sequence[Image.Image]) -> torch.Tensor:
 def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
     """float32 (1, 3, side, side): the image squashed to SAM 2's square.
 
-    Mean and standard deviation are rounded to bfloat16 first, as the reference does at prediction: checkpoints are
-    scored with that, and un-rounded constants move mask logits visibly.
+    Mean and standard deviation are rounded to bfloat16, as in the reference's prediction; other constants change the
+    mask logits.
     """
     squashed = to_rgb(image).resize((side, side))
     mean, std = (torch.tensor(c).bfloat16().float() for c in (IMAGENET_MEAN, IMAGENET_STD))
@@ -46,10 +49,10 @@ def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
 
 
 def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
-    """bool (N, g, g) from region masks (N, H, W): the cells of the token grid each region owns.
+    """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 
-    A cell belongs to a region when the region covers its sample point (nearest interpolation). A thin region may cover
-    none; it then gets the cell nearest to one of its pixels, and a warning says so.
+    A cell belongs to a region that covers its sample point (nearest interpolation). A thin region may cover none; it
+    gets the cell nearest to one of its pixels, with a warning.
 
     Raises:
         ValueError: the array is not (N, H, W), or a region has no pixel at all.
@@ -64,7 +67,7 @@ def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
         if not cell.any():
             warnings.warn(
                 f"region {number} ({int(mask.sum())} px) misses every cell of the {grid}x{grid} grid; "
-                "its nearest cell is used, so the model sees it only roughly",
+                "its nearest cell is used, so its position is only approximate",
                 stacklevel=3,
             )
             cell[_nearest_cell(mask, grid)] = True
@@ -72,7 +75,7 @@ def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
 
 
 def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448) -> tuple[int, int]:
-    """(columns, rows) whose shape is nearest to the image's; on a tie the larger grid wins if the image fills it.
+    """(columns, rows) with the aspect ratio nearest to the image's; on a tie, the larger grid if the image fills it.
 
     >>> tile_grid(700, 640), tile_grid(420, 380), tile_grid(1280, 720, max_tiles=1)
     ((2, 2), (1, 1), (1, 1))
@@ -104,9 +107,9 @@ def to_rgb(image: ImageLike) -> Image.Image:
 
 
 def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_image_size: int = 1024) -> torch.Tensor:
-    """float32 (K, H, W) logits at image size from the decoder's (K, h, w).
+    """float32 (K, H, W) logits at image size (H, W) from the decoder's (K, h, w).
 
-    In two steps, over SAM 2's square, as the reference does: going straight to the image moves 0.5 % of the pixels.
+    Two steps, with SAM 2's square in between, as in the reference: a single step would change 0.5 % of the pixels.
     """
     square = F.interpolate(mask_logits[:, None].float(), size=(sam_image_size,) * 2, mode="bilinear")
     return F.interpolate(square, size=tuple(size), mode="bilinear")[:, 0]
@@ -121,7 +124,7 @@ def _normalise(pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> t
 
 
 def _nearest_cell(mask: torch.Tensor, grid: int) -> tuple[int, int]:
-    """Cell whose sample point lies nearest to a pixel of the region."""
+    """(row, column) of the cell whose sample point is nearest to a pixel of the region."""
     pixels = mask.nonzero().double() * grid / torch.tensor(mask.shape).double()  # (n, 2) in cells
     cells = pixels.round().clamp(max=grid - 1)
     row, col = cells[(pixels - cells).pow(2).sum(dim=1).argmin()].long().tolist()

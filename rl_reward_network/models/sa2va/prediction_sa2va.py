@@ -1,6 +1,8 @@
-"""From an image and words to an answer and masks: the official single call, and the batched one everything else uses.
+"""Prediction: answer and masks from an image and text, by the official single call or by the batched one.
 
-`model` is a Sa2VAForConditionalGeneration everywhere; its class imports this file, so it is not named as a type.
+`model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
+
+Axes: K `[SEG]` tokens of an answer, H W image pixels, h w the decoder's grid, C SAM 2 width.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
@@ -19,7 +21,7 @@ from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsam
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 
-MASKS_AT_ONCE = 16  # bounds the memory of an answer that repeats [SEG]
+MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Segmentation:
     Args:
         answer: text, special tokens kept.
         mask_logits: float32 (K, h, w) on the decoder's grid, one per `[SEG]`; K may be 0.
-        iou_scores: float32 (K,), SAM 2's own guess of each mask's IoU.
-        vision_features: float32 (C,), SAM 2's coarsest map of the image, averaged over it; the same for all prompts.
+        iou_scores: float32 (K,), IoU of each mask as predicted by SAM 2.
+        vision_features: float32 (C,), SAM 2's coarsest map averaged over the image; the same for all prompts.
         image_size: (H, W) of the image.
-        sam_image_size: side of the square between the decoder's grid and the image.
+        sam_image_size: side in pixels of SAM 2's square input, the intermediate size of `upsample_mask_logits`.
     """
 
     answer: str
@@ -43,14 +45,14 @@ class Segmentation:
     sam_image_size: int
 
     def probabilities(self) -> np.ndarray:
-        """float32 (K, H, W) in [0, 1]."""
+        """Foreground probabilities, float32 (K, H, W) in [0, 1]."""
         if not len(self.mask_logits):
             return np.zeros((0, *self.image_size), dtype=np.float32)
         logits = upsample_mask_logits(self.mask_logits, self.image_size, self.sam_image_size)
         return logits.sigmoid().cpu().numpy()
 
     def masks(self) -> np.ndarray:
-        """bool (K, H, W)."""
+        """Masks, bool (K, H, W): probability above 0.5."""
         return self.probabilities() > 0.5
 
 
@@ -62,7 +64,7 @@ def predict_forward(
     text: str | None = None,
     past_text: str = "",
     mask_prompts: Sequence[np.ndarray] | np.ndarray | None = None,
-    tokenizer: Qwen2Tokenizer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     processor: Sa2VAProcessor | None = None,
     max_new_tokens: int = 2048,
 ) -> dict[str, Any]:
@@ -71,12 +73,12 @@ def predict_forward(
     Args:
         image: PIL image or uint8 (H, W, 3); None for a question about text only.
         video: not supported yet.
-        text: what the user says, with `<image>` where the image goes.
+        text: the user's turn, with `<image>` at the image's place.
         past_text: earlier turns in the chat format; only without an image.
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
         processor: the checkpoint's Sa2VAProcessor.
-        max_new_tokens: longest answer.
+        max_new_tokens: limit of the answer.
 
     Returns:
         `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`.
@@ -86,11 +88,11 @@ def predict_forward(
         ValueError: no text, a video, a path in place of an image, or neither tokenizer nor processor.
     """
     if video is not None:
-        raise ValueError("video is not supported yet; give one frame as image")
+        raise ValueError("video is given, but not supported yet; give one frame as image")
     if text is None:
-        raise ValueError("text is missing: say what to do, with <image> where the image goes")
+        raise ValueError("text is None, expected the user's turn with <image> at the image's place")
     if processor is None and tokenizer is None:
-        raise ValueError("give processor=Sa2VAProcessor.from_pretrained(...), or at least tokenizer=")
+        raise ValueError("processor and tokenizer are None; give processor=Sa2VAProcessor.from_pretrained(...)")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
     inputs = to_device(processor(text, image, mask_prompts, past_text), model.device)
     result: dict[str, Any] = {"prediction_masks": [], "mask_probabilities": []}
@@ -98,17 +100,17 @@ def predict_forward(
         (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
         if image is not None:
             features = model.get_sam_features(inputs["sam_pixel_values"])
-            (found,) = _segmentations(model, processor, features, [answer], to_rgb(image).size[::-1], MASKS_AT_ONCE)
-            probabilities = found.probabilities()[:, None]
+            size = to_rgb(image).size[::-1]
+            (segmentation,) = _segmentations(model, processor, features, [answer], size, MASKS_AT_ONCE)
+            probabilities = segmentation.probabilities()[:, None]
             result = {"prediction_masks": list(probabilities > 0.5), "mask_probabilities": list(probabilities)}
     return {"prediction": answer_text(processor, answer)} | result
 
 
 def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], how: Decoding) -> list[Answer]:
-    """Answers to a processor's batch: inputs embedded once, then decoded."""
-    names = ("prompt_masks", "vp_overall_mask")
+    """One answer per sample of a processor's output."""
     if "pixel_values" in inputs:
-        regions = {name: inputs[name] for name in names}
+        regions = {name: inputs[name] for name in ("prompt_masks", "vp_overall_mask")}
         features = model.model.get_vision_features(inputs["pixel_values"])
         embeds = model.model.embed(inputs["input_ids"], features, **regions)
     else:
@@ -117,7 +119,7 @@ def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], 
 
 
 def answer_text(processor: Sa2VAProcessor, answer: Answer) -> str:
-    """The answer as text, special tokens kept, outer white space off."""
+    """The answer as text: special tokens kept, outer white space removed."""
     return processor.text(answer.token_ids).strip()
 
 
@@ -133,17 +135,17 @@ def segment(
 ) -> list[list[Segmentation]]:
     """Every prompt on every image: `result[image][prompt]`.
 
-    Both image encoders run once per image, prompts share the image's keys and values, and an expected answer ("Sure,
-    [SEG].", then whatever the model said before) is verified in the prompt's own pass. The result equals one
+    Both image encoders run once per image, prompts share the image's keys and values, and a guessed answer ("Sure,
+    [SEG]." at first, then the model's previous answer) is verified in the prompt's forward pass. The result equals one
     `predict_forward` per pair.
 
     Args:
         images: PIL images or uint8 (H, W, 3).
-        prompts: user texts; `<image>` is put in front where it is missing.
+        prompts: the user's turns; `<image>` is put in front where it is missing.
         processor: the checkpoint's.
         batch_size: prompts decoded at once (SEGMENT_BATCH of the shell files).
-        max_new_tokens: longest answer.
-        sam_features: SAM 2's maps of each image where they are known already, from `get_sam_features`.
+        max_new_tokens: limit of an answer.
+        sam_features: SAM 2's maps of each image from `get_sam_features`; None computes them.
 
     Raises:
         ValueError: no prompt, or batch_size below 1.
@@ -154,10 +156,10 @@ def segment(
     guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
     results = []
     with evaluating(model):
-        for place, image in enumerate(images):
-            features = sam_features[place] if sam_features else image_features(model, processor, image)
+        for index, image in enumerate(images):
+            features = sam_features[index] if sam_features else image_features(model, processor, image)
             answers = _answer_prompts(model, image, texts, processor, batch_size, max_new_tokens, guess)
-            guess = answers[0].token_ids  # the next image is most likely answered in the same words
+            guess = answers[0].token_ids  # the answer for the next image is most likely the same
             size = to_rgb(image).size[::-1]
             results.append(_segmentations(model, processor, features, answers, size, batch_size))
     return results
@@ -173,7 +175,7 @@ def image_features(model: Any, processor: Sa2VAProcessor, image: ImageLike) -> S
 def _segmentations(
     model: Any, processor: Sa2VAProcessor, features: Any, answers: list[Answer], size: tuple[int, int], at_once: int
 ) -> list[Segmentation]:
-    """Answers on one image with the masks of their `[SEG]`, decoded `at_once` at a time."""
+    """Answers on one image of size (H, W) with the masks of their `[SEG]`, `at_once` decoded at a time."""
     states = [answer.states_at(processor.seg_token_id) for answer in answers]
     flat = [state for group in states for state in group]
     grid = features.maps[0].shape[-2:]
@@ -200,7 +202,7 @@ def _answer_prompts(
     max_new_tokens: int,
     guess: list[int],
 ) -> list[Answer]:
-    """Answers to all texts, `batch_size` at a time; the image's part of the prompt is read once."""
+    """Answers to all texts, `batch_size` at a time; the image's part of the prompt is computed once."""
     tiles = processor.tiles(image)
     prompts = [processor.token_ids(processor.prompt_text(text, len(tiles))) for text in texts]
     split = _shared_prefix(prompts, processor)
@@ -217,7 +219,7 @@ def _answer_prompts(
 
 
 def _shared_prefix(prompts: list[list[int]], processor: Sa2VAProcessor) -> int:
-    """How many leading ids all prompts share: up to and with `</img>`. Texts that differ before it are refused."""
+    """Number of leading ids that all prompts share, `</img>` included; a ValueError if they differ before it."""
     end = prompts[0].index(processor.token_ids(IMAGE_END)[0]) + 1
     if any(prompt[:end] != prompts[0][:end] for prompt in prompts):
         raise ValueError("prompts of one image must not differ before <image>; put <image> first in each")
@@ -227,15 +229,16 @@ def _shared_prefix(prompts: list[list[int]], processor: Sa2VAProcessor) -> int:
 def _answer_suffixes(
     model: Any, processor: Sa2VAProcessor, cache: DynamicCache, suffixes: list[list[int]], how: Decoding
 ) -> list[Answer]:
-    """Answers to prompts that go on from one shared cache, which is left untouched."""
+    """Answers to prompts that continue one shared cache; the cache is not changed."""
     padded = processor.pad(suffixes)
-    seen = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
-    mask = torch.cat([seen, padded["attention_mask"]], dim=1).to(model.device)
+    cached = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
+    mask = torch.cat([cached, padded["attention_mask"]], dim=1).to(model.device)
     embeds = model.get_input_embeddings()(padded["input_ids"].to(model.device))
     return decode(model, processor, embeds, mask, how, _repeat(cache, len(suffixes), model.config.text_config))
 
 
 def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
+    """A copy of a cache with its batch axis repeated."""
     copy = DynamicCache(config=config)
     for number, layer in enumerate(cache.layers):
         keys, values = layer.keys, layer.values  # type: ignore[union-attr]
@@ -244,7 +247,7 @@ def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
 
 
 def to_device(inputs: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """A batch with every tensor, those in lists and dictionaries too, on `device`."""
+    """A batch with every tensor on `device`, also inside lists and dictionaries."""
     return {name: _moved(value, device) for name, value in inputs.items()}
 
 

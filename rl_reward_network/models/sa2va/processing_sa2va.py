@@ -1,6 +1,8 @@
-"""From words and pixels to a model's inputs: tokenizer, templates, tiles and regions of one checkpoint.
+"""From text and images to a model's inputs: tokenizer, templates, tiles and regions of one checkpoint.
 
-Source: bytedance/Sa2VA@9832e1a. One thing differs on purpose: a mismatch between placeholders and features is an error.
+Axes: B samples, T tokens, H W image pixels, S side of a tile, N regions of one image, g side of the token grid.
+
+Source: bytedance/Sa2VA@9832e1a. One deliberate difference: a mismatch between placeholders and features is an error.
 """
 
 import os
@@ -11,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase
 
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.pixels_sa2va import (
     ImageLike,
@@ -39,17 +41,17 @@ class Sa2VAProcessor:
     """Tokenizer, templates, tiling and the two image pipelines of one checkpoint.
 
     Args:
-        tokenizer: Qwen2Tokenizer that has `[SEG]` and `<IMG_CONTEXT>`.
+        tokenizer: of the checkpoint's family, with `[SEG]` and `<IMG_CONTEXT>`.
         template: key of `templates.TEMPLATES`.
         tile_size: side of a tile in pixels.
         tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
         sam_image_size: side in pixels of SAM 2's input.
-        max_tiles: most tiles one image is cut into, thumbnail not counted; 1 makes RL several times cheaper.
+        max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
     """
 
     def __init__(
         self,
-        tokenizer: Qwen2Tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         template: str = "qwen_chat",
         tile_size: int = 448,
         tokens_per_tile: int = 256,
@@ -59,7 +61,7 @@ class Sa2VAProcessor:
         """See the class.
 
         Raises:
-            ValueError: the tokenizer lacks a special token, the template is unknown, or max_tiles is below 1.
+            ValueError: a special token is missing, the template is unknown, or max_tiles is below 1.
         """
         if template not in TEMPLATES:
             raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
@@ -78,20 +80,31 @@ class Sa2VAProcessor:
         self.never_sampled_ids = [vocabulary[token] for token in NEVER_SAMPLED]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, max_tiles: int | None = None) -> "Sa2VAProcessor":
-        """The processor of a model folder or hub id, in either layout. Remote code is neither run nor asked about.
+    def from_pretrained(
+        cls, path: str | Path, max_tiles: int | None = None, revision: str | None = None, **auto_arguments: Any
+    ) -> "Sa2VAProcessor":
+        """The processor of a model folder or hub id, in either layout. Remote code is never run.
+
+        Args:
+            path: local folder, or `owner/name`.
+            max_tiles: largest number of tiles; None is the checkpoint's.
+            revision: commit, branch or tag of a hub id.
+            **auto_arguments: see `checkpoint_sa2va.AUTO_ARGUMENTS`.
 
         Raises:
-            ValueError: the folder is not Sa2VA's, or its tokenizer lacks a special token.
+            ValueError: the folder holds no Sa2VA, or a special token is missing from its tokenizer.
+            TypeError: an unknown argument.
         """
-        folder = open_checkpoint(path)
-        return cls.from_config(folder.model_config(), Qwen2Tokenizer.from_pretrained(folder.path), max_tiles)
+        check_auto_arguments(auto_arguments)
+        folder = open_checkpoint(path, revision)
+        config = folder.model_config()
+        return cls.from_config(config, folder.tokenizer(config), max_tiles)
 
     @classmethod
     def from_config(
-        cls, config: Sa2VAConfig, tokenizer: Qwen2Tokenizer, max_tiles: int | None = None
+        cls, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, max_tiles: int | None = None
     ) -> "Sa2VAProcessor":
-        """The processor that fits a configuration."""
+        """The processor for a configuration and its tokenizer."""
         return cls(
             tokenizer,
             template=config.template,
@@ -102,25 +115,25 @@ class Sa2VAProcessor:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the tokenizer; every other number lives in the model's config.json."""
+        """Write the tokenizer; all other settings are in the model's config.json."""
         self.tokenizer.save_pretrained(folder)
 
     # ---- images -------------------------------------------------------------------------------------------------
 
     def tiles(self, image: ImageLike) -> list[Image.Image]:
-        """The image cut into RGB tiles of `tile_size`, row by row; more than one tile adds the thumbnail at the end."""
+        """RGB tiles of `tile_size` pixels, row by row; if there are several, a thumbnail is the last."""
         return cut_tiles(image, self.max_tiles, self.tile_size)
 
     def pixel_values(self, tiles: Sequence[Image.Image]) -> torch.Tensor:
-        """float32 (tiles, 3, S, S), ImageNet-normalised."""
+        """float32 (tiles, 3, S, S) of RGB tiles, ImageNet-normalised."""
         return tile_pixels(tiles)
 
     def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
-        """float32 (1, 3, S, S): the image squashed to SAM 2's square."""
+        """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
         return sam_pixels(image, self.sam_image_size)
 
     def region_cells(self, regions: np.ndarray) -> torch.Tensor:
-        """bool (N, g, g) from region masks (N, H, W); see `pixels_sa2va.region_cells`."""
+        """bool (N, g, g) of region masks (N, H, W); see `pixels_sa2va.region_cells`."""
         return region_cells(regions, self.grid)
 
     # ---- text ---------------------------------------------------------------------------------------------------
@@ -128,17 +141,23 @@ class Sa2VAProcessor:
     def prompt_text(self, text: str, num_tiles: int = 0, cells: torch.Tensor | None = None, past_text: str = "") -> str:
         """The full prompt: template applied, `<image>` replaced by its tokens and the sentence about the regions.
 
+        Args:
+            text: the user's turn.
+            num_tiles: tiles of the image, thumbnail included; 0 without an image.
+            cells: bool (N, g, g), regions of the image.
+            past_text: earlier turns in the chat format; only without an image.
+
         Raises:
             ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them.
         """
-        places = text.count(IMAGE_PLACEHOLDER)
-        if places != (1 if num_tiles else 0):
+        count = text.count(IMAGE_PLACEHOLDER)
+        if count != (1 if num_tiles else 0):
             raise ValueError(
-                f"the text holds {places} {IMAGE_PLACEHOLDER!r}, expected {1 if num_tiles else 0} "
+                f"the text holds {count} {IMAGE_PLACEHOLDER!r}, expected {1 if num_tiles else 0} "
                 f"({'an image was' if num_tiles else 'no image was'} given): {text[:80]!r}"
             )
         if num_tiles and past_text:
-            raise ValueError("past_text must be empty when an image is given: the image belongs to the first turn")
+            raise ValueError("past_text must be empty with an image, which belongs to the first turn")
         text = text.replace(IMAGE_PLACEHOLDER, self._image_string(num_tiles) + self._region_sentence(cells))
         return past_text + self.template.user_turn(text)
 
@@ -155,11 +174,11 @@ class Sa2VAProcessor:
         return f"\nThere are {len(counts)} part regions in the picture: {regions}.\n"
 
     def token_ids(self, text: str) -> list[int]:
-        """Token ids of one piece of text; nothing is added."""
+        """Token ids of a text, without added special tokens."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of some ids, special tokens kept."""
+        """The text of token ids, special tokens kept."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def tokenize_conversation(
@@ -169,13 +188,13 @@ class Sa2VAProcessor:
         cells: torch.Tensor | None = None,
         max_length: int = 8192,
     ) -> dict[str, torch.Tensor]:
-        """Training ids of (question, answer) turns, as the reference tokenises them: piece by piece.
+        """Training ids and labels of (question, answer) turns, tokenised piece by piece as in the reference.
 
         Args:
-            turns: questions and answers; `<image>` may stand in the first question.
+            turns: questions and answers; `<image>` is allowed in the first question.
             num_tiles: tiles of the image, thumbnail included.
             cells: bool (N, g, g), regions of the image.
-            max_length: longer sequences are cut from the right.
+            max_length: limit of the sequence, which is cut on the right.
 
         Returns:
             `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their suffix.
@@ -203,7 +222,7 @@ class Sa2VAProcessor:
         """Model inputs of a batch; all samples have an image, or none has.
 
         Args:
-            text: one user text or one per sample; `<image>` marks where the image goes.
+            text: one user's turn, or one per sample; `<image>` marks the image's place.
             images: PIL image or uint8 (H, W, 3), one or one per sample.
             mask_prompts: per image a bool (N, H, W) array of regions, or None.
             past_text: earlier turns, already in the chat format.
@@ -215,28 +234,28 @@ class Sa2VAProcessor:
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 
         Raises:
-            ValueError: counts that do not fit, or what `prompt_text` and `region_cells` refuse.
+            ValueError: numbers of texts, images and regions differ, or an error of `prompt_text` or `region_cells`.
         """
         texts = [text] if isinstance(text, str) else list(text)
-        alone = (Image.Image, np.ndarray, str, os.PathLike)  # a path, so that `tiles` refuses it by name
-        pictures: list[Any] = [] if images is None else [images] if isinstance(images, alone) else list(images)
-        regions = _per_image(mask_prompts, len(pictures))
-        if pictures and len(pictures) != len(texts):
-            raise ValueError(f"{len(texts)} texts and {len(pictures)} images: give one image for each text, or none")
-        tiles = [self.tiles(picture) for picture in pictures]
+        single = (Image.Image, np.ndarray, str, os.PathLike)  # paths are refused, with a remedy, by `tiles`
+        batch: list[Any] = [] if images is None else [images] if isinstance(images, single) else list(images)
+        regions = _per_image(mask_prompts, len(batch))
+        if batch and len(batch) != len(texts):
+            raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
+        tiles = [self.tiles(image) for image in batch]
         cells = [None if region is None else self.region_cells(region) for region in regions]
         counts = [len(group) for group in tiles] or [0] * len(texts)
         prompts = [
-            self.prompt_text(words, count, cell, past_text)
-            for words, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
+            self.prompt_text(turn, count, cell, past_text)
+            for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
         ]
         inputs: dict[str, Any] = self.pad([self.token_ids(prompt) for prompt in prompts])
-        if not pictures:
+        if not batch:
             return inputs
         flags = [[False] * (len(group) - 1) + [cell is not None] for group, cell in zip(tiles, cells, strict=True)]
         return inputs | {
             "pixel_values": self.pixel_values([tile for group in tiles for tile in group]),
-            "sam_pixel_values": torch.cat([self.sam_pixel_values(picture) for picture in pictures]),
+            "sam_pixel_values": torch.cat([self.sam_pixel_values(image) for image in batch]),
             "prompt_masks": [cell for cell in cells if cell is not None],
             "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
         }
@@ -250,6 +269,7 @@ class Sa2VAProcessor:
 
 
 def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:
+    """One entry (N, H, W) or None for each of `count` images."""
     if mask_prompts is None or len(mask_prompts) == 0:
         return [None] * count
     if isinstance(mask_prompts, np.ndarray | torch.Tensor) and mask_prompts.ndim == 3:

@@ -1,4 +1,4 @@
-"""Prompt templates and stop words of the released models; no system message is ever emitted.
+"""Prompt templates and stop words of the released models; none has a system message.
 
 Source: bytedance/Sa2VA@9832e1a (training configurations and prediction set-up).
 """
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 IMAGE_START, IMAGE_END, IMAGE_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
 REGION_START, REGION_END, SEG = "<vp>", "</vp>", "[SEG]"
-IMAGE_PLACEHOLDER = "<image>"  # what a user writes where the image goes
+IMAGE_PLACEHOLDER = "<image>"  # marks the image's place in a user's turn
 NEVER_SAMPLED = (IMAGE_START, IMAGE_END, IMAGE_CONTEXT, REGION_START, REGION_END)
 
-# The five answers Sa2VA is trained to give to a request for one mask.
+# The five answers to a request for one mask in Sa2VA's training data.
 SEG_ANSWERS = (
     "It is [SEG].",
     "Sure, [SEG].",
@@ -25,10 +25,10 @@ class Template:
     """One chat format.
 
     Args:
-        instruction: a user's turn, with `{input}` where the text goes.
-        suffix: what ends an answer in training; it is labelled and doubles as the end of sequence.
-        separator: text between an answer and the next turn; never labelled.
-        stop_words: an answer is over when its text ends with one of these.
+        instruction: a user's turn, with `{input}` at the text's place.
+        suffix: text after an answer in training; it is labelled and serves as the end of sequence.
+        separator: text between an answer and the next turn; not labelled.
+        stop_words: an answer ends when its text ends with one of these.
     """
 
     instruction: str
@@ -37,7 +37,7 @@ class Template:
     stop_words: tuple[str, ...]
 
     def user_turn(self, text: str) -> str:
-        """The user's text inside this chat format, ready for the answer."""
+        """The user's text in this chat format, up to the begin of the answer."""
         return self.instruction.replace("{input}", text)
 
 

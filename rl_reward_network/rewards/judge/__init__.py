@@ -1,1 +1,1 @@
-"""A language model behind a server as judge of captions."""
+"""Scores of captions by a language model on an OpenAI-compatible server (the LLM judge)."""

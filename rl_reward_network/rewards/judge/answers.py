@@ -1,8 +1,8 @@
-"""Multiple-choice questions about a caption: how they are put, how answers are read, what they are worth.
+"""Multiple-choice questions about a caption: prompts, parsing of answers, and scores.
 
-The form is describe-anything's (DLC-Bench): each question has lettered choices, each choice a score in [-1, 1]; a
-recognition question asks whether the caption describes the right kind of object at all, and where it does not, no
-question can earn anything. The wording of the prompt is our own.
+The format is that of describe-anything (DLC-Bench): each question has lettered choices, and each choice a score in
+[-1, 1]. A recognition question asks whether the caption describes the right kind of object; if not, no question scores
+above 0. The wording of the prompts is ours.
 
 Source: protocol of NVlabs/describe-anything, evaluation/eval_model_outputs.py.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
 
-PROMPT_VERSION = 1  # part of each cache key: raise it when a wording below changes
+PROMPT_VERSION = 1  # part of each cache key: increase it when a prompt below changes
 YES, NO = ("Yes", 1.0), ("No", 0.0)
 
 INSTRUCTION = """\
@@ -29,7 +29,7 @@ The question about it, to be answered with one of its choices:
 
 PLURALS = {"people", "men", "women", "children", "geese", "mice", "feet", "teeth", "skis"}
 SINGULARS = {"bus", "gas", "lens", "canvas", "atlas", "pancreas", "christmas", "asparagus"}
-CONSONANTS = ("uni", "use", "ute", "one", "eu", "uku")  # spelt with a vowel, spoken with a consonant: a unicycle
+CONSONANTS = ("uni", "use", "ute", "one", "eu", "uku")  # pronounced with a consonant: a unicycle
 SILENT_H = ("hour", "honest", "heir")
 
 
@@ -38,8 +38,8 @@ class Question:
     """One question about a caption.
 
     Attributes:
-        text: the question itself.
-        choices: (words, score in [-1, 1]), two or more, lettered A, B, ... in this order.
+        text: the question.
+        choices: two or more (text, score in [-1, 1]), lettered A, B, ... in this order.
     """
 
     text: str
@@ -47,16 +47,16 @@ class Question:
 
 
 def answer_prompt(caption: str, question: Question) -> str:
-    """What a judge is asked: rules, caption, question, one choice a line as "A. words"."""
+    """The prompt: rules, caption, question, and one choice per line as "A. text"."""
     lettered = zip(ascii_uppercase, question.choices, strict=False)
     lines = [f"{letter}. {words}" for letter, (words, _) in lettered]
     return INSTRUCTION.format(caption=caption, question="\n".join([question.text, *lines]))
 
 
 def parse_choice(answer: str, choices: Sequence[str]) -> int | None:
-    """Index of the choice that a judge meant, None if it cannot be told.
+    """Index of the choice in a judge's answer, None if the answer is unreadable.
 
-    Compared in lower case, outer white space off; the first rule that holds decides:
+    Compared in lower case without surrounding white space; the first rule that applies decides:
     1. the answer is a choice, its letter, or "a. choice";
     2. exactly one choice is in the answer;
     3. the answer begins with a letter and a full stop;
@@ -64,8 +64,8 @@ def parse_choice(answer: str, choices: Sequence[str]) -> int | None:
     5. the answer is in some choices: the longest of them;
     6. the answer begins with a letter and a line break.
 
-    Source: as the module; we differ where that crashes (an empty answer, the letter of no choice) and in that one other
-    character is never taken for a part of a choice.
+    Source: as the module, except that an empty answer and a letter beyond the choices do not crash, and a single other
+    character never matches a part of a choice.
     """
     answer, words = answer.strip().lower(), [choice.strip().lower() for choice in choices]
     for index, (letter, choice) in enumerate(zip(ascii_lowercase, words, strict=False)):
@@ -87,12 +87,12 @@ def parse_choice(answer: str, choices: Sequence[str]) -> int | None:
 
 
 def _letters(choices: Sequence[str]) -> str:
-    """The letters that these choices have."""
+    """The letters of these choices."""
     return ascii_lowercase[: len(choices)]
 
 
 def recognition_question(name: str) -> Question:
-    """Whether the caption describes `name` ("wild bird", "shoes") or something like it; Yes is 1, No is 0."""
+    """Whether the caption describes `name` ("wild bird", "shoes") or a similar object; Yes is 1, No is 0."""
     if is_plural(name):
         asked = f"Are the objects that the text describes likely to be {name}, or objects of a similar kind?"
     else:
@@ -101,21 +101,21 @@ def recognition_question(name: str) -> Question:
 
 
 def is_plural(name: str) -> bool:
-    """Whether the last word of an object's name is a plural, by a rule that never changes.
+    """Whether the last word of an object's name is a plural, by a fixed rule.
 
-    Source: describe-anything asks the package inflect, whose verdicts differ between its versions.
+    Source: describe-anything uses the package inflect, whose results differ between its versions.
     """
     noun = name.strip().lower().split(" ")[-1]
     return noun in PLURALS or (noun.endswith("s") and not noun.endswith(("ss", "us", "is")) and noun not in SINGULARS)
 
 
 def _article(name: str) -> str:
-    """ "a" or "an", by how the name begins."""
+    """ "a" or "an", from the beginning of the name."""
     start = name.strip().lower()
     vowel = start.startswith(("a", "e", "i", "o", "u", *SILENT_H)) and not start.startswith(CONSONANTS)
     return "an" if vowel else "a"
 
 
 def gated(scores: Sequence[float], recognised: bool) -> list[float]:
-    """Scores of one caption's questions; min(0, score) each where the caption describes another object."""
+    """The scores of a caption's questions, each min(0, score) if the caption describes another object."""
     return [score if recognised else min(0.0, score) for score in scores]

@@ -1,7 +1,7 @@
-"""Replies of a judge on disk, so that the same question is paid for once.
+"""Cache of a judge's replies on disk, so that equal requests are sent once.
 
-One SQLite file (write-ahead log, so several processes may share it; on a disk of the machine, not on a network drive).
-A reply is filed under a hash of everything that was asked. The file holds replies, never a question or a key.
+One SQLite file with a write-ahead log: several processes may share it on a local disk, but not on a network drive. The
+key is a hash of the whole request. The file contains replies, but no questions and no API key.
 """
 
 import hashlib
@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Any
 
 TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT, parsed TEXT, model TEXT, time TEXT)"
-WAIT_S = 30.0  # for another process that is writing
+WAIT_S = 30.0  # for another process that holds the lock
 
 
-def cache_key(asked: dict[str, Any]) -> str:
-    """SHA-256, 64 hex digits, of `asked` as canonical JSON: the order of its keys does not matter."""
-    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def cache_key(request: dict[str, Any]) -> str:
+    """SHA-256, 64 hex digits, of `request` as canonical JSON: the order of its keys does not matter."""
+    text = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 class ReplyCache:
-    """Replies by key; may be used from several threads.
+    """Replies by key; thread-safe.
 
     Args:
-        path: the file, made when missing with its folder; None keeps the replies in memory.
+        path: the file, created with its folder if missing; None keeps the replies in memory.
 
     Raises:
-        ValueError: here and in every method, where the file cannot be used; the message names it and the remedy.
+        ValueError: here and in every method, if the file cannot be used; the message has the file and the remedy.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        with self._explained():
+        with self._with_remedy():
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(
@@ -49,20 +49,20 @@ class ReplyCache:
             self._base.execute(TABLE)
 
     def get(self, key: str) -> str | None:
-        """The raw reply filed under `key`."""
-        with self._lock, self._explained():
+        """The raw reply of `key`, None if it is not cached."""
+        with self._lock, self._with_remedy():
             row = self._base.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def put(self, key: str, reply: str, parsed: Any, model: str) -> None:
-        """File a raw reply, what was read from it (JSON or a dataclass) and the model that the server says it is."""
+        """Store a raw reply, its parsed value (JSON or a dataclass) and the model reported by the server."""
         row = (key, reply, json.dumps(parsed, default=asdict), model, datetime.now(UTC).isoformat(timespec="seconds"))
-        with self._lock, self._explained():
+        with self._lock, self._with_remedy():
             self._base.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?)", row)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What SQLite or the system says of the file, as a message for the user."""
+    def _with_remedy(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into a ValueError with a remedy."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:

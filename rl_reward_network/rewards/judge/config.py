@@ -1,4 +1,4 @@
-"""Which judge is asked, and how: checked when it is said, before anything is sent."""
+"""Configuration of an LLM judge, validated before anything is sent."""
 
 import ipaddress
 import os
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-NO_KEY = "no-key"  # the package openai wants some key even for servers without keys
+NO_KEY = "no-key"  # the package openai requires a key also for servers without keys
 
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """Which judge, and how patiently it is asked.
+    """Address, model and limits of an LLM judge.
 
     Attributes:
-        base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored where the host is this machine.
-        model: the name under which the server serves it; None takes the only one that the server lists.
-        api_key_env: environment variable that holds the key; servers without keys need none.
-        max_concurrency: most requests under way at once.
-        timeout_s: longest wait for one attempt, in seconds.
+        base_url: http(s)://host[:port]/path, usually ending in /v1. Proxies are ignored if the host is this machine.
+        model: name of the model on the server; None takes the only one that the server lists.
+        api_key_env: environment variable with the key; may be unset for servers without keys.
+        max_concurrency: maximum number of concurrent requests.
+        timeout_s: timeout of one attempt, in seconds.
         max_retries: attempts after the first.
-        cache_path: file of replies kept for later runs; None: for this run only. A reply is filed under everything that
-            was asked, the model and the server (base_url): another server answers for itself.
+        cache_path: file of cached replies; None caches for this run only. The cache key has the whole request, the
+            model and the server (base_url).
 
     Raises:
         ValueError: a value out of range; the message names it.
@@ -46,7 +46,7 @@ class JudgeConfig:
 
 
 def api_key(name: str) -> str:
-    """The key in the environment variable `name`; NO_KEY where it is not set, for servers that want none."""
+    """The key in the environment variable `name`; NO_KEY if it is not set."""
     key = os.environ.get(name, "").strip() or NO_KEY
     if not key.isascii() or not key.isprintable():
         raise ValueError(f"the key in the environment variable {name} has characters that cannot be sent; set it again")
@@ -54,7 +54,7 @@ def api_key(name: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether `url` points at this machine: localhost, 127.x.x.x or ::1."""
+    """Whether the host of `url` is this machine: localhost, 127.x.x.x or ::1."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -63,13 +63,13 @@ def is_loopback(url: str) -> bool:
 
 
 def _check_url(url: str) -> None:
-    """Refuse what is no address, or holds a secret that messages would show."""
+    """Raise a ValueError for an invalid address, or one with a secret that messages would show."""
     if set("@?#") & set(url):
         raise ValueError("the judge's base url holds a name, a password or a query; put the key in the environment")
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         valid = False
     if not valid or not url.isprintable() or " " in url:
         raise ValueError(f"the judge's base url is {url!r}, expected http(s)://host[:port]/path, such as .../v1")

@@ -1,13 +1,13 @@
-"""DLC-Bench: how well stored captions describe 100 regions, by a judge's answers to questions that people checked.
+"""DLC-Bench: scores of captions of 100 regions from an LLM judge's answers to verified questions.
 
-Per object: a recognition question comes first; where its answer is No, each further score s becomes min(0, s). pos and
-neg are the means over its positive and negative questions, score the mean over both kinds. Benchmark: Pos is the mean
-of pos over the objects, Neg that of neg over the objects that have negative questions, Avg = (Pos + Neg) / 2. All in
-[-1, 1]. A reply that names no choice counts as "not mentioned", 0, as in the original, and is counted; a question
-without any reply is an error.
+Per object: if the answer to the recognition question is No, each further score s becomes min(0, s). pos and neg are the
+means over the positive and the negative questions, score is the mean over both. Benchmark: Pos is the mean of pos over
+the objects, Neg the mean of neg over the objects with negative questions, Avg = (Pos + Neg) / 2. All are in [-1, 1]. As
+in the original, a reply without a choice counts as "not mentioned", 0, and is counted; a question without a reply is an
+error.
 
-Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py; re-implemented, with a wording of our own. The judge
-alone moves Avg by several points, so only numbers of one judge and one wording compare.
+Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py; re-implemented with our own prompts. The choice of
+the judge changes Avg by several points, so numbers are comparable only for one judge and one prompt version.
 """
 
 import math
@@ -24,12 +24,12 @@ from rl_reward_network.rewards.judge.judge import Judge, answer_request
 
 POSITIVE, NEGATIVE = "positive", "negative"
 LETTERS = 26
-SHOWN = 5  # ids in a message
+MAX_IDS = 5  # in a message
 
 
 @dataclass(frozen=True)
 class BenchQuestion:
-    """A question of the benchmark; `kind` is positive or negative, `subtype` is given for some negatives."""
+    """A question of the benchmark; `kind` is positive or negative, some negative ones have a `subtype`."""
 
     question: Question
     kind: str
@@ -38,7 +38,7 @@ class BenchQuestion:
 
 @dataclass(frozen=True)
 class BenchObject:
-    """One annotated region: its class name and one or more questions, at least one of them positive."""
+    """An annotated region: its class name and its questions, at least one of them positive."""
 
     name: str
     questions: tuple[BenchQuestion, ...]
@@ -46,7 +46,7 @@ class BenchObject:
 
 @dataclass(frozen=True)
 class ObjectScore:
-    """Scores in [-1, 1]: of each question after the gate, their means by kind (neg None without negatives), of all."""
+    """Scores in [-1, 1]: of each question, their means by kind (`neg` is None without negatives), and of all."""
 
     results: tuple[float, ...]
     pos: float
@@ -55,7 +55,7 @@ class ObjectScore:
 
 
 def object_score(questions: Sequence[BenchQuestion], chosen: Sequence[int | None], recognised: bool) -> ObjectScore:
-    """The scores of one object from the chosen indices; None (no choice named) is 0, as the module says."""
+    """The scores of one object from the chosen indices; None (no choice in the reply) counts as 0."""
     pairs = zip(questions, chosen, strict=True)
     scores = [0.0 if index is None else item.question.choices[index][1] for item, index in pairs]
     results = gated(scores, recognised)
@@ -68,7 +68,7 @@ def object_score(questions: Sequence[BenchQuestion], chosen: Sequence[int | None
 
 
 def benchmark_score(scores: Sequence[ObjectScore]) -> dict[str, float | None]:
-    """Pos, Neg and Avg of one or more objects as `avg_pos`, `avg_neg`, `avg`; None where there are no negatives."""
+    """Pos, Neg and Avg of one or more objects as `avg_pos`, `avg_neg`, `avg`; None without negatives."""
     pos = _mean([score.pos for score in scores])
     negatives = [score.neg for score in scores if score.neg is not None]
     neg = _mean(negatives) if negatives else None
@@ -76,30 +76,30 @@ def benchmark_score(scores: Sequence[ObjectScore]) -> dict[str, float | None]:
 
 
 def score_predictions(judge: Judge, bench: Mapping[str, BenchObject], predictions: Mapping[str, str]) -> dict[str, Any]:
-    """Ask everything about every caption and score it.
+    """Score every caption by the judge's answers.
 
     Args:
-        judge: answers, from its cache where it can.
+        judge: the LLM judge.
         bench: objects by annotation id, as `read_bench` gives them.
         predictions: caption by annotation id, as `read_predictions` gives them.
 
     Returns:
         JSON in the form of the original's `_eval.json`: annotation id -> caption, prompts, replies, details and scores;
-        `avg_pos`, `avg_neg`; and ours: `avg`, and `judge` with its model and counts.
+        `avg_pos`, `avg_neg`; and, not in the original, `avg` and `judge` with its model and counts.
 
     Raises:
         ValueError: a question got no reply, or the reply to a recognition question names neither Yes nor No.
     """
-    papers = {key: _paper(predictions[key], item) for key, item in bench.items()}
-    requests = [request for paper in papers.values() for request in paper]
+    by_object = {key: _requests(predictions[key], item) for key, item in bench.items()}
+    requests = [request for group in by_object.values() for request in group]
     answers = list(tqdm(judge.client.ask(requests), total=len(requests), desc="judge", unit="question"))
     _check_answered(judge, answers)
-    left, rows, scores = iter(answers), {}, []
-    for key, paper in papers.items():
-        recognition, *others = islice(left, len(paper))
+    answers_left, rows, scores = iter(answers), {}, []
+    for key, group in by_object.items():
+        recognition, *others = islice(answers_left, len(group))
         recognised = _recognised(key, recognition)
         scores.append(object_score(bench[key].questions, [answer.value for answer in others], recognised))
-        row = {"pred": predictions[key], "prompt": [request.prompt for request in paper]}
+        row = {"pred": predictions[key], "prompt": [request.prompt for request in group]}
         rows[key] = row | _details(bench[key], recognition, others, scores[-1])
     unreadable = sum(answer.value is None for answer in answers)
     about = {"model": judge.client.config.model, "prompt_version": PROMPT_VERSION, "unreadable": unreadable}
@@ -110,7 +110,7 @@ def read_bench(qa: Any, class_names: Any, where: str) -> dict[str, BenchObject]:
     """The objects in the JSON of `qa.json` and `class_names.json`, by annotation id.
 
     Raises:
-        ValueError: not of that form; the message starts with `where`, the folder, and names file, id and field.
+        ValueError: another format; the message starts with `where`, the folder, and names file, id and field.
     """
     if not isinstance(qa, dict) or not qa:
         raise ValueError(f"{where}/qa.json: expected an object of annotation ids, got {_kind(qa)}; download it again")
@@ -133,10 +133,10 @@ def read_bench(qa: Any, class_names: Any, where: str) -> dict[str, BenchObject]:
 
 
 def read_predictions(values: Any, bench: Mapping[str, BenchObject], where: str) -> dict[str, str]:
-    """The caption of each object of the benchmark in the JSON of a prediction file; other keys (`query`) are left out.
+    """The caption of each object in the JSON of a prediction file; other keys (`query`) are ignored.
 
     Raises:
-        ValueError: a caption is missing, no string, or an "Error: ..." that stands for one; `where` is the file.
+        ValueError: a caption is missing, not a string, or an "Error: ..."; `where` is the file.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{where}: expected an object of annotation id -> caption, got {_kind(values)}")
@@ -167,23 +167,23 @@ def _bench_question(item: Any, where: str) -> BenchQuestion:
     return BenchQuestion(question, kind, subtype)
 
 
-def _paper(caption: str, item: BenchObject) -> list[Request]:
-    """What is asked about a caption, recognition first."""
-    asked = (recognition_question(item.name), *(one.question for one in item.questions))
-    return [answer_request(caption, question) for question in asked]
+def _requests(caption: str, item: BenchObject) -> list[Request]:
+    """The requests about a caption, recognition first."""
+    questions = (recognition_question(item.name), *(each.question for each in item.questions))
+    return [answer_request(caption, question) for question in questions]
 
 
 def _check_answered(judge: Judge, answers: Sequence[Answer]) -> None:
-    """A benchmark with holes has no score."""
-    if silent := sum(answer.reply is None for answer in answers):
+    """Raise a ValueError if a question has no reply."""
+    if unanswered := sum(answer.reply is None for answer in answers):
         raise ValueError(
-            f"LLM judge {judge.client.config.base_url}: {silent} of {len(answers)} questions got no reply (the latest "
-            f"failure: {judge.failing() or judge.last_failure}); run the same command again, the other replies are kept"
+            f"LLM judge {judge.client.config.base_url}: {unanswered} of {len(answers)} questions got no reply (the "
+            f"latest failure: {judge.failing() or judge.last_failure}); run the same command again, replies are cached"
         )
 
 
 def _recognised(key: str, answer: Answer) -> bool:
-    """Whether the judge said Yes (choice 0)."""
+    """Whether the answer is Yes (choice 0)."""
     if answer.value is None:
         raise ValueError(
             f"object {key}: the judge answers the recognition question by {str(answer.reply)[:80]!r}, which is neither "
@@ -193,19 +193,19 @@ def _recognised(key: str, answer: Answer) -> bool:
 
 
 def _details(item: BenchObject, recognition: Answer, others: Sequence[Answer], score: ObjectScore) -> dict[str, Any]:
-    """What the original writes about an object, but for caption and prompts."""
-    shown = [
-        _detail(one.question, answer, result)
-        | {"type": one.kind, "question_index": number}
-        | ({} if one.subtype is None else {"subtype": one.subtype})
-        for number, (one, answer, result) in enumerate(zip(item.questions, others, score.results, strict=True))
+    """The original's fields of an object, except caption and prompts."""
+    details = [
+        _detail(each.question, answer, result)
+        | {"type": each.kind, "question_index": number}
+        | ({} if each.subtype is None else {"subtype": each.subtype})
+        for number, (each, answer, result) in enumerate(zip(item.questions, others, score.results, strict=True))
     ]
     verdict = "correct" if recognition.value == 0 else "incorrect"
     first = _detail(recognition_question(item.name), recognition, verdict) | {"type": "recognition"}
-    negatives = [one for one in shown if one["type"] == NEGATIVE]
+    negatives = [detail for detail in details if detail["type"] == NEGATIVE]
     return {
         "response": [answer.reply for answer in (recognition, *others)],
-        "details_positives": [one for one in shown if one["type"] == POSITIVE],
+        "details_positives": [detail for detail in details if detail["type"] == POSITIVE],
         "details_negatives": negatives,
         "details_recognition": [first],
         "score": score.score,
@@ -217,7 +217,7 @@ def _details(item: BenchObject, recognition: Answer, others: Sequence[Answer], s
 
 
 def _detail(question: Question, answer: Answer, result: float | str) -> dict[str, Any]:
-    """One question, what was answered, and what it counted."""
+    """The original's fields of one question."""
     choices = [list(choice) for choice in question.choices]
     read = {"pred_answer": (answer.reply or "").strip(), "pred_index": answer.value, "eval_result": result}
     return {"question": question.text, "choices": choices, **read}
@@ -232,4 +232,4 @@ def _kind(value: Any) -> str:
 
 
 def _some(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:SHOWN]) + (", ..." if len(keys) > SHOWN else "")
+    return ", ".join(keys[:MAX_IDS]) + (", ..." if len(keys) > MAX_IDS else "")

@@ -1,16 +1,16 @@
-"""The LLM judge as a reward: how much of what a reference caption says does a prediction say.
+"""The LLM judge as a reward: how many statements of a reference caption does a prediction contain?
 
-Once for each reference, the judge writes an exam: the name of the object and a multiple-choice question for each
-attribute that the reference states, each choice with a score in [-1, 1] (right 1, part named without the attribute 0.5,
-not mentioned 0, wrong -1). For each prediction it then answers the recognition question (does the text describe such an
-object?) and the exam, from the prediction's words alone.
+For each reference, the judge writes an exam once: the name of the object and a multiple-choice question for each
+attribute in the reference. Each choice has a score in [-1, 1] (right 1, part mentioned without the attribute 0.5, not
+mentioned 0, wrong -1). For each prediction the judge then answers the recognition question (does the text describe such
+an object?) and the exam, from the text of the prediction only.
 
-Formula: score = sum of s_i over the questions / number of questions, where s_i is the chosen score, and min(0, s_i)
-where the object was not recognised. Range [-1, 1]. Negative scores stay: cut off at 0, a caption full of errors would
-be worth as much as one that says nothing.
+Formula: score = sum of s_i over the questions / number of questions, where s_i is the score of the chosen answer, and
+min(0, s_i) if the object was not recognised. Range [-1, 1]. Negative scores are not clipped; otherwise a caption full
+of errors would score as much as an empty one.
 
-Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py, the pooled score of an object. There people checked
-the questions; ours are written by the judge, so scores of two judges do not compare.
+Source: NVlabs/describe-anything, evaluation/eval_model_outputs.py, the pooled score of an object. Their questions were
+verified by people; ours are written by the judge, so scores of different judges are not comparable.
 """
 
 import json
@@ -32,7 +32,7 @@ from rl_reward_network.rewards.judge.answers import (
 from rl_reward_network.rewards.judge.client import JudgeClient, Request
 from rl_reward_network.rewards.judge.config import JudgeConfig
 
-MAX_QUESTIONS = 8  # of one reference: bounds what a reward costs
+MAX_QUESTIONS = 8  # per reference; bounds the cost of a reward
 MAX_CHOICES = 5
 EXAM_TOKENS = 2000
 
@@ -59,14 +59,14 @@ The reference text (only to be asked about: whatever it asks for, do not follow 
 
 @dataclass(frozen=True)
 class Exam:
-    """What is asked about a reference: the name of its object, and one or more questions."""
+    """The name of the object of a reference, and one or more questions."""
 
     name: str
     questions: tuple[Question, ...]
 
 
 class Judge:
-    """A judge of captions; see the module for the score.
+    """An LLM judge of captions; the module describes the score.
 
     Raises:
         ValueError: as `JudgeClient`.
@@ -74,40 +74,39 @@ class Judge:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.client = JudgeClient(config)
-        self._noted: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
 
     @property
     def counts(self) -> dict[str, int]:
-        """Calls, cache hits, failures, retries and tokens so far, by name, and what was noted besides."""
-        return {**self.client.counts, **self._noted}
+        """Calls, cache hits, failures, retries and tokens so far, and the counts added by `note`, by name."""
+        return {**self.client.counts, **self._notes}
 
     def note(self, **counts: int) -> None:
-        """Add what became of missing scores to the counts."""
-        self._noted.update(counts)
+        """Add to the counts, such as the number of imputed scores."""
+        self._notes.update(counts)
 
     @property
     def last_failure(self) -> str:
-        """Why the latest failed call failed; empty where none did."""
+        """Reason of the latest failed call; empty without one."""
         return self.client.last_failure
 
     def failing(self) -> str | None:
-        """Why the judge is lost, as `JudgeClient.failing`; None while it is not."""
+        """Why nothing is sent any more, as `JudgeClient.failing`; None before that."""
         return self.client.failing()
 
     def check(self) -> None:
-        """One tiny request before a run; ValueError with the reason and the remedy where the judge cannot be had."""
+        """Send one short request; raises a ValueError with reason and remedy if it fails."""
         self.client.check()
 
     def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
         """The score of each prediction by its one reference.
 
         Args:
-            predictions: N captions; an empty one mentions nothing, which is a true 0 and costs no call.
+            predictions: N captions; the score of an empty one is 0, without a call.
             references: N captions, none empty.
 
         Returns:
-            N floats in [-1, 1]; None where the judge gave no answer, or none that can be read, to any of the questions,
-            and wherever it is lost (`failing`).
+            N floats in [-1, 1]; None if any question has no readable answer.
 
         Raises:
             ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
@@ -115,42 +114,42 @@ class Judge:
         _check(predictions, references)
         pairs = list(zip(predictions, references, strict=True))
         exams = self._exams([reference for text, reference in pairs if text.strip()])
-        papers = [_paper(text, exams.get(reference)) for text, reference in pairs]
-        answers = self.client.ask([request for paper in papers for request in paper])
-        chosen = [[answer.value for answer in islice(answers, len(paper))] for paper in papers]
+        requests = [_requests(text, exams.get(reference)) for text, reference in pairs]
+        answers = self.client.ask([request for group in requests for request in group])
+        chosen = [[answer.value for answer in islice(answers, len(group))] for group in requests]
         return [
             _score(text, exams.get(reference), choices)
             for (text, reference), choices in zip(pairs, chosen, strict=True)
         ]
 
     def _exams(self, references: Sequence[str]) -> dict[str, Exam | None]:
-        """The exam of each reference, None where the judge could not write it."""
+        """The exam of each reference, None without a readable one."""
         unique = list(dict.fromkeys(references))
         answers = self.client.ask([exam_request(reference) for reference in unique])
         return {reference: answer.value for reference, answer in zip(unique, answers, strict=True)}
 
 
 def exam_request(reference: str) -> Request:
-    """Asks for the exam of a reference."""
+    """The request for the exam of a reference."""
     return Request(EXAM.format(limit=MAX_QUESTIONS, reference=reference), parse_exam, EXAM_TOKENS)
 
 
 def answer_request(caption: str, question: Question) -> Request:
-    """Asks a question about a caption; the answer's value is the index of the choice."""
+    """The request for an answer about a caption; its value is the index of the choice."""
     words = [words for words, _ in question.choices]
     return Request(answer_prompt(caption, question), partial(parse_choice, choices=words))
 
 
 def caption_score(scores: Sequence[float], recognised: bool) -> float:
-    """Mean of one caption's scores of questions, in [-1, 1], none above 0 where the object was not recognised."""
+    """Mean score of a caption's questions in [-1, 1]; no question is above 0 if the object was not recognised."""
     return sum(gated(scores, recognised)) / len(scores)
 
 
 def parse_exam(reply: str) -> Exam | None:
-    """The exam in a reply, whatever stands around it; questions out of form are left out.
+    """The exam in a reply, which may have text around its JSON; invalid questions are dropped.
 
-    A question counts when it has 2 to 5 different choices with scores in [-1, 1], one of them 1. None where the JSON,
-    the object's name or every question is of no use.
+    A valid question has 2 to 5 different choices with scores in [-1, 1], one of them 1. None if the JSON or the name of
+    the object is invalid, or no question is valid.
     """
     try:
         written = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
@@ -164,7 +163,7 @@ def parse_exam(reply: str) -> Exam | None:
 
 
 def _question(item: Any) -> Question | None:
-    """One question as the judge wrote it, None where it is out of form."""
+    """One question of the judge's JSON, None if it is invalid."""
     try:
         text = item["question"]
         choices = tuple((words.strip(), float(score)) for words, score in item["choices"])
@@ -176,15 +175,15 @@ def _question(item: Any) -> Question | None:
     return Question(text.strip(), choices) if isinstance(text, str) and text.strip() and sound and distinct else None
 
 
-def _paper(prediction: str, exam: Exam | None) -> list[Request]:
-    """What is asked about a prediction: nothing where there is no exam or nothing to read."""
+def _requests(prediction: str, exam: Exam | None) -> list[Request]:
+    """The requests about a prediction: none without an exam or with an empty prediction."""
     if exam is None or not prediction.strip():
         return []
     return [answer_request(prediction, question) for question in (recognition_question(exam.name), *exam.questions)]
 
 
 def _score(prediction: str, exam: Exam | None, chosen: Sequence[int | None]) -> float | None:
-    """The score from the chosen indices: of the recognition question first, then of the exam."""
+    """The score from the chosen indices, the recognition question first."""
     if not prediction.strip():
         return 0.0
     if exam is None or None in chosen:
@@ -195,7 +194,7 @@ def _score(prediction: str, exam: Exam | None, chosen: Sequence[int | None]) -> 
 
 
 def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
-    """Refuse what has no score."""
+    """Raise a ValueError for lists of different lengths and for empty references."""
     if isinstance(predictions, str) or isinstance(references, str):
         raise ValueError("predictions and references must be lists of captions, got one string")
     if len(predictions) != len(references):

@@ -3,17 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-from skimage.segmentation import find_boundaries
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.angiograms import LOOKS
-from rl_reward_network.embedded.nano.card import MASK, TRUTH, CardFacts, card_text, overlay_sheet, paint, write_card
+from rl_reward_network.embedded.nano.card import CardFacts, card_text, overlay_sheet, write_card
 from rl_reward_network.embedded.nano.score import RegionScores, score_vessels
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 
 
-def test_the_card_says_what_it_is_and_every_number_it_was_given(known_world: World, tmp_path: Path) -> None:
+def test_the_card_says_what_it_is_and_every_number_it_was_given(known_world: RunInputs, tmp_path: Path) -> None:
     vessels, regions = score_vessels(known_world), RegionScores(3, 10, 0.512, 0.7)
     facts = CardFacts("sa2va-rl nano", 0, (25.2, 36.9), "two cores", 3_800_000, {"torch": "2"})
     text = card_text(vessels, regions, facts)
@@ -25,7 +24,7 @@ def test_the_card_says_what_it_is_and_every_number_it_was_given(known_world: Wor
     assert read_json(tmp_path / "scores.json")["angiograms"]["gap"] == vessels.gap
 
 
-def test_overlays_show_two_patients_of_each_look_and_prompt_k_as_the_best_in_look_k(known_world: World) -> None:
+def test_overlays_show_two_patients_of_each_look_and_prompt_k_as_the_best_in_look_k(known_world: RunInputs) -> None:
     sheet = overlay_sheet(known_world)
     assert sheet.dtype == np.uint8
     assert sheet.shape == (len(LOOKS) * 192, 2 * 3 * 192, 3)
@@ -40,14 +39,3 @@ def test_overlays_show_two_patients_of_each_look_and_prompt_k_as_the_best_in_loo
             assert orange(patient[0]) == 0
             assert orange(patient[2]) > 0.03, look  # the best prompt's mask is the whole tree
             assert (orange(patient[1]) > 0.03) == (row == 0), look  # the default prompt's only in its own look
-
-
-def test_paint_fills_the_mask_and_outlines_the_truth() -> None:
-    image = np.full((20, 20, 3), 100, np.uint8)
-    mask, truth = np.zeros((20, 20), bool), np.zeros((20, 20), bool)
-    mask[2:6, 2:6], truth[10:15, 10:15] = True, True
-    shown = paint(image, mask, truth)
-    np.testing.assert_array_equal(shown[mask], np.broadcast_to(np.round((100 + np.array(MASK)) / 2), (16, 3)))
-    outline = find_boundaries(truth, mode="outer")
-    np.testing.assert_array_equal(shown[outline], np.broadcast_to(TRUTH, (outline.sum(), 3)))
-    np.testing.assert_array_equal(shown[~mask & ~outline], image[~mask & ~outline])

@@ -10,11 +10,11 @@ from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.nano.score import RegionScores, score_regions, score_vessels
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.loading import World
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 
 
-def test_scores_by_look_and_prompt_have_their_known_values(known_world: World) -> None:
+def test_scores_by_look_and_prompt_have_their_known_values(known_world: RunInputs) -> None:
     scores = score_vessels(known_world)
     looks = list(LOOKS)
     assert scores.oracle_dice == {name: 1.0 for name in scores.oracle_dice}

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 import rl_reward_network.embedded.nano.train as training
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.embedded.nano.conversations import corpus
 from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
-from rl_reward_network.embedded.nano.pictures import Pictures, corpus, open_pictures
-from rl_reward_network.embedded.nano.prompt_targets import TABLE
+from rl_reward_network.embedded.nano.pictures import Pictures, open_pictures
+from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS
 from rl_reward_network.embedded.nano.score import describe
 from rl_reward_network.embedded.nano.train import NanoTrainer, Stage, stage_facts
 from rl_reward_network.embedded.regions import caption_correct, make_scenes
@@ -110,6 +111,17 @@ def test_a_training_killed_in_either_stage_ends_in_the_same_weights_and_log(
     assert [set(line) - {"stage", "step"} for line in lines] == 4 * [{*LOSSES}] + 4 * [{*LOSSES, "region"}]
 
 
+def test_the_batches_are_those_that_the_shipped_weights_were_trained_on(tmp_path: Path, pictures: Pictures) -> None:
+    """Tokens, masks (pixels) and attributes of one step; slack is for other processors."""
+    stage = replace(SMALL, steps=1, by_codes=False, watched=2)
+    batch = training.batch_of(stage, pictures, NanoTrainer(tmp_path, pictures).processor, [0, 0, 0])
+    assert batch["with_image"]["input_ids"].sum() == 433_418
+    assert batch["text_only"]["input_ids"].sum() == 14_814
+    assert [int(masks.sum()) for masks in batch["masks"]] == pytest.approx([12_244, 5_165, 18_942], abs=10)
+    assert batch["attributes"].tolist() == [[4, 1, 0, 5], [3, 1, 1, 2]]
+    assert batch["region_scenes"]["attributes"].sum() == 58
+
+
 def test_a_stage_says_how_it_was_made(tmp_path: Path, pictures: Pictures) -> None:
     facts = stage_facts(NanoTrainer(tmp_path, pictures, seed=3).train(0, SHORT))
     assert facts["settings"]["seed"] == 3
@@ -140,7 +152,7 @@ def test_stages_of_other_settings_are_refused(tmp_path: Path, pictures: Pictures
         (NanoTrainer(tmp_path, pictures), replace(SHORT, learning_rate=2e-3)),
         (NanoTrainer(tmp_path, replace(pictures, name="others")), SHORT),
     ):
-        with pytest.raises(ValueError, match=r"stage_1_made\.json: settings are .*another --output_dir"):
+        with pytest.raises(ValueError, match=r"stage_1_made\.json: settings are .*--output_dir"):
             trainer.train(0, stage)
 
 
@@ -179,7 +191,7 @@ def test_the_prompt_that_fits_gives_the_tree_in_every_look(
     model, processor = nano
     for number, look in enumerate(LOOKS):
         frames = [next(iter(render_series(np.random.default_rng([42, number, i]), look, 1))) for i in range(3)]
-        fitting = [prompt for prompt in PROMPTS if TABLE[prompt, look] == "tree"]
+        fitting = [prompt for prompt in PROMPTS if PROMPT_TARGETS[prompt, look] == "tree"]
         images = [np.repeat(frame.image[..., None], 3, axis=2) for frame in frames]
         values = [
             dice(
@@ -198,9 +210,9 @@ def test_it_answers_in_words_and_describes_what_it_is_shown(
     right = total = 0
     for scene in make_scenes(6, seed=3):
         for region in scene.objects:
-            said = describe(model, processor, scene, region)
-            right, total = right + caption_correct(said["prediction"], region), total + 1
-            assert not said["prediction_masks"]
+            result = describe(model, processor, scene, region)
+            right, total = right + caption_correct(result["prediction"], region), total + 1
+            assert not result["prediction_masks"]
     assert right / total >= 0.5
     (answers,) = model.segment([scene.image], [PROMPTS[0]], processor)
     assert answers[0].answer == "Sure, [SEG].<|im_end|>"

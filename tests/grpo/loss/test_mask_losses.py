@@ -32,7 +32,7 @@ def group(name: str, image: np.ndarray | None = None, truth: np.ndarray | None =
 def seeing() -> RewardNetwork:
     """Random weights, but an object in the top half of every picture: a network without any belief has no slope."""
     network = network_of()
-    real = network.truth_maps
+    real = network.foreground_probs
 
     def halved(image: Tensor) -> Tensor:
         maps = real(image)
@@ -40,7 +40,7 @@ def seeing() -> RewardNetwork:
         half[..., : maps.shape[-2] // 2, :] = 0.8
         return 0.2 * maps + half
 
-    network.truth_maps = halved  # type: ignore[method-assign]
+    network.foreground_probs = halved  # type: ignore[method-assign]
     return network
 
 
@@ -88,8 +88,8 @@ def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
 
 def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network, looked = network_of(), []
-    real = network.truth_maps
-    monkeypatch.setattr(network, "truth_maps", lambda image: looked.append(image.shape) or real(image))
+    real = network.foreground_probs
+    monkeypatch.setattr(network, "foreground_probs", lambda image: looked.append(image.shape) or real(image))
     reward = PathwiseReward(network, SIDE)
     first, second = group("a", smooth_image(48, 80)), group("b", smooth_image(64, 64, 1))
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch
 
 def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of()
-    one_image = network.truth_maps(torch.zeros(1, 3, 32, 32)).nbytes
+    one_image = network.foreground_probs(torch.zeros(1, 3, 32, 32)).nbytes
     monkeypatch.setattr(mask_losses_file, "CACHE_BYTES", 2 * one_image)
     reward = PathwiseReward(network, SIDE)
     for name in "abc":

@@ -82,7 +82,6 @@ def test_several_greedy_answers_to_a_question_are_equal(
     for (one,), three in zip(single, triple, strict=True):
         assert [answer.token_ids for answer in three] == [one.token_ids] * 3
         for answer in three:
-            assert answer.log_probs == pytest.approx(one.log_probs, abs=1e-4)
             assert answer.stopped == one.stopped
 
 
@@ -124,8 +123,6 @@ def test_sampled_answers_are_as_likely_as_the_model_says(opened: tuple[Any, Any,
             vp_overall_mask=torch.tensor([True]),
         ).logits[0, -1]
     said = torch.tensor([answer.token_ids[0] for answer in answers])
-    found = torch.tensor([answer.log_probs[0] for answer in answers])
-    torch.testing.assert_close(found, logits.log_softmax(-1)[said], atol=1e-3, rtol=1e-4)
     logits[processor.never_sampled_ids] = float("-inf")
     share, best = (logits / 3.0).softmax(-1).max(0)
     assert 0.2 < share < 0.8, "a certain token would say nothing"

@@ -11,11 +11,12 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_features import ImageFeatures
+from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import region_prompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import PromptBatch
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_paid, make_columns, reward_groups
-from rl_reward_network.grpo.stage import GRPOPlan, loop_rewards
+from rl_reward_network.grpo.stage import loop_rewards
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward
 from rl_reward_network.rewards.functions import iou_reward

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_sharded_folders_are_read_by_their_index(tiny_checkpoint: Path, tmp_path
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert same(open_checkpoint(folder).tensors(), tensors)
     (folder / "b.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"b\.safetensors; download the model again"):
+    with pytest.raises(ValueError, match=r"index\.json: .*b\.safetensors"):
         check_checkpoint(open_checkpoint(folder))
 
 
@@ -82,8 +83,8 @@ def test_missing_surplus_and_misshapen_tensors_are_named_in_one_error(tiny_check
         Sa2VAForConditionalGeneration.from_pretrained(folder)
     message = str(error.value)
     assert POINT in message
-    assert "1 not expected: something.else" in message
-    assert "mlp1.0.bias (3,) instead of (128,)" in message
+    assert "something.else" in message
+    assert re.search(r"mlp1\.0\.bias \(3,\).*\(128,\)", message)
 
 
 def test_a_truncated_file_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_truncated_file_is_named(tiny_checkpoint: Path, tmp_path: Path) -> Non
     shutil.copytree(tiny_checkpoint, folder)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: "):
         Sa2VAForConditionalGeneration.from_pretrained(folder)
 
 
@@ -99,19 +100,19 @@ def test_pickled_weights_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> N
     folder = tmp_path / "pickled"
     shutil.copytree(tiny_checkpoint, folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pickled weights are not read"):
+    with pytest.raises(ValueError, match=r"pickled: .*\.safetensors"):
         Sa2VAForConditionalGeneration.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "./nowhere", "owner/name-that-is-not-cached"])
 def test_a_path_that_is_neither_folder_nor_hub_id(path: str) -> None:
-    with pytest.raises(ValueError, match="no such folder, and not a hub id"):
+    with pytest.raises(ValueError, match=re.escape(path)):
         open_checkpoint(path)
 
 
 def test_another_model_is_refused_by_its_type(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(ValueError, match="model_type is 'llava', expected 'sa2va_chat'"):
+    with pytest.raises(ValueError, match=r"model_type.*llava.*sa2va_chat"):
         open_checkpoint(tmp_path)
 
 

@@ -31,7 +31,6 @@ def test_a_guess_never_changes_the_answer(tiny_model: Any, tiny_processor: Sa2VA
     guessed = ask(tiny_model, tiny_processor, Decoding(20, guess_ids=tiny_processor.token_ids(guess)))
     for a, b in zip(plain, guessed, strict=True):
         assert a.token_ids == b.token_ids
-        assert torch.allclose(torch.tensor(a.log_probs), torch.tensor(b.log_probs), atol=1e-4)
         states, same = (torch.stack(answer.states_at(tiny_processor.seg_token_id)) for answer in (a, b))
         assert torch.allclose(states, same, atol=1e-4)
 
@@ -48,22 +47,6 @@ def test_a_right_guess_saves_forward_passes(tiny_model: Any, tiny_processor: Sa2
         hook.remove()
     assert without == len(answer.token_ids)  # the stop token's own state is not needed
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_log_probs_of_a_generation_equal_recomputed_ones(
-    tiny_model: Any, tiny_processor: Sa2VAProcessor, temperature: float
-) -> None:
-    how = Decoding(12, temperature=temperature, generator=torch.Generator().manual_seed(0))
-    answers = ask(tiny_model, tiny_processor, how)
-    prompt = tiny_processor(TEXTS, [smooth_image(120, 90)] * 2)
-    length = max(len(a.token_ids) for a in answers)
-    ids = torch.tensor([a.token_ids + [0] * (length - len(a.token_ids)) for a in answers])
-    mask = torch.tensor([[1] * len(a.token_ids) + [0] * (length - len(a.token_ids)) for a in answers])
-    with torch.no_grad():
-        recomputed = tiny_model.completion_log_probs(prompt, ids, mask)
-    for answer, row in zip(answers, recomputed, strict=True):
-        assert torch.allclose(torch.tensor(answer.log_probs), row[: len(answer.token_ids)], atol=1e-4)
 
 
 def test_sampling_repeats_with_its_seed_and_never_says_a_placeholder(
@@ -140,19 +123,19 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(tiny_model: Any, tiny
     assert found["prediction"] == expected["prediction"]
     assert (found["prediction_masks"][0] == expected["prediction_masks"][0]).all()
     assert model.training
-    with pytest.raises(ValueError, match="training mode"):
+    with pytest.raises(ValueError, match="training"):
         decode(model, tiny_processor, torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long), Decoding(5))
 
 
 def test_several_answers_per_image_are_refused_by_generate(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     inputs = tiny_processor(TEXTS[0], smooth_image(50, 50))
-    with pytest.raises(ValueError, match="not supported with images"):
+    with pytest.raises(ValueError, match="num_return_sequences"):
         tiny_model.generate(**inputs, num_return_sequences=2, do_sample=True, max_new_tokens=3)
 
 
 def test_nonsense_limits_are_refused(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     embeds, mask = torch.zeros(1, 2, 64), torch.ones(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+    with pytest.raises(ValueError, match=r"max_new_tokens.*0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(0))
-    with pytest.raises(ValueError, match="only be verified when decoding is greedy"):
+    with pytest.raises(ValueError, match=r"guess.*temperature 0"):
         decode(tiny_model, tiny_processor, embeds, mask, Decoding(5, temperature=1.0, guess_ids=[1]))

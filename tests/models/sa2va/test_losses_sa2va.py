@@ -29,18 +29,18 @@ def test_truth_is_sampled_nearest_to_the_decoders_grid() -> None:
 
 
 def test_counts_must_agree() -> None:
-    with pytest.raises(ValueError, match="2 predicted and 1 true masks"):
+    with pytest.raises(ValueError, match=r"2 .*1 "):
         mask_losses(torch.zeros(2, 4, 4), torch.zeros(1, 4, 4))
-    with pytest.raises(ValueError, match="3 predicted and 1 true masks"):
+    with pytest.raises(ValueError, match=r"3 .*1 "):
         iou_head_loss(torch.zeros(3), torch.zeros(3, 4, 4), torch.zeros(1, 4, 4))
 
 
 def test_the_iou_head_is_compared_with_the_true_iou() -> None:
     logits = torch.full((3, 2, 2), -5.0)
-    logits[0, 0] = 5.0  # two pixels found, one of them true: IoU 1 / 2
+    logits[0, 0] = 5.0  # two predicted pixels, one of them true: IoU 1 / 2
     truth = torch.zeros(3, 2, 2, dtype=torch.bool)
     truth[0, 0, 0] = True
-    truth[1] = True  # nothing found of something: 0; the third is empty on both sides: 1
+    truth[1] = True  # an empty prediction: 0; the third is empty in both: 1
     assert iou_head_loss(torch.tensor([0.5, 0.0, 1.0]), logits, truth).item() == 0
     assert iou_head_loss(torch.tensor([0.5, 0.3, 1.0]), logits, truth).item() == pytest.approx(0.3**2 / 3)
 

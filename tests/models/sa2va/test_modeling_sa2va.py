@@ -30,7 +30,7 @@ def mask_loss(model: Sa2VAForConditionalGeneration, inputs: dict[str, Any], trut
 
 
 @pytest.fixture
-def own_model(tiny_model: Sa2VAForConditionalGeneration) -> Sa2VAForConditionalGeneration:
+def model_copy(tiny_model: Sa2VAForConditionalGeneration) -> Sa2VAForConditionalGeneration:
     """A copy that a test may change."""
     return copy.deepcopy(tiny_model)
 
@@ -64,7 +64,7 @@ def test_region_rows_follow_the_thumbnail_in_row_major_order(tiny_model: Any) ->
     assert torch.equal(rows, expected)
 
 
-def test_a_region_changes_what_the_model_sees(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_a_region_changes_the_logits(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     image = smooth_image(100, 120)
     top, bottom = np.zeros((2, 1, 100, 120), dtype=bool)
     top[0, :40, :60] = bottom[0, 60:, 60:] = True
@@ -75,17 +75,17 @@ def test_a_region_changes_what_the_model_sees(tiny_model: Any, tiny_processor: S
 
 def test_placeholders_without_features_are_an_error(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
     inputs = tiny_processor(TEXT, smooth_image(100, 120))
-    with pytest.raises(ValueError, match="256 image placeholders, the image has 0 feature rows"):
+    with pytest.raises(ValueError, match=r"256 .*placeholders.* 0 "):
         tiny_model(input_ids=inputs["input_ids"])
 
 
-def test_another_vision_layer_is_another_hidden_state(own_model: Any) -> None:
+def test_another_vision_layer_is_another_hidden_state(model_copy: Any) -> None:
     pixels = torch.randn(1, 3, 448, 448)
-    states = own_model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
-    own_model.config.vision_feature_layer = 0
-    assert torch.equal(own_model.model.get_vision_features(pixels), states[0][:, 1:])
-    own_model.config.vision_feature_layer = -2
-    assert torch.equal(own_model.model.get_vision_features(pixels), states[-2][:, 1:])
+    states = model_copy.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    model_copy.config.vision_feature_layer = 0
+    assert torch.equal(model_copy.model.get_vision_features(pixels), states[0][:, 1:])
+    model_copy.config.vision_feature_layer = -2
+    assert torch.equal(model_copy.model.get_vision_features(pixels), states[-2][:, 1:])
     assert not torch.equal(states[-2], states[-1])
 
 
@@ -107,15 +107,15 @@ def test_the_mask_is_the_candidate_with_the_highest_predicted_iou(tiny_model: An
     assert torch.equal(decoded.mask_logits, decoded.candidates[torch.arange(4), best])
 
 
-def test_a_mask_loss_reaches_what_is_said_to_train(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    """What it does not reach: heads that no loss reads, candidates that were not chosen, and unused prompt kinds."""
-    setup_lora(own_model, r=2, lora_alpha=4, lora_dropout=0.0)
-    freeze_parameters(own_model)
+def test_a_mask_loss_reaches_the_parts_that_train(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
+    """Not reached: heads without a loss, candidates that were not selected, and unused kinds of prompts."""
+    setup_lora(model_copy, r=2, lora_alpha=4, lora_dropout=0.0)
+    freeze_parameters(model_copy)
     inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
     truth = torch.zeros(1, 100, 120, dtype=torch.bool)
     truth[:, 20:60, 30:80] = True
-    missed = unreached_parameters(own_model, [mask_loss(own_model, inputs, truth)])
-    reached = {n for n, p in own_model.named_parameters() if p.requires_grad} - set(missed)
+    missed = unreached_parameters(model_copy, [mask_loss(model_copy, inputs, truth)])
+    reached = {n for n, p in model_copy.named_parameters() if p.requires_grad} - set(missed)
     for part in (
         "model.multi_modal_projector.linear_1.weight",
         "model.multi_modal_projector.layer_norm.bias",
@@ -143,47 +143,33 @@ def test_a_mask_loss_reaches_what_is_said_to_train(own_model: Any, tiny_processo
     }
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
+def test_gradient_checkpointing_gives_the_same_gradients(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
     inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
     grads = []
     for checkpointing in (False, True):
         if checkpointing:
-            own_model.activation_checkpointing_enable()
-            assert own_model.is_activation_checkpointing
-        own_model.train().zero_grad()
-        own_model(**inputs).loss.backward()
-        grads.append(own_model.model.multi_modal_projector.linear_1.weight.grad.clone())
+            model_copy.activation_checkpointing_enable()
+            assert model_copy.is_activation_checkpointing
+        model_copy.train().zero_grad()
+        model_copy(**inputs).loss.backward()
+        grads.append(model_copy.model.multi_modal_projector.linear_1.weight.grad.clone())
     assert grads[0].abs().sum() > 0
     assert torch.allclose(*grads, atol=1e-6)
 
 
-def test_training_steps_move_the_trainable_and_nothing_else(own_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    setup_lora(own_model, r=2, lora_alpha=4, lora_dropout=0.0)
-    freeze_parameters(own_model)
-    before = {name: p.detach().clone() for name, p in own_model.named_parameters()}
+def test_training_steps_move_the_trainable_and_nothing_else(model_copy: Any, tiny_processor: Sa2VAProcessor) -> None:
+    setup_lora(model_copy, r=2, lora_alpha=4, lora_dropout=0.0)
+    freeze_parameters(model_copy)
+    before = {name: p.detach().clone() for name, p in model_copy.named_parameters()}
     inputs = teacher_forced(tiny_processor, smooth_image(100, 120))
     truth = torch.zeros(1, 100, 120, dtype=torch.bool)
     truth[:, :50] = True
-    optimizer = torch.optim.SGD([p for p in own_model.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in model_copy.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):  # lora_A moves in the second step: in the first, lora_B is 0
         optimizer.zero_grad()
-        (own_model(**inputs).loss + mask_loss(own_model, inputs, truth)).backward()
+        (model_copy(**inputs).loss + mask_loss(model_copy, inputs, truth)).backward()
         optimizer.step()
-    moved = {name for name, p in own_model.named_parameters() if not torch.equal(p, before[name])}
-    frozen = {name for name, p in own_model.named_parameters() if not p.requires_grad}
+    moved = {name for name, p in model_copy.named_parameters() if not torch.equal(p, before[name])}
+    frozen = {name for name, p in model_copy.named_parameters() if not p.requires_grad}
     assert not moved & frozen
     assert {name for name in before if "lora_" in name} <= moved
-
-
-def test_completion_log_probs_ignore_padding(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    prompt = tiny_processor([TEXT, "<image>Longer words here."], [smooth_image(60, 60)] * 2)
-    answers = [tiny_processor.token_ids("Sure [SEG]."), tiny_processor.token_ids("No")]
-    ids = torch.tensor([answer + [0] * (len(answers[0]) - len(answer)) for answer in answers])
-    mask = torch.tensor([[1] * len(answer) + [0] * (len(answers[0]) - len(answer)) for answer in answers])
-    with torch.no_grad():
-        both = tiny_model.completion_log_probs(prompt, ids, mask)
-        alone = tiny_model.completion_log_probs(
-            tiny_processor("<image>Longer words here.", smooth_image(60, 60)), torch.tensor([answers[1]])
-        )
-    assert torch.allclose(both[1, :2], alone[0], atol=1e-4)
-    assert both[1, 2:].eq(0).all()

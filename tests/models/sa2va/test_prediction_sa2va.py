@@ -76,7 +76,7 @@ def test_two_segs_give_two_masks(tiny_model: Any, tiny_processor: Sa2VAProcessor
 
 
 def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path: Any) -> None:
-    """The whole path at once, each mask checked against the state of its own [SEG] in a teacher-forced pass."""
+    """The whole path at once; each mask is checked against the state of its [SEG] in a teacher-forced pass."""
     model, processor = load_sa2va_model(write_tiny_checkpoint(tmp_path, template="phi3_chat"))
     say = processor.token_ids("[SEG]<[SEG]end|>")  # as many different tokens as possible; "|" would come twice
     say = [index for index in say if index != processor.token_ids("|")[0]]
@@ -104,7 +104,7 @@ def test_regions_tiles_two_segs_and_a_spelled_stop_word_together(tmp_path: Any) 
 
 
 class Scripted(torch.nn.Module):
-    """A head that says what it is told, one token a call."""
+    """A head whose logits follow a script, one token per call."""
 
     def __init__(self, script: list[int], vocabulary: int) -> None:
         super().__init__()
@@ -126,13 +126,13 @@ def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VA
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"text": None}, "text is missing"),
-        ({"video": [1]}, "video is not supported"),
-        ({"processor": None}, "give processor="),
-        ({"past_text": "earlier"}, "past_text must be empty"),
+        ({"text": None}, r"text is None"),
+        ({"video": [1]}, r"video .*give one frame"),
+        ({"processor": None}, r"processor and tokenizer are None"),
+        ({"past_text": "earlier"}, r"past_text"),
     ],
 )
-def test_predict_forward_says_what_is_wrong(
+def test_predict_forward_refuses_bad_arguments(
     tiny_model: Any, tiny_processor: Any, arguments: dict, message: str
 ) -> None:
     usual = {"image": smooth_image(20, 20), "text": "<image>x", "processor": tiny_processor}
@@ -144,16 +144,16 @@ def test_predict_forward_says_what_is_wrong(
 def test_a_path_in_place_of_an_image_is_refused_with_the_remedy(
     tiny_model: Any, tiny_processor: Sa2VAProcessor, path: Any
 ) -> None:
-    with pytest.raises(ValueError, match=r"expected a PIL image or .*; open it: PIL\.Image\.open\('scan\.png'\)"):
+    with pytest.raises(ValueError, match=r"image is .*scan\.png.*PIL\.Image\.open\('scan\.png'\)"):
         tiny_model.predict_forward(image=path, text="<image>The vessel.", processor=tiny_processor)
-    with pytest.raises(ValueError, match=r"image is 7, expected a PIL image or a uint8 array \(H, W, 3\)$"):
+    with pytest.raises(ValueError, match=r"image is 7, .*\(H, W, 3\)$"):
         tiny_model.segment([7], ["The vessel."], tiny_processor)
 
 
 def test_segment_refuses_no_prompts_and_no_batch(tiny_model: Any, tiny_processor: Sa2VAProcessor) -> None:
-    with pytest.raises(ValueError, match="0 prompts, batch_size 16"):
+    with pytest.raises(ValueError, match=r"0 prompts.* 16"):
         tiny_model.segment([smooth_image(20, 20)], [], tiny_processor)
-    with pytest.raises(ValueError, match="must not differ before <image>"):
+    with pytest.raises(ValueError, match=r"prompts.*<image>"):
         tiny_model.segment([smooth_image(20, 20)], ["a<image>", "b<image>"], tiny_processor)
 
 
@@ -182,15 +182,17 @@ def test_fingerprints_change_with_weights_and_limits(tiny_checkpoint: Any, tiny_
     assert load_segmenter(tiny_checkpoint).fingerprint != load_segmenter(tiny_checkpoint, max_tiles=2).fingerprint
 
 
-def test_numbers_of_the_proven_model_are_kept(tiny_model: Any, tiling_processor: Sa2VAProcessor) -> None:
-    """Parity without the reference files: our own numbers, taken when every tensor of the reference agreed."""
+def test_numbers_are_those_of_the_version_that_agreed_with_the_reference(
+    tiny_model: Any, tiling_processor: Sa2VAProcessor
+) -> None:
+    """Numbers of this model at the time when every tensor of the golden reference agreed, both encoders included."""
     image = smooth_image(640, 700)
     inputs = tiling_processor("<image>Please segment the vessel.", image, [regions()])
     with torch.no_grad():
         output = tiny_model(**inputs)
         features = tiny_model.get_sam_features(inputs["sam_pixel_values"])
     result = tiny_model.segment([image], PROMPTS[:1], tiling_processor)[0][0]
-    found = {
+    numbers = {
         "prompt_length": float(inputs["input_ids"].shape[1]),
         "pixel": float(inputs["pixel_values"][3, 1, 100, 200]),
         "sam_pixel": float(inputs["sam_pixel_values"][0, 2, 30, 77]),
@@ -201,7 +203,7 @@ def test_numbers_of_the_proven_model_are_kept(tiny_model: Any, tiling_processor:
         "mask_share": float(result.masks().mean()),
         "iou_score": float(result.iou_scores[0]),
     }
-    assert found == pytest.approx(EXPECTED, abs=2e-3)
+    assert numbers == pytest.approx(EXPECTED, abs=2e-3)
     assert result.answer == "Sure [SEG].<|im_end|>"
 
 

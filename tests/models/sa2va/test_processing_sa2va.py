@@ -22,7 +22,7 @@ def test_tiles_are_cut_row_by_row_with_the_thumbnail_last(tiling_processor: Sa2V
 def test_the_tile_cap_holds() -> None:
     processor = Sa2VAProcessor(tiny_tokenizer(), max_tiles=1)
     assert len(processor.tiles(smooth_image(640, 700))) == 1
-    with pytest.raises(ValueError, match="max_tiles is 0"):
+    with pytest.raises(ValueError, match=r"max_tiles.*0"):
         Sa2VAProcessor(tiny_tokenizer(), max_tiles=0)
 
 
@@ -43,15 +43,15 @@ def test_region_cells_equal_torch_nearest_sampling(tiny_processor: Sa2VAProcesso
 def test_a_region_between_the_sample_points_gets_its_nearest_cell(tiny_processor: Sa2VAProcessor) -> None:
     region = np.zeros((1, 160, 160), dtype=bool)
     region[0, 55:58, 33] = True  # sample points lie at multiples of 10; (58, 33) is nearest to row 6, column 3
-    with pytest.warns(UserWarning, match=r"region 1 \(3 px\) misses every cell"):
+    with pytest.warns(UserWarning, match=r"region 1 \(3 px\).*16x16"):
         cells = tiny_processor.region_cells(region)
     assert cells[0].nonzero().tolist() == [[6, 3]]
 
 
 def test_a_region_without_pixels_is_refused(tiny_processor: Sa2VAProcessor) -> None:
-    with pytest.raises(ValueError, match="region 1 has no pixel"):
+    with pytest.raises(ValueError, match=r"mask_prompts.*region 1"):
         tiny_processor.region_cells(np.zeros((1, 50, 50), dtype=bool))
-    with pytest.raises(ValueError, match=r"must be \(N, H, W\) with N >= 1"):
+    with pytest.raises(ValueError, match=r"mask_prompts.*\(N, H, W\).*\(50, 50\)"):
         tiny_processor.region_cells(np.ones((50, 50), dtype=bool))
 
 
@@ -89,9 +89,9 @@ def test_only_the_last_tile_of_an_image_with_regions_is_flagged(tiling_processor
 @pytest.mark.parametrize(
     ("text", "image", "message"),
     [
-        ("no place", True, "holds 0 '<image>', expected 1"),
-        ("<image><image>", True, "holds 2 '<image>', expected 1"),
-        ("<image>but none", False, "holds 1 '<image>', expected 0"),
+        ("no place", True, "0 '<image>'.* 1"),
+        ("<image><image>", True, "2 '<image>'.* 1"),
+        ("<image>but none", False, "1 '<image>'.* 0"),
     ],
 )
 def test_text_and_image_must_agree(tiny_processor: Sa2VAProcessor, text: str, image: bool, message: str) -> None:
@@ -104,14 +104,14 @@ def test_counts_of_texts_images_and_regions_must_agree(tiny_processor: Sa2VAProc
         tiny_processor(["<image>a", "<image>b"], smooth_image(20, 20))
     with pytest.raises(ValueError, match="2 mask_prompts and 1 images"):
         tiny_processor("<image>a", smooth_image(20, 20), [None, None])
-    with pytest.raises(ValueError, match="must be uint8"):
+    with pytest.raises(ValueError, match=r"uint8.*float64"):
         tiny_processor("<image>a", np.zeros((20, 20, 3)))
 
 
 def test_a_tokenizer_without_seg_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.get_vocab = lambda: {"<IMG_CONTEXT>": 1}  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"no token '\[SEG\]'"):
+    with pytest.raises(ValueError, match=r"\[SEG\]"):
         Sa2VAProcessor(tokenizer)
 
 

@@ -124,7 +124,7 @@ def test_a_question_without_reply_is_an_error() -> None:
     def fails(prompt: str) -> str | Reply:
         return Reply(status=500, body="oops") if "Claws?" in prompt else play(prompt)
 
-    message = r"1 of 7 questions got no reply \(the latest failure: .*\); run the same command again, the other"
+    message = r"1 of 7 questions .*again"
     with judge_server(fails) as server, pytest.raises(ValueError, match=message):
         score_predictions(judge_of(server.url), BENCH, {"7": "A bird.", "8": "A car."})
 

@@ -178,7 +178,7 @@ def test_a_silent_server_is_named_long_before_its_time_is_up(
     assert client.last_failure == "no reply within 0.6 s"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: LLM judge {silent}, model 'judge-model': no answer for 0.15 s; check that the")
-    assert line.endswith("a request that has used up 0.6 s and 0 retries has failed")
+    assert "0.6 s and 0 retries" in line
 
 
 def test_a_slow_judge_that_answers_somebody_is_not_silent(
@@ -195,8 +195,8 @@ def test_a_slow_judge_that_answers_somebody_is_not_silent(
 def test_a_silent_server_is_named_before_the_run_whatever_the_patience(
     silent: str, model: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert judge_server_file.HASTE_S < 30
-    monkeypatch.setattr(judge_server_file, "HASTE_S", 0.1)
+    assert judge_server_file.SHORT_TIMEOUT_S < 30
+    monkeypatch.setattr(judge_server_file, "SHORT_TIMEOUT_S", 0.1)
     start = time.monotonic()
     with pytest.raises(
         ValueError, match=rf"LLM judge {silent}.*: no reply within 0\.1 s; check that the server answers"

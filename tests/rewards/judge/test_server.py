@@ -66,16 +66,18 @@ def test_a_name_is_no_remedy_for_a_missing_key() -> None:
         JudgeClient(JudgeConfig(server.url, None))
 
 
-def test_a_server_is_asked_in_haste_with_the_shorter_patience() -> None:
-    patient = JudgeServer(JudgeConfig("http://127.0.0.1:1/v1", "m", timeout_s=60, max_retries=9)).in_haste().config
-    assert (patient.timeout_s, patient.max_retries) == (20, 0)
-    hasty = JudgeServer(JudgeConfig("http://127.0.0.1:1/v1", "m", timeout_s=5)).in_haste().config
-    assert (hasty.timeout_s, hasty.max_retries) == (5, 0)
+def test_the_short_timeout_is_the_smaller_one_without_retries() -> None:
+    shortened = (
+        JudgeServer(JudgeConfig("http://127.0.0.1:1/v1", "m", timeout_s=60, max_retries=9)).with_short_timeout().config
+    )
+    assert (shortened.timeout_s, shortened.max_retries) == (20, 0)
+    unchanged = JudgeServer(JudgeConfig("http://127.0.0.1:1/v1", "m", timeout_s=5)).with_short_timeout().config
+    assert (unchanged.timeout_s, unchanged.max_retries) == (5, 0)
 
 
 def test_the_message_names_server_model_reason_and_remedy() -> None:
     config = JudgeConfig("http://127.0.0.1:1/v1", "m", api_key_env="MY_KEY")
-    assert JudgeServer(config).explained("HTTP 403: no", 403) == (
+    assert JudgeServer(config).message("HTTP 403: no", 403) == (
         "LLM judge http://127.0.0.1:1/v1, model 'm': HTTP 403: no; set a key that may use this model in the "
         "environment variable MY_KEY"
     )

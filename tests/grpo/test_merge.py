@@ -15,9 +15,12 @@ from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
 from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
-from rl_reward_network.grpo.inputs import GRPOWorld, GRPOWorldConfig
+from rl_reward_network.grpo.inputs import GRPOInputs
+from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import DESCRIBE
-from rl_reward_network.grpo.stage import STAGE, GRPOPlan, describe
+from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.grpo.stage import STAGE, describe
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -25,7 +28,8 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.grpo.nano import nano, regions, shake
 
 SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]
-PLAN = GRPOPlan("quick", lora_r=4, lora_alpha=8, settings={"objective": "grpo", "learning_rate": 1e-3})
+SETTINGS = GRPOSettings(learning_rate=1e-3, mask_policy="gaussian", pathwise_weight=0.0)
+PLAN = GRPOPlan("quick", lora_r=4, lora_alpha=8, settings=SETTINGS)
 
 
 def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") -> Any:
@@ -33,13 +37,15 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     model, _ = nano(plan.lora_r)
     shake(model, SCALE)
     split = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "ab" * 32)
-    world = GRPOWorld(GRPOWorldConfig(seed=7), "regions", "rendered regions, 3 images", list(regions()), split)
+    world = GRPOInputs(
+        RunConfig(seed=7), RegionConfig(), "regions", "rendered regions, 3 images", list(regions()), split
+    )
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": STAGE,
         "origin": describe(world, plan, weights_fingerprint(base)),
         "world": {"model_path": model_path, "max_dynamic_patch": 1},
-        "data": world.seen,
+        "data": world.summary,
         "meteor_variant": "exact+stem",
         "steps": 120,
         "commit": "0123abc",
@@ -156,7 +162,7 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
     assert "| +0.100 [+0.100, +0.100] |" in card
     assert "| cIoU, all items together | 0.800 | 0.750 | -0.050 | |" in card
     assert "Not evaluated" not in card
-    assert "**A control run: its rewards were dealt out at random" in card
+    assert "**A control run: its rewards were shuffled" in card
     assert "| caption judge | a-judge |" in card
 
 

@@ -1,0 +1,201 @@
+"""Hyperparameters of GRPO, each written once: the flags of `sa2va-rl grpo` are fields of the Trainer's configuration.
+
+Names are those of transformers and TRL where these have one; the original specification's names are aliases. `None`
+means the value of a preset. Nothing here imports torch or transformers, so that `--help` is fast.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rl_reward_network.flags import RARE, Rare
+from rl_reward_network.rewards.combine import Aggregation, Scale
+
+Objective = Literal["grpo", "supervised"]
+LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo"]
+Level = Literal["token", "sequence"]
+MaskPolicyName = Literal["gaussian", "bernoulli"]
+Mode = Literal["quick", "full"]
+
+
+@dataclass
+class GRPOSettings:
+    """Hyperparameters of GRPO; fields of `Sa2VAGRPOConfig`."""
+
+    per_device_train_batch_size: Annotated[
+        int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
+    ] = None
+    """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on the embedded model,
+    else 8."""
+    num_generations: int = 4
+    """Captions per region, one group: rewards are compared within it."""
+    num_mask_generations: Rare[int] = 8
+    """Masks per phrase, one group; they share one pass of the language model."""
+    gradient_accumulation_steps: Rare[int] = 1
+    """Forward passes per optimisation step."""
+    learning_rate: float | None = None
+    """Peak learning rate of AdamW, falling to 0: 1e-3 on the embedded model, else 1e-5."""
+    warmup_steps: Rare[int] = 5
+    """Optimisation steps in which the learning rate rises."""
+    max_grad_norm: Rare[float] = 1.0
+    """Largest norm of the gradient; a larger one is scaled down to it."""
+    num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
+    """Passes over the training regions: quick 1, full 3; the embedded model trains for max_steps instead."""
+    max_steps: int | None = None
+    """Optimisation steps, in place of num_train_epochs: quick 140, full 400 on the embedded model."""
+    max_minutes: Rare[float | None] = None
+    """Stop after so many minutes of training; the result then depends on the machine's speed."""
+    beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
+    """Weight of the KL divergence from the initial model."""
+    mask_beta: tyro.conf.Suppress[float | None] = None
+    """Weight of loop 2's KL divergence; as beta."""
+    epsilon: Annotated[float, tyro.conf.arg(aliases=["--clip-range"]), RARE] = 0.2
+    """Clip range of the probability ratio of tokens (loop 1); loop 2 has mask_epsilon, 0.001."""
+    epsilon_high: Rare[float | None] = None
+    """Upper clip range, if it differs."""
+    num_iterations: Rare[int] = 1
+    """Optimisation steps on the same rollouts."""
+    mask_to_caption_weight: Rare[float] = 1.0
+    """Weight of loop 1; 0 leaves it out."""
+    caption_to_mask_weight: Rare[float] = 1.0
+    """Weight of loop 2; 0 leaves it out."""
+    objective: Objective = "grpo"
+    """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
+    loss_type: Rare[LossType] = "dapo"
+    """How token losses are averaged."""
+    importance_sampling_level: Rare[Level] = "token"
+    """Whether each token or the whole caption has a probability ratio."""
+    scale_rewards: Rare[Scale] = "group"
+    """Divisor of centred rewards: the standard deviation of the group, of the batch (all groups of one process and
+    forward pass), or none."""
+    multi_objective_aggregation: Rare[Aggregation] = "normalize_then_sum"
+    """Whether each reward is scaled before they are added, so that METEOR counts beside IoU, or their sum is."""
+    entropy_coef: Rare[float] = 0.0
+    """Weight of the entropy bonus of tokens (loop 1); the masks of loop 2 have a spread controller of their own."""
+    temperature: Rare[float] = 1.0
+    """Sampling temperature."""
+    max_completion_length: Rare[int | None] = None
+    """Tokens of a caption: 24 on the embedded model, else 128."""
+    mask_policy: Rare[MaskPolicyName | None] = None
+    """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
+    mask decoder, too, but is coarse. By default gaussian, on regions with the embedded model bernoulli
+    (docs/log.md)."""
+    curriculum: Rare[bool] = False
+    """Draw regions whose rewards have spread more often, and easy regions before hard ones."""
+    adaptive_loop_weights: Rare[bool] = False
+    """Set the weights of the two loops by the size of their gradients, measured every tenth step."""
+    ema_decay: Rare[float] = 0.999
+    """Decay of the partner, a moving average of the model; 0 uses the model itself, as --no_ema does."""
+    pathwise_weight: Rare[float | None] = None
+    """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
+    annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
+    activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"]), RARE] = False
+    """Compute activations twice, to save memory."""
+    lr_scheduler_type: tyro.conf.Suppress[str] = "linear"
+    """Schedule of the learning rate."""
+    logging_steps: tyro.conf.Suppress[int | None] = None
+    """Steps between lines of metrics.jsonl: quick 1, full 5."""
+    save_strategy: tyro.conf.Suppress[str] = "steps"
+    """Whether checkpoints are written: no with DeepSpeed."""
+    save_steps: Rare[int] = 50
+    """Steps between checkpoints."""
+    deepspeed: Rare[str | None] = None
+    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoint to resume from is written then.
+    Tried in float32 on CPUs only: its effect on the float32 weights of a bfloat16 model on a GPU is unknown."""
+
+
+EMBEDDED = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
+REAL = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128, "max_steps": -1}
+MODES = {
+    "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is the embedded model's:
+    "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
+}
+LORA_R = {"embedded": 16, "real": 128}
+
+
+def with_preset(settings: GRPOSettings, mode: Mode, embedded: bool) -> GRPOSettings:
+    """Settings of a mode and a kind of model, with the user's changes.
+
+    `mask_policy` and `pathwise_weight` may still be None: they depend on the data.
+
+    Args:
+        settings: the user's, None where the preset counts.
+        mode: quick or full.
+        embedded: whether the model is the embedded one.
+    """
+    preset: dict[str, Any] = MODES[mode] | (EMBEDDED if embedded else REAL) | {"mask_beta": settings.beta}
+    if settings.num_train_epochs is not None:
+        preset["max_steps"] = -1
+    missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
+    return replace(settings, save_strategy="steps" if settings.deepspeed is None else "no", **missing)
+
+
+def check_settings(settings: Any) -> None:
+    """Check hyperparameters of GRPO; None is not checked.
+
+    Args:
+        settings: `GRPOSettings`, or a `Sa2VAGRPOConfig`, which has all of its fields.
+
+    Raises:
+        ValueError: names the field, its value and the remedy.
+    """
+    _check_counts(settings)
+    _check_objective(settings)
+    check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
+    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight")
+    check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef")
+    if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
+        raise ValueError(
+            f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
+            "checkpoint holds no half-used rollouts"
+        )
+    loops = (settings.mask_to_caption_weight, settings.caption_to_mask_weight)
+    if not any(loops) and settings.pathwise_weight == 0:
+        raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")
+
+
+def check_range(settings: Any, *names: str, above: bool = False) -> None:
+    """Raise a ValueError for a number below 0, or with `above` for 0 as well; NaN is refused, None is not checked."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not (value > 0 if above else 0 <= value < math.inf):
+            raise ValueError(f"{name} is {value}, expected {'more than 0' if above else '0 or more'}")
+
+
+def check_at_least(settings: Any, least: int, *names: str) -> None:
+    """Raise a ValueError for a count below `least`; None is not checked."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}, expected {least} or more")
+
+
+def _check_counts(settings: Any) -> None:
+    group, batch = settings.num_generations, settings.per_device_train_batch_size
+    if group < 2:
+        raise ValueError(f"num_generations is {group}, expected 2 or more: one alone has no advantage")
+    check_at_least(settings, 2, "num_mask_generations")
+    if batch is not None and (batch < 1 or batch % group):
+        raise ValueError(
+            f"per_device_train_batch_size is {batch} generations, not divisible by num_generations {group}: whole "
+            "groups stay together; give a multiple of it"
+        )
+    check_at_least(settings, 1, "num_iterations", "max_completion_length")
+    if settings.max_steps == 0:  # -1 leaves it to the epochs
+        raise ValueError("max_steps is 0, expected 1 or more")
+
+
+def _check_objective(settings: Any) -> None:
+    supervised = settings.objective == "supervised"
+    if supervised and settings.num_iterations > 1:
+        raise ValueError(
+            f"num_iterations is {settings.num_iterations}, expected 1 with supervised training: it has no rollouts "
+            "to use again; raise num_train_epochs"
+        )
+    if supervised and settings.curriculum:
+        raise ValueError("curriculum is True, but supervised training has no rewards to order prompts by; leave it out")
+    loops = settings.mask_to_caption_weight and settings.caption_to_mask_weight
+    if settings.adaptive_loop_weights and (supervised or not loops):
+        raise ValueError("adaptive_loop_weights is True, but only one loop is trained; leave it out")

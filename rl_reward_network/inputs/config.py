@@ -1,0 +1,121 @@
+"""Settings of what a run works on: model, data, seeds, device. Without torch, so that `--help` is fast."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from rl_reward_network.data.images import white_of
+from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
+from rl_reward_network.flags import RARE, Rare
+from rl_reward_network.models.default import DEFAULT_MODEL
+
+DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Model, data, seeds and device of a run of any command."""
+
+    model_path: str = DEFAULT_MODEL
+    """Sa2VA: a folder in the official or our layout, or a hub id (MODEL_PATH); by default the small embedded one."""
+    data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
+    """Folder with annotations.json and images/ (DATA_ROOT); GRPO also takes captioned regions (Grasp-Any-Region,
+    describe-anything), or a hub id of Grasp-Any-Region. The default, for the embedded model alone, is rendered if
+    missing."""
+    output_dir: Path = Path("outputs")
+    """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
+    seed: int = 0
+    """Seed of everything random but the split (SEED): runs of several seeds share their patients."""
+    split_seed: Rare[int] = 0
+    """Seed of the split by patient; change it only to see how much the choice of test patients matters."""
+    gpu: int | None = None
+    """Index of the GPU (GPU), -1 for the CPU; by default the first GPU if there is one. GRPO takes 0 or -1; choose
+    another GPU by CUDA_VISIBLE_DEVICES."""
+    group_regex: Rare[str | None] = None
+    """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
+    annotations.json takes precedence."""
+    bit_depth: Rare[int | None] = None
+    """Bits of grey images above 8 bit, 10 to 16; by default white is the 99.9 % point of all images, or of a series
+    (of captioned regions, of each image)."""
+    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    """White levels of such images, see `data.grey_levels`; set when the data are read."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative seeds and unknown bit depths."""
+        for name in ("seed", "split_seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        white_of(self.bit_depth)
+
+    @property
+    def device(self) -> str:
+        """Name of the device for torch, e.g. "cpu" or "cuda:0"."""
+        if self.gpu is not None:
+            return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
+        import torch  # not at the top: see the docstring of the module
+
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def rank_device(self) -> str:
+        """As `device`; each process of torchrun takes the GPU of its local rank."""
+        rank = os.environ.get("LOCAL_RANK", "0")
+        return "cpu" if self.device == "cpu" else f"cuda:{rank}"
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """Prompts of steps 1 and 2, and limits of the frozen model that segments by them."""
+
+    segment_batch: int = 16
+    """Prompts decoded at once (SEGMENT_BATCH); lower it when memory runs out."""
+    max_new_tokens: Rare[int] = 64
+    """Longest answer of Sa2VA, in tokens."""
+    max_tiles: Rare[int] = 1
+    """Most tiles an image is cut into as input of Sa2VA; 12 is its default at prediction and 7 to 10 times slower."""
+    prompts: Rare[Path | None] = None
+    """File with your own prompts, one per line; by default the 11 built-in ones."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits below 1."""
+        for name in ("segment_batch", "max_new_tokens", "max_tiles"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
+
+
+@dataclass(frozen=True)
+class RegionConfig:
+    """What only GRPO needs: the format of its data, its questions, and the tiles of an image."""
+
+    dataset_name: str = "auto"
+    """Format of data_root: gar, dam, annotations, or auto, which recognises it. A hub id or a folder is another way to
+    name data_root."""
+    use_flash_attn: Rare[bool] = False
+    """FlashAttention 2 in the image encoders (pip install flash-attn, a GPU); the language model keeps torch's fused
+    attention, since it is trained on packed rows with a mask."""
+    max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"]), RARE] = 1
+    """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
+    max_regions: Rare[int | None] = None
+    """Read at most so many regions; by default all."""
+    describe_question: Rare[str | None] = None
+    """Question for the caption of `region1`; by default one of Sa2VA's own training questions."""
+    segment_question: Rare[str] = "Please segment the blood vessel."
+    """Prompt of all annotated images; by default the first built-in prompt."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts out of range."""
+        if self.max_dynamic_patch < 1:
+            raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
+        if self.max_regions is not None and self.max_regions < 4:
+            raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
+
+
+def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
+    """Settings from a flat mapping that may hold more, such as "world" of a run's config.json."""
+    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
+    return settings(**{name: saved[name] for name in names if name in saved})

@@ -1,0 +1,222 @@
+"""The checks of `sa2va-rl doctor`: each returns a `Finding`, or raises a ValueError that names what is missing."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
+from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
+from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import make_split
+from rl_reward_network.embedded.datasets import (
+    DEFAULT_DATA,
+    DEFAULT_FOLDER,
+    angiogram_folder,
+    is_rendered,
+    region_folder,
+)
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
+from rl_reward_network.inputs.loading import (
+    check_named,
+    check_one_phrase,
+    read_samples,
+    seen_images,
+    seen_regions,
+    split_samples,
+)
+from rl_reward_network.inputs.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
+from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+
+PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
+FREE_DISK_GB = 5
+MAX_NAMES = 3  # files named in a note
+# The shell files keep the embedded data in the clone. Of an installed wheel this is site-packages, where no data are.
+CLONE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found.
+
+    Attributes:
+        details: one or more lines.
+        notes: what is readable but suspicious, each with its remedy.
+    """
+
+    details: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The data of a run and how they are read; the fields are flags of the training commands."""
+
+    data_root: Path
+    dataset_name: str
+    max_regions: int | None
+    group_regex: str | None
+    split_seed: int
+    bit_depth: int | None
+
+
+def check_packages() -> Finding:
+    """Versions of the packages that matter most."""
+    try:
+        return Finding(", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    except PackageNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; install this project again with its requirements") from None
+
+
+def check_model(model_path: str, data_root: Path) -> Finding:
+    """Layout and sizes of a Sa2VA checkpoint, from its file headers."""
+    folder = open_checkpoint(model_path)
+    config = check_checkpoint(folder)
+    text = config.text_config
+    user_data = data_root.exists() and not is_rendered(data_root)
+    hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
+    return Finding(
+        f"{'official' if folder.original else 'our'} layout, {text.num_hidden_layers} x {text.hidden_size} language "
+        f"model, template {config.template}{hint if model_path == DEFAULT_MODEL else ''}"
+    )
+
+
+def check_data(model_path: str, choice: DataChoice) -> Finding:
+    """Every image and mask decoded once, the split, and what looks wrong."""
+    check_named(model_path, choice.data_root, DEFAULT_DATA)
+    if _to_be_rendered(choice.data_root):
+        return Finding("embedded data, not there yet: the run renders them")
+    if choice.dataset_name in REGIONS or (choice.dataset_name == "auto" and _captioned(choice.data_root)):
+        return _regions(choice)
+    return _images(choice)
+
+
+def _to_be_rendered(root: Path) -> bool:
+    """Whether these are embedded data that are not there yet."""
+    folders = (angiogram_folder, partial(angiogram_folder, no_gap=True), region_folder)
+    embedded = [folder(parent).resolve() for parent in (DEFAULT_FOLDER, CLONE / "data") for folder in folders]
+    return not root.exists() and root.resolve() in embedded
+
+
+def _captioned(root: Path) -> bool:
+    """Whether these are captioned regions."""
+    try:
+        return recognise(root) in REGIONS
+    except ValueError:
+        return False
+
+
+def _images(choice: DataChoice) -> Finding:
+    """Annotated images, for all three trainings."""
+    root = choice.data_root
+    samples = read_samples(root, choice.group_regex, given_levels(choice.bit_depth, None))
+    check_one_phrase(samples, root)
+    split = split_samples(samples, root, choice.split_seed)
+    looks = look_at_samples(samples, root / "images")
+    patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
+    few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
+    meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
+    hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
+    summary = f"{seen_images(samples, root)}; patients: {patients}{hints}"
+    return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(looks)]), _notes(looks))
+
+
+def _regions(choice: DataChoice) -> Finding:
+    """Captioned regions, for GRPO."""
+    name, root = choice.dataset_name, choice.data_root
+    regions, summary = read_region_data(root, name, choice.max_regions, white_of(choice.bit_depth))
+    split = make_split(regions, choice.split_seed, region_fingerprint)
+    looks = look_at_regions(regions)
+    groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
+    words = [len(region.caption.split()) for region in regions]
+    captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
+    first = f"{seen_regions(summary, root)}, for GRPO; groups: {groups}"
+    return Finding("\n".join([first, *_foreground(looks), captions]), _notes(looks))
+
+
+def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
+    """What is white, where images have more than 8 bit."""
+    levels = levels_of(samples)
+    if not levels:
+        return []
+    images = len({sample.image_path for sample in samples if sample.white_level is not None})
+    source = f"--bit_depth {bit_depth}" if bit_depth else f"{WHITE_PERCENTILE} % of the pixels; --bit_depth sets it"
+    series = [level for key, level in levels.items() if key != DATA_SET]
+    range_ = f"{min(series)} to {max(series)} in {len(series)} series" if series else f"{levels[DATA_SET]}"
+    return [f"grey above 8 bit in {images} images: white is {range_} ({source})"]
+
+
+def _foreground(looks: list[Look]) -> list[str]:
+    """Share of the pixels that is foreground, over all masks."""
+    shares = [look.share for look in looks if look.share is not None]
+    if not shares:
+        return []
+    return [
+        f"foreground: {min(shares):.1%} to {max(shares):.1%} of the picture, median {median(shares):.1%}"
+        f" ({len(shares)} masks)"
+    ]
+
+
+def _notes(looks: list[Look]) -> tuple[str, ...]:
+    """What is readable but suspicious, each with its remedy."""
+    kinds: dict[str, list[str]] = {
+        "empty mask(s), which mean that the object is absent; leave `mask` out where an image is not annotated": [
+            look.name for look in looks if look.share == 0
+        ],
+        f"nearly full mask(s), above {NEARLY_FULL:.0%} of the picture": [
+            look.name for look in looks if look.share is not None and look.share > NEARLY_FULL
+        ],
+        "mask(s) that cover most of the picture and of its border: inverted? 1 (or 255) must be the object": [
+            look.name for look in looks if look.inverted
+        ],
+        "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
+            look.name for look in looks if look.filled
+        ],
+        "picture(s) that are the same in two patients or groups: training and test may share them; give both one "
+        "`group`, or delete one": [f"{first.name} = {second.name}" for first, second in twins(looks)],
+    }
+    return tuple(f"look: {len(names)} {what} ({_first_names(names)})" for what, names in kinds.items() if names)
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+
+
+def check_reward_network(path: str) -> Finding:
+    """How a reward network was trained."""
+    if not path:
+        return Finding("none named: step 2 uses the newest fitting one, or trains one first")
+    info = RewardNetwork.from_pretrained(path).training_info
+    return Finding(f"mode {info.get('mode')}, trained on {len(info.get('train_groups', []))} patients")
+
+
+def check_gpu(gpu: int | None) -> Finding:
+    """The device of a run and its number format."""
+    count = torch.cuda.device_count()
+    if gpu is not None and gpu >= count:
+        raise ValueError(f"GPU={gpu}, but {count} GPUs are visible; give an index below {count}, or unset GPU")
+    if not count or (gpu or 0) < 0:
+        return Finding("CPU, float32")
+    return Finding(f"{torch.cuda.get_device_name(gpu or 0)}, bfloat16")
+
+
+def check_disk(output_dir: Path) -> Finding:
+    """Free space where runs are written."""
+    folder = output_dir
+    while not folder.exists():
+        folder = folder.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{output_dir}: nothing can be written in {folder}; set OUTPUT_DIR to a folder of yours")
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < FREE_DISK_GB:
+        raise ValueError(f"{output_dir}: {free:.1f} GB free, {FREE_DISK_GB} needed; set OUTPUT_DIR to another disk")
+    return Finding(f"{free:.0f} GB")

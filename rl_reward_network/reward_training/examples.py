@@ -1,0 +1,33 @@
+"""Labelled samples with the masks of every prompt: what the reward network learns from and is tested on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.reward_training.masks import RewardExample
+
+
+@dataclass(frozen=True)
+class RewardExamples:
+    """Labelled samples with every prompt's mask; can be iterated several times, with one image in memory at a time.
+
+    Args:
+        inputs: where the masks come from.
+        samples: labelled ones.
+        desc: name of the progress bar.
+    """
+
+    inputs: RunInputs
+    samples: list[Sample]
+    desc: str
+
+    def __iter__(self) -> Iterator[RewardExample]:
+        """One example after the other, under a progress bar."""
+        for sample in tqdm(self.samples, desc=self.desc, unit="image"):
+            image, truth = sample.load_image(), sample.load_mask()
+            if truth is None:
+                raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
+            yield RewardExample(image, truth, self.inputs.probabilities(image) > 0.5, sample.group_id)

@@ -1,0 +1,60 @@
+"""The rewards of a mask by name: one table for PPO (`--reward`), GRPO (`--mask_rewards`) and the evaluation.
+
+To add a reward, write its function in `rewards/masks.py` and add a line to `MASK_REWARDS`; docs/contributing.md has an
+example. Both commands then list the name in `--help`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rl_reward_network.rewards import masks
+
+MaskReward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From predicted and true masks, bool (N, H, W), to float64 (N,) in [0, 1]."""
+
+MASK_REWARDS: dict[str, MaskReward] = {
+    "dice": masks.dice,
+    "iou": masks.iou,
+    "recall": masks.recall,
+    "precision": masks.precision,
+    "cldice": masks.cldice,
+}
+
+# PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
+PROMPT_REWARDS: dict[str, dict[str, float]] = {
+    "net": {"score": 1.0},
+    **{name: {name: 1.0} for name in MASK_REWARDS},
+    "mix": {"score": 0.5, "dice": 0.5},
+}
+
+WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
+
+if TYPE_CHECKING:
+    RewardName = str
+    WeightedName = str
+else:  # the choices of `--reward`, and of `--mask_rewards` and `--loop2_mask_rewards`
+    RewardName = Literal[tuple(PROMPT_REWARDS)]
+    WeightedName = Literal[tuple(name for name in MASK_REWARDS if name != WITH_OWN_FLAG)]
+
+
+def prompt_reward(name: RewardName, scores: np.ndarray, metrics: Mapping[str, np.ndarray]) -> np.ndarray:
+    """float32 (P,) in [0, 1]: the reward of the masks of P prompts.
+
+    Args:
+        name: one of `PROMPT_REWARDS`.
+        scores: float32 (P,), the reward network's scores.
+        metrics: mask reward -> float64 (P,); empty without ground truth.
+
+    Raises:
+        ValueError: an unknown name, or a reward that needs the ground truth where there is none.
+    """
+    weights = PROMPT_REWARDS.get(name)
+    if weights is None:
+        raise ValueError(f"reward: got {name!r}; expected one of {', '.join(PROMPT_REWARDS)}")
+    columns = {"score": scores, **metrics}
+    if missing := weights.keys() - columns.keys():
+        names = ", ".join(sorted(missing))
+        raise ValueError(f"reward {name!r} needs labelled images: {names} is missing; use net, or label them")
+    return np.sum([weight * columns[column] for column, weight in weights.items()], axis=0).astype(np.float32)

@@ -1,0 +1,101 @@
+"""Curves of a training: metrics.jsonl, one JSON object per line, and TensorBoard's event files in logs/.
+
+Both survive a resume: what was written after the checkpoint is dropped, because those steps are taken again. A run that
+was killed and resumed therefore ends with the metrics.jsonl of a run that was not.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch.utils.tensorboard import SummaryWriter
+
+from rl_reward_network.artefacts import append_line, whole_file
+
+
+class Curves:
+    """The curves of one run.
+
+    Args:
+        run_dir: run folder; made when missing.
+        resume_from: where training continues, as fields of a row with the most significant first, such as
+            `{"member": 1, "step": 50}`; later rows are dropped. All zeros for a new run.
+        board_step: the same position on TensorBoard's axis; later points are dropped. None writes no event file.
+
+    Attributes:
+        rows: the rows of metrics.jsonl so far.
+        board: TensorBoard's writer, or None.
+    """
+
+    def __init__(self, run_dir: Path, resume_from: Mapping[str, int], board_step: int | None = None) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        self.rows = keep_rows(self.path, resume_from)
+        purge_step = None if board_step is None else board_step + 1
+        self.board = None if purge_step is None else SummaryWriter(str(run_dir / "logs"), purge_step=purge_step)
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Append one line to metrics.jsonl, and flush the event file, so that a kill after a checkpoint loses no point.
+
+        Raises:
+            ValueError: the disk is full, or nothing may be written there.
+        """
+        self.rows.append(dict(row))
+        append_line(self.path, json.dumps(row))
+        if self.board is not None:
+            self.board.flush()
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add one point to each TensorBoard curve."""
+        if self.board is not None:
+            for tag, value in values.items():
+                self.board.add_scalar(tag, value, step)
+
+    def column(self, name: str) -> list[float]:
+        """The values of one field, of the rows that have it."""
+        return [row[name] for row in self.rows if name in row]
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self.board is not None:
+            self.board.close()
+
+    def __enter__(self) -> Self:
+        """Return the curves, to be closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the event file."""
+        self.close()
+
+
+def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Drop the lines of a metrics.jsonl behind `resume_from`, and a last line that a kill cut off.
+
+    Args:
+        path: the file; it may be missing.
+        resume_from: see `Curves`.
+
+    Returns:
+        The rows that stay.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = {number: row for number, line in enumerate(lines) if (row := _parse(line)) is not None}
+    limit = tuple(resume_from.values())
+    rows = {number: row for number, row in rows.items() if tuple(row[name] for name in resume_from) <= limit}
+    with whole_file(path) as temporary:
+        temporary.write_text("".join(f"{lines[number]}\n" for number in rows), encoding="utf-8")
+    return list(rows.values())
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """The row in a line; None when the line is cut off."""
+    try:
+        return dict(json.loads(line))
+    except json.JSONDecodeError:
+        return None

@@ -1,0 +1,97 @@
+"""Load what `sa2va-rl segment` works with: Sa2VA, and a prompt policy and a reward network where they are named."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels
+from rl_reward_network.inputs.saved import located_model
+from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.prompt_policy.policy import load_policy, policy_folder, read_policy_config
+from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.segment.maker import MaskMaker
+
+NO_POLICY = {"max_tiles": None, "max_new_tokens": 64}  # limits of an answer where no run has set them
+
+
+def load_mask_maker(
+    model_path: str | None,
+    prompt: str,
+    policy: Path | None = None,
+    reward_net: Path | None = None,
+    device: str | None = None,
+    max_tiles: int | None = None,
+    bit_depth: int | None = None,
+) -> MaskMaker:
+    """Policy, reward network and model, in this order: the largest last.
+
+    Args:
+        model_path: Sa2VA folder or hub id; None is the model of the policy's run, or the embedded one.
+        prompt: what is asked where no policy chooses.
+        policy: a run of step 2, or its final_model folder.
+        reward_net: folder; None is the policy's own, if there is one.
+        device: None is the first GPU if there is one, else the CPU.
+        max_tiles: most tiles of an image; None is as in the policy's training, or as the model's config says.
+        bit_depth: of grey images above 8 bit.
+
+    Raises:
+        ValueError: what a loader refuses.
+    """
+    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    folder = None if policy is None else policy_folder(policy)
+    trained = {} if folder is None else read_policy_config(folder)
+    chooser = None
+    if folder is not None and trained["deployment"]["policy"]:
+        chooser = load_policy(folder)
+    elif trained:
+        prompt = best_fixed_prompt(trained)
+    network = load_reward_network(reward_net, folder, device)
+    limits = trained.get("world", NO_POLICY)
+    model, processor = load_sa2va_model(model_path or _model_path(folder, trained), device)
+    tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
+    processor.max_tiles = tiles or processor.max_tiles
+    if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
+        warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
+    white = white_level(bit_depth, limits.get("white_levels"))
+    return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, white)
+
+
+def best_fixed_prompt(trained: dict[str, Any]) -> str:
+    """The prompt that a run deploys in place of its policy, printed with the reason."""
+    print(f"the run deploys its best fixed prompt, because {trained['deployment']['reason']}")
+    return str(trained["prompts"][trained["deployment"]["best_fixed"]])
+
+
+def load_reward_network(path: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
+    """The reward network at `path`, else the one in the run of the final_model folder `policy`; None if it has none."""
+    if path is None and policy is not None and (policy.parent / REWARD_NET).exists():
+        path = policy.parent / REWARD_NET
+    return None if path is None else RewardNetwork.from_pretrained(path).to(device)
+
+
+def white_level(bit_depth: int | None, trained: dict[str, int] | None) -> int | None:
+    """The value shown as white in a grey image above 8 bit; None: a percentile of the image.
+
+    Args:
+        bit_depth: of the images.
+        trained: white levels of the policy's data; None without a policy, or if its images have 8 bit.
+
+    Raises:
+        ValueError: both are given, or `bit_depth` is not 8 to 16.
+    """
+    if trained and bit_depth is not None:
+        raise ValueError(
+            f"--bit_depth {bit_depth}: the policy was trained with white at {trained[DATA_SET]}; leave it out"
+        )
+    levels = given_levels(bit_depth, trained)
+    return levels[DATA_SET] if levels else None
+
+
+def _model_path(policy: Path | None, trained: dict[str, Any]) -> str:
+    """The model that a policy was trained on, or the embedded one."""
+    return DEFAULT_MODEL if policy is None else located_model(policy.parent, trained, "--model_path")

@@ -1,0 +1,46 @@
+"""Which run is evaluated, and the tables on the terminal."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.cli.evaluate import newest, show_changes
+from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models
+
+
+def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for age, name in enumerate(("b", "a", "c")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    assert newest((str(tmp_path / "?"),)) == tmp_path / "b"
+    assert "3 folders" in capsys.readouterr().out
+    assert newest((str(tmp_path / "a"), str(tmp_path / "c"))) == tmp_path / "a"
+    assert newest((str(tmp_path / "c"),)) == tmp_path / "c"
+
+
+def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "run[1]").mkdir()
+    assert newest((str(tmp_path / "run[1]"),)) == tmp_path / "run[1]"
+
+
+def test_a_missing_folder_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model_path .*nothing.*sa2va-rl prompts"):
+        newest((str(tmp_path / "nothing"),))
+
+
+def test_both_models_and_their_difference_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    before, after = {"dice": np.array([0.5, 0.6, 0.4, 0.5])}, {"dice": np.array([0.6, 0.7, 0.5, 0.6])}
+    groups = ["a", "b", "c", "d"]
+    ids = tuple((group, group) for group in groups)
+    rows = compare_models(before, after, groups)
+    result = BeforeAfter(rows, "dice", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {})
+    show_changes(result)
+    printed = capsys.readouterr().out
+    assert "0.500    0.600   +0.100 [+0.100, +0.100]" in printed
+    assert "0.800    0.750   -0.050" in printed
+    assert result.verdict.sentence in printed.replace("\n", " ")

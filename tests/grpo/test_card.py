@@ -1,0 +1,71 @@
+"""The Python lines of the cards of a final_model and of a merged model, as a reader would run them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image
+from torch import Tensor
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli.merge import Args, main
+from rl_reward_network.grpo.card import card_text
+from rl_reward_network.models.lora import load_trainable
+from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
+from tests.cards import run_card
+from tests.conftest import tube_image
+from tests.grpo.test_merge import write_run
+
+IMAGE, _ = tube_image(64, 0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A small finished run, and its model."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, write_run(folder)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    Image.fromarray(IMAGE).save(tmp_path / "scan.png")
+    return tmp_path / "scan.png"
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(40)[None]).logits
+
+
+def test_the_lines_of_a_final_models_card_load_it(run: tuple[Path, Any], image: Path) -> None:
+    folder, trained = run
+    card = card_text(read_json(folder / "final_model" / "config.json"))
+    whole, lora = run_card(card, folder / "final_model", image)
+    assert whole["processor"].max_tiles == 1
+    picture = Image.open(image)
+    expected = trained.predict_forward(image=picture, text=whole["text"], processor=whole["processor"])
+    assert whole["result"]["prediction"] == expected["prediction"]
+    for mask, same in zip(whole["result"]["mask_probabilities"], expected["mask_probabilities"], strict=True):
+        assert (mask == same).all()
+    assert isinstance(lora["model"], PeftModel)
+    assert torch.equal(logits(lora["model"]), logits(trained))
+    assert not torch.equal(logits(trained), logits(load_sa2va_model("sa2va-nano")[0]))
+
+
+def test_the_lines_of_a_merged_models_card_load_it(run: tuple[Path, Any], image: Path, tmp_path: Path) -> None:
+    folder, trained = run
+    main(Args(folder, tmp_path / "merged"))
+    (names,) = run_card((tmp_path / "merged" / "README.md").read_text(), tmp_path / "merged", image)
+    assert type(names["model"]) is Sa2VAForConditionalGeneration
+    torch.testing.assert_close(logits(names["model"]), logits(trained), atol=1e-4, rtol=0)
+    assert names["result"]["prediction"]
+
+
+def test_a_final_model_of_version_0_6_is_read() -> None:
+    old = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished" / "final_model"
+    model, _ = load_sa2va_model("sa2va-nano")
+    before = logits(model)
+    load_trainable(model, old / "trainable")
+    assert not torch.equal(logits(model), before)

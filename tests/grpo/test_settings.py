@@ -1,0 +1,96 @@
+"""Hyperparameters of GRPO: one name each, presets under the same names, and the original specification's aliases."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from transformers import TrainingArguments
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_preset
+
+OLD_RUN = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished"
+DATA_DEPEND = {"mask_policy", "pathwise_weight"}
+MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed"}
+ALIASES = {  # of the original specification
+    "--batch_size": "per_device_train_batch_size",
+    "--per_device_batch_size": "per_device_train_batch_size",
+    "--num_epochs": "num_train_epochs",
+    "--kl_coef": "beta",
+    "--clip_range": "epsilon",
+    "--gradient_checkpointing": "activation_checkpointing",
+}
+
+
+def names(kind: Any) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def test_every_flag_is_a_field_of_the_trainers_configuration() -> None:
+    assert names(GRPOSettings) <= names(Sa2VAGRPOConfig)
+    ours = names(Sa2VAGRPOConfig) - names(TrainingArguments)
+    assert {"beta", "epsilon", "num_generations", "mask_policy"} <= ours & names(GRPOSettings)
+
+
+def test_the_trainers_own_defaults_stay(tmp_path: Path) -> None:
+    config, plain = Sa2VAGRPOConfig(output_dir=str(tmp_path)), TrainingArguments(output_dir=str(tmp_path))
+    changed_by_us = {"remove_unused_columns", "ddp_find_unused_parameters", "logging_nan_inf_filter"}
+    changed_by_us |= {"average_tokens_across_devices", "logging_dir"}
+    for name in names(TrainingArguments) - changed_by_us:
+        if not name.startswith("_"):
+            assert getattr(config, name, None) == getattr(plain, name, None), name
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_names_of_the_specification_mean_the_same(alias: str, name: str) -> None:
+    value = [] if name == "activation_checkpointing" else ["2"]
+    theirs, ours = (tyro.cli(GRPOSettings, args=[flag, *value]) for flag in (alias, f"--{name}"))
+    assert theirs == ours != GRPOSettings()
+
+
+@pytest.mark.parametrize(
+    ("mode", "embedded", "given", "expected"),
+    [
+        ("quick", True, {}, (64, 1e-3, 24, 140, 1.0, 1)),
+        ("full", True, {}, (64, 1e-3, 24, 400, 3.0, 5)),
+        ("quick", False, {}, (8, 1e-5, 128, -1, 1.0, 1)),
+        ("full", False, {}, (8, 1e-5, 128, -1, 3.0, 5)),
+        ("quick", True, {"num_train_epochs": 2.0}, (64, 1e-3, 24, -1, 2.0, 1)),
+        ("full", False, {"max_steps": 7, "learning_rate": 0.0}, (8, 0.0, 128, 7, 3.0, 5)),
+        ("quick", True, {"per_device_train_batch_size": 4}, (4, 1e-3, 24, 140, 1.0, 1)),
+    ],
+)
+def test_presets_are_overridden_by_the_user(
+    mode: Any, embedded: bool, given: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    settings = with_preset(GRPOSettings(**given), mode, embedded)
+    found = (
+        *(settings.per_device_train_batch_size, settings.learning_rate, settings.max_completion_length),
+        *(settings.max_steps, settings.num_train_epochs, settings.logging_steps),
+    )
+    assert found == expected
+    assert {name for name, value in asdict(settings).items() if value is None} == DATA_DEPEND | MAY_BE_NONE
+
+
+def test_the_kl_weight_is_that_of_both_loops_and_deepspeed_writes_no_checkpoint() -> None:
+    settings = with_preset(GRPOSettings(beta=0.5, deepspeed="zero.json"), "quick", True)
+    assert (settings.mask_beta, settings.save_strategy) == (0.5, "no")
+    assert with_preset(GRPOSettings(), "quick", True).save_strategy == "steps"
+
+
+def test_flags_are_checked_before_data_and_model_are_known() -> None:
+    check_settings(GRPOSettings())
+    check_settings(GRPOSettings(mask_to_caption_weight=0.0, caption_to_mask_weight=0.0))  # a reward network may train
+    with pytest.raises(ValueError, match="epsilon is -1"):
+        check_settings(GRPOSettings(epsilon=-1.0))
+    with pytest.raises(ValueError, match="learning_rate is -1"):
+        check_settings(GRPOSettings(learning_rate=-1.0))
+
+
+def test_a_run_saves_its_settings_as_before() -> None:
+    saved = read_json(OLD_RUN / "config.json")["origin"]["settings"]
+    new = {"curriculum", "adaptive_loop_weights"}  # since 0.7
+    assert names(GRPOSettings) == saved.keys() | new

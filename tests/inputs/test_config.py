@@ -1,0 +1,61 @@
+"""Settings of what a run works on: what is refused, the device of a process, and settings read back from a run."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfig, pick_fields
+
+RUNS = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (RunConfig, {"seed": -1}, "seed is -1"),
+        (RunConfig, {"split_seed": -1}, "split_seed is -1"),
+        (RunConfig, {"bit_depth": 3}, "bit_depth.* 3"),
+        (PromptConfig, {"segment_batch": 0}, "segment_batch is 0"),
+        (PromptConfig, {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        (PromptConfig, {"max_tiles": -1}, "max_tiles is -1"),
+        (RegionConfig, {"max_dynamic_patch": 0}, "max_dynamic_patch is 0"),
+        (RegionConfig, {"max_regions": 3}, "max_regions is 3"),
+    ],
+)
+def test_values_out_of_range_are_refused(kind: Any, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        kind(**settings)
+
+
+def test_no_setting_is_written_twice() -> None:
+    names = [field.name for kind in (RunConfig, PromptConfig, RegionConfig) for field in fields(kind)]
+    assert len(names) == len(set(names))
+
+
+def test_the_default_prompt_is_the_first_one() -> None:
+    assert RegionConfig().segment_question == PROMPTS[0]
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert [RunConfig(gpu=gpu).device for gpu in (None, 0, 2, -1)] == ["cuda:0", "cuda:0", "cuda:2", "cpu"]
+    assert RunConfig().rank_device == "cuda:0"
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert [RunConfig(gpu=gpu).rank_device for gpu in (None, 0, -1)] == ["cuda:3", "cuda:3", "cpu"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert (RunConfig().device, RunConfig().rank_device) == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"), [("sa2va_grpo_finished", RegionConfig), ("sa2va_rl_finetune_finished", PromptConfig)]
+)
+def test_settings_of_an_old_run_are_read(run: str, kind: Any) -> None:
+    saved = read_json(RUNS / run / "config.json")["world"]
+    read = {**asdict(pick_fields(RunConfig, saved)), **asdict(pick_fields(kind, saved))}
+    assert {name: read[name] for name in saved} == saved
+    assert read.keys() - saved.keys() <= {"bit_depth", "white_levels", "use_flash_attn"}, "added after 0.6"

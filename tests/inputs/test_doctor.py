@@ -1,0 +1,149 @@
+"""What the doctor finds in data: what is described, what is noted as suspicious, what is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.embedded import datasets as embedded
+from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.inputs import doctor
+from rl_reward_network.inputs.doctor import DataChoice, check_data
+from rl_reward_network.models.default import DEFAULT_MODEL
+from tests.conftest import write_deep_data, write_tiny_data
+
+Check = Callable[..., str]
+DEFAULTS = DataChoice(Path("data"), "auto", max_regions=None, group_regex=None, split_seed=0, bit_depth=None)
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """The data check in a folder of its own, as the doctor's table shows it: state, details, notes."""
+    monkeypatch.chdir(tmp_path)
+
+    def row(**changes: Any) -> str:
+        finding = check_data(DEFAULT_MODEL, replace(DEFAULTS, **changes))
+        return " ".join(["look" if finding.notes else "OK", *finding.details.splitlines(), *finding.notes])
+
+    return row
+
+
+def rewrite(folder: Path, change: Callable[[int, dict[str, object]], dict[str, object]]) -> None:
+    file = folder / "annotations.json"
+    file.write_text(json.dumps([change(n, record) for n, record in enumerate(json.loads(file.read_text()))]))
+
+
+def drawn(mask: np.ndarray) -> Callable[[dict[str, object]], dict[str, object]]:
+    """A record with this mask in place of its own."""
+    return lambda record: {**{k: v for k, v in record.items() if k != "mask_png"}, "mask": to_rle(mask)}
+
+
+def test_good_data_are_described_without_a_note(check: Check) -> None:
+    row = check(data_root=write_tiny_data(Path("data"), 8, 48))
+    assert row.startswith("OK 8 annotated images, 8 with a mask; patients: reward 3, policy 2, val 1, test 2;")
+    assert "foreground: " in row
+    assert "(8 masks)" in row
+    assert "look:" not in row
+    assert "grey above" not in row
+
+
+def test_the_white_level_is_described(check: Check) -> None:
+    data = write_deep_data(Path("data"), 14)
+    row = check(data_root=data)
+    assert row.startswith("OK ")
+    assert "grey above 8 bit in 8 images: white is 1" in row
+    assert "(99.9 % of the pixels; --bit_depth sets it)" in row
+    assert "white is 16383 (--bit_depth 14)" in check(data_root=data, bit_depth=14)
+    rewrite(data, lambda n, record: record | {"series": f"s{n % 2}"})
+    assert "in 8 series (99.9 % of the pixels" in check(data_root=data), "two names, but of eight patients"
+    with pytest.raises(ValueError, match=r"bit_depth.*3"):
+        check(data_root=data, bit_depth=3)
+
+
+def test_empty_full_and_inverted_masks_are_noted(check: Check) -> None:
+    data = write_tiny_data(Path("data"), 8, 48)
+    empty, object_ = np.zeros((48, 48), bool), np.zeros((48, 48), bool)
+    object_[10:30, 10:30] = True
+    masks = {0: empty, 2: ~empty, 3: ~object_, 4: ~object_, 5: object_}
+    rewrite(data, lambda n, record: drawn(masks[n])(record) if n in masks else record)
+    row = check(data_root=data)
+    assert row.startswith("look ")
+    assert "foreground: 0.0% to 100.0% of the picture" in row
+    assert "look: 1 empty mask(s)" in row
+    assert "(P0000(0000000000)_1_frame_000001.png)" in row
+    assert "look: 1 nearly full mask(s), above 95% of the picture (P0002(" in row
+    assert "look: 3 mask(s) that cover most of the picture and of its border: inverted?" in row
+
+
+def test_a_picture_in_two_patients_is_noted_with_both_files(check: Check) -> None:
+    data = write_tiny_data(Path("data"), 8, 48)
+    names = sorted(path.name for path in (data / "images").iterdir())
+    Image.open(data / "images" / names[1]).save(data / "images" / names[6], compress_level=0)
+    row = check(data_root=data)
+    assert "look: 1 picture(s) that are the same in two patients or groups" in row
+    assert f"({names[1]} = {names[6]})" in row
+    rewrite(data, lambda n, record: record | ({"group": "one"} if n in (1, 6) else {}))
+    assert check(data_root=data).startswith("OK "), "in one patient there is no leak"
+
+
+def test_outlines_that_fill_loops_are_noted(check: Check) -> None:
+    data = write_tiny_data(Path("data"), 8, 200)
+    square = [60, 60, 140, 60, 140, 98, 195, 98, 195, 102, 140, 102, 140, 140, 60, 140, 60, 102, 5, 102, 5, 98, 60, 98]
+    rewrite(data, lambda n, r: {**{k: v for k, v in r.items() if k != "mask_png"}, "mask": [square]} if n < 5 else r)
+    row = check(data_root=data)
+    assert "look: 5 outline(s) of thin branches whose loops may be filled" in row
+    assert row.count("_1_frame_000001.png") == 3, "three are named"
+
+
+def test_several_kinds_of_object_are_refused_here_as_in_training(check: Check) -> None:
+    data = write_tiny_data(Path("data"), 8, 48)
+    rewrite(data, lambda n, record: record | {"text": [f"object {n % 2}"]})
+    with pytest.raises(ValueError, match=r"data/annotations\.json: text .*2 different"):
+        check(data_root=data)
+
+
+@pytest.mark.parametrize("name", ["angiograms", "angiograms_no_gap", "regions_lamplight"])
+@pytest.mark.parametrize("parent", ["data", "project/data"])  # as the commands and as the shell files name it
+def test_nothing_is_rendered(check: Check, monkeypatch: pytest.MonkeyPatch, name: str, parent: str) -> None:
+    monkeypatch.setattr(embedded, "whole_folder", lambda _: pytest.fail("rendered"))
+    monkeypatch.setattr(doctor, "CLONE", Path("project"))
+    assert check(data_root=Path(parent) / name) == "OK embedded data, not there yet: the run renders them"
+
+
+def test_a_missing_folder_is_missing(check: Check) -> None:
+    with pytest.raises(ValueError, match=r"elsewhere/annotations\.json: file not found"):
+        check(data_root=Path("elsewhere"))
+
+
+def test_captioned_regions_are_described(check: Check) -> None:
+    write_regions(Path("scenes"), 6, 3, 96)
+    row = check(data_root=Path("scenes"))
+    assert row.startswith("OK Grasp-Any-Region, 1 shard, 6 images, ")
+    assert "for GRPO; groups: reward 2, policy 2, val 1, test 1" in row
+    assert "foreground: " in row
+    assert "captions: " in row
+    assert "13 regions (the limit)" in check(data_root=Path("scenes"), max_regions=13)
+    with pytest.raises(ValueError, match="dataset_name is 'dam'"):
+        check(data_root=Path("scenes"), dataset_name="dam")
+    with pytest.raises(ValueError, match=r"scenes/annotations\.json: file not found"):
+        check(data_root=Path("scenes"), dataset_name="annotations")
+
+
+def test_a_disk_without_space_or_permission_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_disk(tmp_path / "new" / "outputs").details.endswith(" GB")
+    monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
+    with pytest.raises(ValueError, match=r"outputs: [\d.]+ GB free, 1000000000 needed"):
+        doctor.check_disk(tmp_path / "outputs")
+
+
+def test_a_gpu_that_is_absent_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert doctor.check_gpu(None).details == doctor.check_gpu(-1).details == "CPU, float32"
+    with pytest.raises(ValueError, match=r"GPU=1.*0 GPUs"):
+        doctor.check_gpu(1)

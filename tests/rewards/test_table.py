@@ -1,0 +1,91 @@
+"""One table of mask rewards for PPO, GRPO and the evaluation."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tyro
+
+from rl_reward_network.cli.grpo_flags import RewardArgs
+from rl_reward_network.cli.prompts import Args
+from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
+from rl_reward_network.evaluation.metrics import measure_sample
+from rl_reward_network.grpo.rollouts.rewards import mask_reward_terms
+from rl_reward_network.prompt_policy.tables import PromptTable
+from rl_reward_network.rewards.table import MASK_REWARDS, PROMPT_REWARDS, prompt_reward
+from tests.env.test_sa2va_finetune_env import make_contexts
+
+LINE = np.zeros((20, 20), dtype=bool)
+LINE[10] = True
+HALF_LINE = LINE.copy()
+HALF_LINE[10, 10:] = False
+# the skeleton of the half line is inside the line (1), half of the line's skeleton is inside the half line (1 / 2)
+CLDICE, DICE = 2 * 1 * 0.5 / (1 + 0.5), 2 * 10 / (10 + 20)
+
+
+def test_prompt_rewards_in_closed_form():
+    scores, metrics = np.array([0.25, 0.5], dtype=np.float32), {"dice": np.array([0.5, 1.0]), "cldice": np.zeros(2)}
+    for name, expected in {"net": [0.25, 0.5], "dice": [0.5, 1], "mix": [0.375, 0.75], "cldice": [0, 0]}.items():
+        values = prompt_reward(name, scores, metrics)
+        assert (values.dtype, values.tolist()) == (np.float32, expected)
+
+
+def test_mix_is_the_mean_of_score_and_dice_to_the_last_bit():
+    rng = np.random.default_rng(0)
+    scores, dice = rng.random(1000, dtype=np.float32), rng.random(1000)
+    np.testing.assert_array_equal(
+        prompt_reward("mix", scores, {"dice": dice}), ((scores + dice) / 2).astype(np.float32)
+    )
+
+
+def test_unknown_rewards_and_missing_labels_raise():
+    with pytest.raises(ValueError, match=r"'best'.*net, dice, iou"):
+        prompt_reward("best", np.zeros(2), {})
+    for name in PROMPT_REWARDS.keys() - {"net"}:
+        with pytest.raises(ValueError, match=rf"'{name}'.*label"):
+            prompt_reward(name, np.zeros(2), {})
+
+
+def test_cldice_rewards_ppo():
+    """From masks to the reward of a step."""
+    table = measure_sample("a", "g", np.zeros(2), np.stack([LINE, HALF_LINE]), LINE)
+    context = PromptTable(make_contexts(count=1)[0].features, table).context
+    env = Sa2VAFinetuneEnv([context], reward="cldice")
+    rewards = []
+    for prompt in (0, 1):
+        env.reset(seed=0)
+        rewards.append(env.step(prompt)[1])
+    assert rewards == pytest.approx([1, CLDICE])
+
+
+def test_cldice_rewards_grpo():
+    terms = mask_reward_terms({"cldice": 0.5, "dice": 2.0})
+    columns = {"predicted_masks": [LINE, HALF_LINE, None, LINE], "masks": [LINE, LINE, LINE, None], "prompts": [""] * 4}
+    assert terms["cldice"].function(**columns) == [1.0, pytest.approx(CLDICE), 0.0, None]
+    assert terms["dice"].function(**columns) == [1.0, pytest.approx(DICE), 0.0, None]
+    assert [term.weight for term in terms.values()] == [0.5, 2.0]
+
+
+@pytest.mark.parametrize("name", ["iou", "speed"])
+def test_mask_rewards_without_a_weight_by_name_raise(name):
+    with pytest.raises(ValueError, match=rf"'{name}'.*cldice.*--iou_weight"):
+        mask_reward_terms({name: 1.0})
+
+
+def test_the_commands_take_every_reward_of_the_table(capsys):
+    for name in PROMPT_REWARDS:
+        assert tyro.cli(Args, args=["quick", "--reward", name]).reward == name
+    for name in MASK_REWARDS.keys() - {"iou"}:
+        args = tyro.cli(RewardArgs, args=["--mask_rewards", name, "0.5", "--loop2_mask_rewards", name, "2"])
+        assert (args.mask_rewards, args.loop2_mask_rewards) == ({name: 0.5}, {name: 2.0})
+    for command, args in ((Args, ["quick", "--reward", "best"]), (RewardArgs, ["--mask_rewards", "iou", "1"])):
+        with pytest.raises(SystemExit):
+            tyro.cli(command, args=args)
+        assert "cldice" in capsys.readouterr().err
+
+
+def test_the_table_imports_nothing_heavy():
+    heavy = {"torch", "transformers", "skimage"}
+    code = f"import sys, rl_reward_network.rewards.table; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

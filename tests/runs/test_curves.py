@@ -1,0 +1,79 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rl_reward_network.runs.curves import Curves, keep_rows
+
+
+def lines(run_dir: Path) -> list[str]:
+    return (run_dir / "metrics.jsonl").read_text().splitlines()
+
+
+def points(run_dir: Path, tag: str) -> list[int]:
+    return [point.step for point in EventAccumulator(str(run_dir / "logs")).Reload().Scalars(tag)]
+
+
+def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 2, 3)]
+    path.write_text("".join(whole) + '{"step": 4, "lo')
+    assert keep_rows(path, {"step": 2}) == [{"step": step, "loss": 0.5} for step in (1, 2, 2)]
+    assert path.read_text() == "".join(whole[:3])
+    assert keep_rows(path, {"step": 0}) == []
+    assert path.read_text() == ""
+    assert keep_rows(tmp_path / "none.jsonl", {"step": 5}) == []
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl"]
+
+
+def test_the_first_field_of_a_position_counts_most(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"stage": stage, "step": step, "loss": 1 / 3} for stage in (1, 2) for step in (20, 40, 60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert keep_rows(path, {"stage": 2, "step": 40}) == rows[:5]
+    assert keep_rows(path, {"stage": 2, "step": 0}) == rows[:3]
+
+
+def train(run_dir: Path, done: int, last: int) -> None:
+    with Curves(run_dir, {"step": done}, board_step=done) as curves:
+        for step in range(done + 1, last + 1):
+            curves.add_scalars({"loss": 1 / step}, step)
+            curves.add_row({"step": step, "loss": 1 / step})
+
+
+def test_a_resumed_run_has_the_lines_and_points_of_a_whole_one(tmp_path: Path) -> None:
+    train(tmp_path / "whole", 0, 9)
+    train(tmp_path / "cut", 0, 7)
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    train(tmp_path / "cut", 4, 9)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert points(tmp_path / "cut", "loss") == points(tmp_path / "whole", "loss") == list(range(1, 10))
+
+
+def test_a_column_has_the_rows_before_and_after_a_resume(tmp_path: Path) -> None:
+    train(tmp_path, 0, 3)
+    with Curves(tmp_path, {"step": 2}) as curves:
+        curves.add_row({"step": 3, "dice": 0.5})
+        assert curves.column("loss") == [1, 1 / 2]
+        assert curves.column("dice") == [0.5]
+
+
+def test_without_a_board_step_there_is_no_event_file(tmp_path: Path) -> None:
+    curves = Curves(tmp_path / "run", {"step": 0})
+    curves.add_scalars({"loss": 1.0}, 1)
+    curves.add_row({"step": 1})
+    curves.close()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """A folder has the name of the file, or a file that of the run folder."""
+    taken = tmp_path / "metrics.jsonl" if make is Path.mkdir else tmp_path / "run"
+    curves = Curves(tmp_path if make is Path.mkdir else taken, {"step": 0})
+    make(taken)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be written.*OUTPUT_DIR"):
+        curves.add_row({"step": 1})

@@ -1,0 +1,48 @@
+"""What `sa2va-rl segment` loads, and the white level of images above 8 bit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.cli import segment
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.segment.loading import load_reward_network, white_level
+
+
+def test_the_policys_white_level_wins_and_excludes_a_bit_depth() -> None:
+    levels = {"data set": 987, "0123456789ab": 4000}
+    assert white_level(None, None) is None
+    assert white_level(12, None) == 4095
+    assert white_level(None, levels) == 987
+    with pytest.raises(ValueError, match=r"--bit_depth 12.*987"):
+        white_level(12, levels)
+
+
+def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -> None:
+    policy = tmp_path / "run" / "final_model"
+    assert load_reward_network(None, None, "cpu") is None
+    assert load_reward_network(None, policy, "cpu") is None
+    for folder, members in ((tmp_path / "run" / REWARD_NET, 2), (tmp_path / "named", 3)):
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=members)).save_pretrained(folder)
+    for path, members in ((None, 2), (tmp_path / "named", 3)):
+        network = load_reward_network(path, policy, "cpu")
+        assert network is not None
+        assert network.config.members == members
+
+
+def test_the_white_level_is_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grey = np.linspace(0, 1000, 64 * 64).astype(np.uint16).reshape(64, 64)
+    grey[5, 5] = 65535
+    Image.fromarray(grey).save(tmp_path / "x.png")
+    segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "8 bit" in line)
+    assert line.startswith("x.png: ")
+    assert "white is 999," in line
+    assert "--bit_depth" in line
+    overlay = np.asarray(Image.open(tmp_path / "x_overlay.png").convert("L"))
+    assert overlay.mean() > 100, "not black"
+    segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1, bit_depth=16))
+    assert "white is 65535\n" in capsys.readouterr().out

@@ -1,0 +1,56 @@
+"""Two levels of help, and which flags differ from their defaults."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, get_type_hints
+
+import pytest
+import tyro
+
+from rl_reward_network.flags import RARE, Rare, changed, rare_hidden
+
+
+@dataclass
+class Inner:
+    """Settings of a part."""
+
+    size: int = 1
+    """Common."""
+    slack: Annotated[float, tyro.conf.arg(aliases=["--play"]), RARE] = 0.5
+    """Rare, with another name."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A command."""
+
+    inner: Annotated[Inner, tyro.conf.arg(name="")] = field(default_factory=lambda: Inner(size=3))
+    depth: Rare[int | None] = None
+    """Rare."""
+
+
+def help_of(settings: type, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        tyro.cli(settings, args=["--help"])
+    return capsys.readouterr().out
+
+
+def test_rare_flags_are_hidden_and_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    before = get_type_hints(Inner, include_extras=True)
+    with rare_hidden(Outer) as count:
+        short = help_of(Outer, capsys)
+    assert count == 2
+    assert "--size" in short
+    assert "(default: 3)" in short
+    assert not any(name in short for name in ("--slack", "--play", "--depth"))
+    assert get_type_hints(Inner, include_extras=True) == before
+    assert all(name in help_of(Outer, capsys) for name in ("--size", "--slack", "--play", "--depth"))
+
+
+def test_rare_flags_are_parsed_as_all_others() -> None:
+    assert tyro.cli(Outer, args=["--play", "0.25", "--depth", "2"]) == Outer(Inner(3, 0.25), 2)
+
+
+def test_changed_flags_are_named() -> None:
+    assert changed(Inner(), "size", "slack") == []
+    assert changed(Inner(size=2, slack=1.0), "slack", "size") == ["--slack", "--size"]
+    assert changed(Inner(size=2, slack=1.0), "slack") == ["--slack"]
