@@ -118,7 +118,7 @@ def test_out_of_memory_says_what_to_do(trained: tuple[GRPOInputs, Path], monkeyp
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(evaluation_file, "measure", full)
-    with pytest.raises(ValueError, match="out of GPU memory in the evaluation; --gpu -1 makes it on the CPU"):
+    with pytest.raises(ValueError, match=r"out of GPU memory.*--gpu -1"):
         run_grpo_evaluation(trained[1] / "final_model", items=ITEMS)
 
 
@@ -142,7 +142,7 @@ def test_the_report_shows_gains_and_losses(
 
 
 def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOInputs, Path], tiny_checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="these are other weights than in training; give --base_model, the model of"):
+    with pytest.raises(ValueError, match=r"weights.*--base_model"):
         run_grpo_evaluation(trained[1] / "final_model", base_model=str(tiny_checkpoint))
 
 
@@ -194,6 +194,19 @@ def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
     assert "the run has not ended; its last checkpoint is taken" in capsys.readouterr().out
     assert grpo_model(tmp_path) is None
     assert grpo_model(cut / "logs") is None
+
+
+def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
+    trained: tuple[GRPOInputs, Path], tmp_path: Path
+) -> None:
+    world, run = trained
+    moved = copied_run(run, tmp_path)
+    for file in (moved / "config.json", moved / "final_model" / "config.json"):
+        config = read_json(file)
+        config["origin"]["settings"]["mask_policy"] = "candidates"
+        file.write_text(json.dumps(config))
+    result, _ = run_grpo_evaluation(moved / "final_model", world.config.data_root, items=1)
+    assert result.config["mask policy"] == "candidates"
 
 
 def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
@@ -255,7 +268,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
 
 
 def test_names_are_not_silently_left_out(trained: tuple[GRPOInputs, Path]) -> None:
-    with pytest.raises(ValueError, match="--show_names: the report of a GRPO run shows no names; leave it out"):
+    with pytest.raises(ValueError, match="--show_names"):
         evaluate_rl_finetuned_sa2va.main(evaluate_rl_finetuned_sa2va.Args((str(trained[1]),), show_names=True))
 
 

@@ -1,4 +1,4 @@
-"""GRPO's loss as pure functions of tensors. Names and formulas are TRL's, tested tensor by tensor against its own.
+"""GRPO's loss as pure functions of tensors. Names and formulas are TRL's; tests compare them with it.
 
 Axes: N completions, T tokens (right-padded). Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300),
 DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO (2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL
