@@ -6,7 +6,8 @@
 
 Each seed has its own reward network, training images, policy weights and validation images; test patients are the same.
 Shuffled: each training image is combined with the rewards of every training image, so that the best prompt on average
-stays the best, and the image carries no information on which prompt suits it. Written: <output_dir>/prompt_seeds/<mode>_<data>.json.
+stays the best, and the image carries no information on which prompt suits it.
+Written: <output_dir>/prompt_seeds/<mode>_<data>.json.
 """
 
 import statistics
