@@ -1,4 +1,4 @@
-"""What a GRPO run works on: the items of each split, from caption data or from annotated images."""
+"""Inputs of a GRPO run: the items of each split, from captioned regions or annotated images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +114,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
 
 
 def seen_regions(seen: str, data_root: Path) -> str:
-    """What a reader said of captioned regions, and whether they are rendered."""
+    """One line on captioned regions: the reader's summary, and whether they are rendered."""
     return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
 
 
