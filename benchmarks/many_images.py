@@ -1,11 +1,11 @@
-"""Does it hold for 10,000 images? Seconds and memory of all that is done per image, but for the networks.
+"""Seconds and memory of everything that is done per image, except the networks, for up to 10,000 images.
 
     python -m benchmarks.many_images
 
 Small pictures of four per patient are written, and read, checked and split as in a run. Their masks are mocked: each
-image gets a random row of scores and metrics, on which PPO trains and the evaluation compares, each image in both. Each
-number of images runs in a process of its own, so that the memory is its own. The last column says how much more the
-largest takes than it would if all grew in proportion: 1.0 is linear.
+image gets a random row of scores and metrics, for PPO and for the evaluation. Each number of images runs in a separate
+process, so that its memory is measured alone. The last column is the growth from the last but one number
+to the last, divided by linear growth: 1.0 is linear.
 """
 
 import json
@@ -51,7 +51,7 @@ class Args:
     images: tuple[int, ...] = (1250, 2500, 5000, 10000)
     """How many images, smallest first."""
     alone: bool = False
-    """Measure the first number in this very process and print JSON (what each process is asked for)."""
+    """Measure the first number in this process and print JSON; used for the separate processes."""
 
 
 def main(args: Args) -> None:
@@ -70,7 +70,7 @@ def main(args: Args) -> None:
 
 def show(counts: tuple[int, ...], rows: list[dict[str, float]]) -> None:
     """A line for each stage."""
-    table = Table(title="seconds, and MB of memory at the most until then")
+    table = Table(title="seconds, and peak memory in MB until then")
     for name in ("", *(f"{count} images" for count in counts), "to linear"):
         table.add_column(name, justify="left" if not name else "right")
     grown = counts[-1] / counts[-2] if len(counts) > 1 else 1.0
@@ -83,13 +83,13 @@ def show(counts: tuple[int, ...], rows: list[dict[str, float]]) -> None:
 
 def measured(count: int) -> dict[str, float]:
     """Seconds of each stage and the peak of memory after it."""
-    found: dict[str, float] = {}
+    measurements: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
         start = time.perf_counter()
         result = call()
-        found[name] = time.perf_counter() - start
-        found[f"{name}, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        measurements[name] = time.perf_counter() - start
+        measurements[f"{name}, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return result
 
     with tempfile.TemporaryDirectory() as name:
@@ -111,7 +111,7 @@ def measured(count: int) -> dict[str, float]:
         comparison = timed("compare", lambda: compare(tables, tables, picks, deployment, 0))
         result = EvaluationResult(comparison, tuple(map(str, range(PROMPTS))), {})
         timed("report", lambda: write_report(folder / "evaluation", result))
-    return found
+    return measurements
 
 
 def write_data(folder: Path, count: int) -> None:

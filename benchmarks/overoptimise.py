@@ -1,4 +1,4 @@
-"""What happens when the reward is pushed: does the true Dice fall while the score still rises?
+"""Over-optimisation of the reward network: does the true Dice fall while the score still rises?
 
     python -m benchmarks.overoptimise            # trains the reward networks of seeds 0 to 4 where they are missing
 
@@ -42,13 +42,13 @@ Curve = np.ndarray  # float (2, points): mean score and mean true Dice
 
 @dataclass(frozen=True)
 class Args:
-    """Push the reward networks of several seeds and see whether the true Dice falls."""
+    """Optimise masks against the reward networks of several seeds and measure the true Dice."""
 
     world: Annotated[RunConfig, tyro.conf.arg(name="")]
     mode: Literal["quick", "full"] = "full"
     """Mode of the reward networks."""
     seeds: int = 5
-    """Reward networks, of seeds 0, 1, 2 ...; each also draws its own images and candidates."""
+    """Reward networks, of seeds 0, 1, 2 ...; each with different images and candidates."""
     images: int = 20
     """Test images for each seed, one frame per series before a second."""
 
@@ -76,11 +76,11 @@ def main(args: Args) -> None:
 def _network(world: RunInputs, mode: str) -> RewardNetwork:
     """The reward network of this world's seed, trained if it is not there."""
     plan = reward_plan(world.config, mode)
-    found = find_reward_network(world, plan, world.config.seed)
-    if found is None:
+    reward_net = find_reward_network(world, plan, world.config.seed)
+    if reward_net is None:
         network = run_reward_stage(world, plan, new_run_folder(world.config.output_dir, "reward_net"))
     else:
-        network = RewardNetwork.from_pretrained(found)
+        network = RewardNetwork.from_pretrained(reward_net)
     return network.to(world.config.device)
 
 
@@ -115,7 +115,7 @@ def _candidates(example: RewardExample, rng: np.random.Generator) -> np.ndarray:
 
 
 def _best_of_n(score: Score, example: RewardExample, candidates: np.ndarray) -> Curve:
-    """Score and true Dice of the mask liked best among the first n."""
+    """Score and true Dice of the mask with the best score among the first n."""
     scores, gold = score(example.image, candidates), true_dice(candidates, example.truth)
     best = [int(scores[:n].argmax()) for n in BEST_OF]
     return np.stack([scores[best], gold[best]])

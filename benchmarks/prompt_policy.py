@@ -1,4 +1,4 @@
-"""What the mask bank saves, and whether PPO on it is as fast as PPO on a trivial game; both sides in one run.
+"""Time saved by the mask bank, and speed of PPO on its table compared with PPO on CartPole; both sides in one run.
 
     python -m benchmarks.prompt_policy
 
@@ -90,7 +90,7 @@ def one_per_step(world: RunInputs, samples: list[Sample], steps: int) -> float:
 
 
 def random_contexts(world: RunInputs, samples: list[Sample]) -> list[PromptContext]:
-    """The samples as the policy sees them, with random scores: PPO's speed does not depend on them."""
+    """Contexts of the samples with random scores, on which the speed of PPO does not depend."""
     rng = np.random.default_rng(0)
     scores = rng.random((len(samples), len(world.prompts)), dtype=np.float32)
     answers = [(sample, sample.load_image()) for sample in samples]
@@ -109,7 +109,7 @@ def on_the_bank(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
 
 
 def as_step_2(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
-    """PPO with everything that step 2 does besides."""
+    """PPO with validation, curves and checkpoints, as in step 2."""
     with tempfile.TemporaryDirectory() as folder:
         train_prompt_policy(contexts, contexts, config, Path(folder))
 

@@ -5,8 +5,9 @@
     python -m benchmarks.prompt_seeds quick --data_root data/angiograms_no_gap
 
 Each seed has its own reward network, training images, policy weights and validation images; test patients are the same.
-Shuffled: every training image is paid the rewards of all others in turn, so that the best prompt on average stays the
-best, and nothing about an image says which prompt suits it. Written: <output_dir>/prompt_seeds/<mode>_<data>.json.
+Shuffled: each training image is combined with the rewards of every training image, so that the best prompt on average
+stays the best, and the image carries no information on which prompt suits it.
+Written: <output_dir>/prompt_seeds/<mode>_<data>.json.
 """
 
 import statistics
@@ -59,17 +60,17 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Measure all seeds and print what they say together."""
+    """Measure all seeds and print their tables."""
     results: dict[str, list[dict[str, Any]]] = {}
     for seed in range(args.seeds):
         config = replace(args.world, seed=seed)
         tables, plan = scored(config, args.mode), policy_plan(args.mode, seed=seed)
-        for name, own, data in (
+        for name, variant, data in (
             ("default", plan, tables),
             ("published", policy_plan(args.mode, "published", seed=seed), without_vision(tables)),
             ("shuffled", plan, shuffled(tables)),
         ):
-            comparison = measured(data, own)
+            comparison = measured(data, variant)
             results.setdefault(name, []).append(summary(comparison))
     for name, seeds in results.items():
         show(f"{args.mode}, {name}", seeds)
@@ -81,12 +82,12 @@ def main(args: Args) -> None:
 def scored(config: RunConfig, mode: str) -> Tables:
     """Every prompt's mask on this seed's images, scored by this seed's reward network."""
     world, plan = open_inputs(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
-    found = find_reward_network(world, reward_plan(config, mode), config.seed)
-    if found is None:
+    reward_net = find_reward_network(world, reward_plan(config, mode), config.seed)
+    if reward_net is None:
         command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"
         raise ValueError(f"{config.output_dir}: no {mode} reward network of seed {config.seed}; train one: {command}")
-    network = RewardNetwork.from_pretrained(found)
-    check_no_leak(world.split, network, found)
+    network = RewardNetwork.from_pretrained(reward_net)
+    check_no_leak(world.split, network, reward_net)
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(world.samples)}
     network = network.to(config.device)
     return {
@@ -96,7 +97,7 @@ def scored(config: RunConfig, mode: str) -> Tables:
 
 
 def without_vision(tables: Tables) -> Tables:
-    """The same without Sa2VA's features, as the published preset sees it."""
+    """The tables without Sa2VA's features, the observation of the published preset."""
     return {
         name: [replace(entry, features=entry.features[:IMAGE_FEATURES]) for entry in entries]
         for name, entries in tables.items()
@@ -104,16 +105,18 @@ def without_vision(tables: Tables) -> Tables:
 
 
 def shuffled(tables: Tables) -> Tables:
-    """Every training image with the rewards of every training image, its own once: what it looks like says nothing.
+    """All pairs of a training image and the rewards of a training image, so that features and rewards are independent.
 
-    One shuffle would not do: among few images of few kinds it leaves more right than wrong pairs half of the time, and
-    a policy rightly learns from that.
+    A single permutation is not enough: among few images of few kinds it often leaves more right than wrong pairs, from
+    which a policy learns.
     """
     train = tables["policy"]
     pairs = [
-        PromptTable(look.features, replace(paid.table, sample_id=f"{look.table.sample_id} {paid.table.sample_id}"))
-        for look in train
-        for paid in train
+        PromptTable(
+            image.features, replace(reward.table, sample_id=f"{image.table.sample_id} {reward.table.sample_id}")
+        )
+        for image in train
+        for reward in train
     ]
     return {**tables, "policy": pairs}
 

@@ -108,11 +108,11 @@ def test_a_finished_grpo_run_evaluates_merges_and_segments(old: Path) -> None:
     evaluate.main(evaluate.Args((str(run / "final_model"),)))
     found = read_json(run / "evaluation" / "eval.json")
     assert {"iou_of_drawn", "meteor", "dice"} <= {row["metric"] for row in found["rows"]}
-    head, tail = before.split("Not evaluated")
-    now = card.read_text().replace("| reward network | none |\n", "")  # a row that is new since
-    assert now.startswith(head + found["verdict"]["sentence"])
-    assert now.endswith(tail[tail.index("## Use") :])
-    assert "| IoU of mask' | 0." in card.read_text()
+    now = card.read_text()
+    assert {line for line in before.splitlines() if line.startswith("|")} <= set(now.splitlines()), "the same facts"
+    assert found["verdict"]["sentence"] in now
+    assert "| IoU of mask' | 0." in now
+    assert "peft" not in now, "it cannot read LoRA of that version"
     merge.main(merge.Args(run, old / "merged"))
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(image)
     segment.main(segment.Args((image,), str(old / "merged"), device="cpu"))

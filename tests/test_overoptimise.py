@@ -17,7 +17,7 @@ def test_candidates_start_with_the_default_prompts_mask_and_differ():
     assert len({mask.tobytes() for mask in candidates}) > 200
 
 
-def test_a_true_judge_is_not_fooled_by_many_candidates_and_a_false_one_is():
+def test_a_true_score_is_not_over_optimised_by_many_candidates_and_a_false_one_is():
     candidates = _candidates(EXAMPLE, np.random.default_rng(1))
     honest = _best_of_n(lambda image, masks: true_dice(masks, TRUTH), EXAMPLE, candidates)
     assert honest.shape == (2, len(BEST_OF))
@@ -30,12 +30,12 @@ def test_a_true_judge_is_not_fooled_by_many_candidates_and_a_false_one_is():
 
 def test_summary_by_hand():
     seeds = np.array([[[0.1, 0.5, 0.9], [0.4, 0.8, 0.6]], [[0.1, 0.5, 0.7], [0.4, 0.5, 0.5]]])
-    found = _summary(seeds)
-    assert found["gold_peak"] == pytest.approx(0.65)
-    assert found["gold_end"] == pytest.approx(0.55)
-    assert found["end_over_peak"] == pytest.approx((0.75 + 1) / 2)
-    assert found["end_over_peak_worst_seed"] == pytest.approx(0.75)
-    assert found["score_end"] == pytest.approx(0.8)
+    summary = _summary(seeds)
+    assert summary["gold_peak"] == pytest.approx(0.65)
+    assert summary["gold_end"] == pytest.approx(0.55)
+    assert summary["end_over_peak"] == pytest.approx((0.75 + 1) / 2)
+    assert summary["end_over_peak_worst_seed"] == pytest.approx(0.75)
+    assert summary["score_end"] == pytest.approx(0.8)
 
 
 def test_the_plot_is_written_whole(tmp_path):

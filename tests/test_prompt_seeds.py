@@ -1,4 +1,4 @@
-"""The control: where nothing about an image says which prompt suits it, nothing may be gained."""
+"""The control: where features and rewards are independent, a policy gains nothing."""
 
 from dataclasses import replace
 
@@ -32,16 +32,16 @@ def tables() -> Tables:
 
 
 def test_the_policy_closes_the_gap_and_the_control_gains_nothing(tables: Tables) -> None:
-    found = summary(measured(tables, PLAN))
-    assert (found["deployed"], found["verdict"]) == ("PPO", "better")
-    assert found["closed"]["deployed"] == found["closed"]["PPO"] > 0.8
-    assert found["most_chosen"] < 0.7, "it does not collapse onto one prompt"
+    result = summary(measured(tables, PLAN))
+    assert (result["deployed"], result["verdict"]) == ("PPO", "better")
+    assert result["closed"]["deployed"] == result["closed"]["PPO"] > 0.8
+    assert result["most_chosen"] < 0.7, "it does not collapse onto one prompt"
     plans = [replace(PLAN, ppo=replace(PLAN.ppo, seed=seed)) for seed in range(4)]
     control = [summary(measured(shuffled(tables), plan))["closed"]["PPO"] for plan in plans]
     assert abs(np.mean(control)) < 0.15, "by chance a little more or less, in the mean nothing"
 
 
-def test_shuffled_every_look_is_paid_like_every_other_and_validation_and_test_are_left_alone(tables: Tables) -> None:
+def test_shuffled_each_image_has_all_rewards_and_validation_and_test_stay(tables: Tables) -> None:
     moved = shuffled(tables)
     assert (moved["val"], moved["test"]) == (tables["val"], tables["test"])
     looks = {entry.features.tobytes() for entry in moved["policy"]}
@@ -50,7 +50,7 @@ def test_shuffled_every_look_is_paid_like_every_other_and_validation_and_test_ar
     assert all(rows == {entry.table.scores.tobytes() for entry in tables["policy"]} for rows in paid)
 
 
-def test_the_published_preset_sees_the_image_alone(tables: Tables) -> None:
+def test_the_published_preset_has_image_features_only(tables: Tables) -> None:
     bare = without_vision(tables)
     assert {len(entry.features) for part in bare.values() for entry in part} == {IMAGE_FEATURES}
     np.testing.assert_array_equal(bare["val"][3].features, tables["val"][3].features[:-2])

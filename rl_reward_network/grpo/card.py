@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from peft.utils import CONFIG_NAME
+
 from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.models.sa2va.card import TRAINED_PART, WHOLE_MODEL
+from rl_reward_network.models.sa2va.card import LORA_PART, TRAINED_PART, WHOLE_MODEL
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
 
@@ -28,16 +30,21 @@ MERGED = (
 CONTROL = "**A control run: its rewards were shuffled at random, so it cannot have learned the task.**"
 
 
-def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False) -> str:
+def card_text(
+    config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False, peft: bool = True
+) -> str:
     """The card in Markdown.
 
     Args:
         config: of the run's final_model.
         evaluation: its eval.json, if there is one.
         merged: True for a full checkpoint, False for the trained tensors alone.
+        peft: whether peft can read the trained tensors; False for runs of version 0.7 and earlier.
     """
     base = _base_name(config["world"]["model_path"])
     what, command, python = MERGED if merged else ADAPTER
+    if peft and not merged:
+        python = f"{python}\n\n{LORA_PART}"
     facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
@@ -74,7 +81,8 @@ Read both before you share the weights. This model is not fit for diagnosis.
 
 def write_results(final_model: Path, evaluation: Path) -> None:
     """Rewrite the card of a final_model with the results in its eval.json."""
-    card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
+    peft = (final_model / "trainable" / CONFIG_NAME).exists()
+    card = card_text(read_json(final_model / "config.json"), read_json(evaluation), peft=peft)
     with whole_file(final_model / "README.md") as temporary:
         temporary.write_text(card, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What a GRPO run works on: the items of each split, from caption data or from annotated images."""
+"""Inputs of a GRPO run: the items of each split, from captioned regions or annotated images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

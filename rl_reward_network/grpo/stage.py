@@ -1,4 +1,4 @@
-"""A GRPO run as a whole: open, train, prove what moved, save."""
+"""A GRPO run as a whole: load, train, check which parameters moved, save."""
 
 import json
 import os
@@ -73,13 +73,13 @@ WATCHED = 48  # validation items
 def loop_rewards(
     plan: GRPOPlan, kind: str, judge: CaptionJudge | None, network: RewardNetwork | None
 ) -> dict[str, dict[str, Reward]]:
-    """The rewards of both loops; every term that can be had is there, so that it is logged.
+    """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
     Raises:
         ValueError: a weight without what it needs, or a plan that names a judge without it.
     """
     if (judge is None) != (plan.judge is None):
-        raise ValueError("the plan must name the judge that pays, and no other")
+        raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
     weights = plan.weights
     loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
     loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
@@ -97,7 +97,7 @@ def loop_rewards(
 
 
 def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
-    """METEOR pays captions, or with a judge both together; each is logged by itself, too."""
+    """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
     if judge is None:
         return {"meteor": Reward(meteor_reward, weight)}
     return {
@@ -150,7 +150,7 @@ def run_grpo_stage(
     args = training_arguments(inputs, plan, run)
     rewards = loop_rewards(plan, inputs.kind, judge, network)
     pathwise = None if network is None else PathwiseReward(network.to(inputs.device), processor.sam_image_size)
-    # The reward network remembers its own training patients, so a run that it pays must not see them.
+    # The reward network was trained on the reward split: a run with it must not use these patients.
     items = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
     if args.objective == "supervised":
         items = labelled_items(items)
@@ -182,10 +182,10 @@ def run_grpo_stage(
 
 
 def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
-    """Warn of what did not move, and why.
+    """Warn of trainable tensors that did not move, and why.
 
     Raises:
-        ValueError: nothing at all moved although there was a learning rate; what there is has been saved.
+        ValueError: nothing moved although the learning rate is above 0; the last state has been saved.
     """
     any_spread = any_rank(trainer.accelerator, trainer.any_spread)
     reasons = unmoved_reasons(
@@ -194,13 +194,13 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
     parts = [
         f"{len(names)} because {why}, such as {names[0]}"
         for why in dict.fromkeys(reasons.values())
-        if (names := [name for name, own in reasons.items() if own == why])
+        if (names := [name for name, reason in reasons.items() if reason == why])
     ]
     count = len(trainable_tensors(trainer.sa2va))
     message = f"{len(still)} of {count} trainable tensors did not move: {'; '.join(parts)}"
     if len(still) == count and trainer.args.learning_rate:
         if trainer.optimizer is not None:  # else this state was read from there, and nothing was trained since
-            save_run_state(trainer)  # hours must not be lost, nor look finished
+            save_run_state(trainer)  # hours of training must neither be lost nor look finished
         last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
         raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
     if trainer.args.should_save:
@@ -208,7 +208,7 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
 
 
 def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
-    """What trains, what does not although it might, and how fast the partner follows."""
+    """Print what is trained, what is frozen because no loss reaches it, and how fast the partner follows."""
     for part, count, trained in parameter_table(trainer.sa2va):
         print(f"{part}: {count:,} parameters, {trained:,} train")
     print("\n".join(startup_lines(trainer)))
@@ -219,15 +219,15 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
 
 
 def _partner(trainer: Sa2VAGRPOTrainer) -> str:
-    """The decay that is reached, not the one that was asked for: it warms up, and a short run ends before."""
+    """The decay that is reached, which is below the setting where a short run ends in the warm-up."""
     ema, steps = trainer.ema, trainer.planned_steps
     if trainer.args.objective == "supervised":
-        return "none, supervised training asks nobody"
+        return "none, supervised training has no partner"
     if ema is None:
         return "the model itself"
     reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
-    asked = "" if reached == ema.decay else f" of the {ema.decay:g} that was asked for"
-    return f"moving average, decay {reached:.4g}{asked} after {steps} steps, half-life {half_life:.0f} steps"
+    setting = "" if reached == ema.decay else f" of {ema.decay:g}"
+    return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 
 def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What every stage works on: the data and their split, the frozen Sa2VA, and the bank of its masks."""
+"""Inputs of steps 1 and 2: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
 
-Seen = TypeVar("Seen")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def check_named(model_path: str, data_root: Path, default: Path) -> None:
-    """Raise where a model of the user's own would work on rendered data that nobody asked for.
+    """Refuse to run a model of the user's own on rendered data by default.
 
     Args:
         model_path: the model.
@@ -209,26 +209,26 @@ def check_readable(loads: Sequence[Callable[[], object]]) -> None:
     survey([partial(_forget, load) for load in loads])
 
 
-def survey(looks: Sequence[Callable[[], Seen]]) -> list[Seen]:
-    """What is seen in files, each decoded in a thread; memory holds only those being looked at.
+def survey(looks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Results of reading files, each decoded in a thread; memory holds only those being decoded.
 
     Args:
-        looks: each decodes a file or two, says what it sees there, and raises a ValueError where it cannot.
+        looks: each decodes a file or two, returns its result, and raises a ValueError where it cannot.
 
     Raises:
         ValueError: as `check_readable`.
     """
     with ThreadPoolExecutor() as threads:  # decoders run beside each other
         bar = tqdm(threads.map(_tried, looks), "checking files", len(looks), leave=False, unit="file", delay=2)
-        found = list(bar)
-    if damaged := [str(one) for one in found if isinstance(one, ValueError)]:
+        results = list(bar)
+    if damaged := [str(result) for result in results if isinstance(result, ValueError)]:
         more = f" (and {len(damaged) - 1} more of {len(looks)} looked at)" if len(damaged) > 1 else ""
         raise ValueError(damaged[0] + more)
-    return [one for one in found if not isinstance(one, ValueError)]
+    return [result for result in results if not isinstance(result, ValueError)]
 
 
-def _tried(look: Callable[[], Seen]) -> Seen | ValueError:
-    """What is seen, or what is wrong with the file."""
+def _tried(look: Callable[[], Result]) -> Result | ValueError:
+    """The result of reading a file, or its error."""
     try:
         return look()
     except ValueError as error:
@@ -246,5 +246,5 @@ def check_one_phrase(samples: list[Sample], where: Path) -> None:
     if len(phrases) > 1:
         raise ValueError(
             f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
-            "a prompt policy is for one kind of object: make one data folder for each, with --prompts of its own"
+            "a prompt policy is for one kind of object: make one data folder for each, with --prompts for it"
         )

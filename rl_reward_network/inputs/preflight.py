@@ -1,7 +1,7 @@
-"""What a pre-flight sees in pictures and masks that can be read but may still be wrong; the doctor finds the words.
+"""Measurements of pictures and masks that can be read but may still be wrong, for the doctor's table.
 
-Each picture and mask is decoded once, in threads, and a few numbers of it are kept. Nothing here is an error: whether a
-mask that covers most of the picture is right, only its user knows.
+Each picture and mask is decoded once, in threads. Nothing here is an error: only the user can tell whether a mask that
+covers most of the picture is right.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ PIXELS = 10**6  # of an outline; a larger one is thinned out first
 
 @dataclass(frozen=True)
 class Look:
-    """What is kept of one picture and its mask.
+    """Measurements of one picture and its mask.
 
     Attributes:
         name: file, or file and row; for the screen only, since it may name a patient.

@@ -1,4 +1,4 @@
-"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what to deploy."""
+"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, choose what to deploy."""
 
 import warnings
 from dataclasses import asdict, dataclass
@@ -85,7 +85,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         plan: settings.
         reward_net: folder of a reward network.
         run: a new run folder, or one that was cut off.
-        resume: go on with the latter; it must have begun with the same settings and reward network.
+        resume: resume the latter; it must have the same settings and reward network.
 
     Raises:
         ValueError: the reward network is missing, damaged, or has seen the policy's, val or test patients; the reward
@@ -178,7 +178,7 @@ def check_settings(
 def _tables(
     inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork, samples: dict[str, list[Sample]], run: Path
 ) -> dict[str, list[PromptTable]]:
-    """What the policy learns from and is watched on; read where a run that goes on has it already."""
+    """Tables for training and validation; read from the run folder if a resumed run has them."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
     tables = {
@@ -195,7 +195,7 @@ def _counts(inputs: RunInputs) -> dict[str, int]:
 
 
 def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
-    """Begin the run folder: its own copy of the reward network, then config.json."""
+    """Begin the run folder: a copy of the reward network, then config.json."""
     check_new(run)
     network.save_pretrained(run / REWARD_NET)
     stage = {

@@ -84,7 +84,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNe
 
 
 def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
-    """`run_reward_stage` in a folder that nobody else works in, on these samples of each split."""
+    """`run_reward_stage` in a folder held by this process, on these samples of each split."""
     config = plan.config
     if not (run / "config.json").exists():
         describe_run(run, inputs, {"stage": "reward network", "seed": config.seed, "origin": origin(inputs, plan)})
@@ -118,7 +118,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
 
 
 def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
-    """What a reward network must have in common with a later run to be used by it without a word."""
+    """What a reward network must have in common with a later run to be used by default."""
     settings = {name: value for name, value in asdict(plan.config).items() if name not in ("seed", "device")}
     return {
         "mode": plan.mode,
@@ -149,7 +149,7 @@ def named(network: RewardNetwork, run: Path | None = None) -> str:
 def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = None) -> Path | None:
     """The newest finished reward network under the output folder that this very step 1 would train again.
 
-    Its seed does not matter unless one is asked for.
+    Its seed is only compared if `seed` is given.
     """
     wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
     for finished in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/{AGREEMENT}"), reverse=True):
@@ -180,7 +180,7 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
 
 
 def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
-    """Refuse a reward network that has seen patients on whom it will be asked to judge.
+    """Refuse a reward network that was trained or chosen on patients whose masks it is to score.
 
     Raises:
         ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
@@ -218,7 +218,7 @@ def _groups(picked: dict[str, list[Sample]]) -> dict[str, list[str]]:
 
 
 def _count(samples: list[Sample]) -> dict[str, int]:
-    """How much there truly is to learn from: frames of one series are nearly identical."""
+    """Images, patients and series: frames of one series are nearly identical."""
     return {
         "images": len(samples),
         "patients": len({sample.group_id for sample in samples}),

@@ -1,4 +1,4 @@
-"""Run folders: where a run writes, and what it says about itself."""
+"""Run folders: their names, their config.json, and whether a run may be resumed."""
 
 import os
 import platform
@@ -20,8 +20,8 @@ FINAL = "final_model"  # of step 2 and GRPO; written last: a run without it was 
 AGREEMENT = "agreement.json"  # the same of step 1
 BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
-UNSAID = "0.6 or earlier"  # the version of a run that does not say it
-SHOWN_LETTERS = 15  # of a value, in a message: longer ones are lists and fingerprints
+UNKNOWN = "0.6 or earlier"  # the version of a run without a version
+LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
 
 
@@ -56,7 +56,7 @@ def check_version(run: Path, also: str = "") -> None:
 
     Args:
         run: a run folder that is not finished.
-        also: what this version can do with it nevertheless.
+        also: what this version can still do with it.
 
     Raises:
         ValueError: names both versions, and what to do.
@@ -71,7 +71,8 @@ def check_version(run: Path, also: str = "") -> None:
 def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool) -> bool:
     """Whether a run began with what is wanted now.
 
-    Of a cut-off run of another version only what both versions know is compared: it must be found to be refused.
+    Of an unfinished run of another version only the settings of both versions are compared, so that it is found and
+    refused.
 
     Args:
         config: config.json of the run.
@@ -96,7 +97,7 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
 
 
 def _version(config: Mapping[str, Any]) -> str:
-    return str(config.get("version", UNSAID))
+    return str(config.get("version", UNKNOWN))
 
 
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -111,7 +112,7 @@ def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
             continue
         nested = isinstance(before, Mapping) and isinstance(now, Mapping)
         inner = differences(before, {**dict.fromkeys(before), **now}) if nested else []  # type: ignore[arg-type]
-        long = nested or max(len(str(value)) for value in (before, now)) > SHOWN_LETTERS
+        long = nested or max(len(str(value)) for value in (before, now)) > LONGEST_VALUE
         lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {before}, now {now}"]
     return lines
 

@@ -1,4 +1,4 @@
-"""How far a run is, and what `--resume` says where it finds no run of the settings: the runs there are."""
+"""How far a run is, and the error of `--resume` without a run of the settings, which lists the existing runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
 from rl_reward_network.runs.folder import AGREEMENT, FINAL, differences
 
-SHOWN_RUNS, SHOWN_SETTINGS = 5, 6
+MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 NONE_YET = "no checkpoint yet"
 
 
@@ -31,7 +31,7 @@ def progress(run: Path) -> str:
 
 
 def run_line(run: Path, resumed: bool) -> str:
-    """What is said of the run folder when a command begins."""
+    """The line on the run folder at the start of a command."""
     far = progress(run) if resumed else ""
     how = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}.get(
         far, f", resumed from {far}"
@@ -40,17 +40,17 @@ def run_line(run: Path, resumed: bool) -> str:
 
 
 def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], otherwise: str = "nothing") -> ValueError:
-    """The error of `--resume` where no run can be gone on with; it lists the runs there are, the newest first.
+    """The error of `--resume` where no run can be resumed; it lists the existing runs, the newest first.
 
     Args:
         output_dir: parent of the run folders.
         kind: what their names begin with.
         wanted: the settings, as in a run's `origin`.
-        otherwise: what differs where none of them does.
+        otherwise: what differs where all settings are equal.
     """
     runs = [path.parent for path in sorted(output_dir.glob(f"{kind}_*/config.json"), reverse=True)]
-    lines = [f"\n  {run}: {_told(run, wanted, otherwise)}" for run in runs[:SHOWN_RUNS]]
-    older = len(runs) - SHOWN_RUNS
+    lines = [f"\n  {run}: {_line(run, wanted, otherwise)}" for run in runs[:MOST_RUNS]]
+    older = len(runs) - MOST_RUNS
     more = f"\n  and {older} older" if older > 0 else ""
     there = f"give those of one that is there, or leave it out to begin anew:{''.join(lines)}{more}"
     return ValueError(
@@ -59,12 +59,12 @@ def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], ot
     )
 
 
-def _told(run: Path, wanted: Mapping[str, Any], otherwise: str) -> str:
+def _line(run: Path, wanted: Mapping[str, Any], otherwise: str) -> str:
     """How far a run is and what differs; of a damaged one, what is damaged."""
     try:
         config, far = dict(read_json(run / "config.json")), progress(run)
     except ValueError as error:
         return str(error)
     differ = differences({"seed": config.get("seed"), **config.get("origin", {})}, wanted)
-    more = [f"and {len(differ) - SHOWN_SETTINGS} more"] if len(differ) > SHOWN_SETTINGS else []
-    return f"{far}; differs in {'; '.join([*differ[:SHOWN_SETTINGS], *more]) or otherwise}"
+    more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
+    return f"{far}; differs in {'; '.join([*differ[:MOST_SETTINGS], *more]) or otherwise}"

@@ -47,7 +47,7 @@ def test_features_of_sa2va_are_standardised_too():
 
 
 class Scripted:
-    """Tries prompts in a fixed order by progress, or what the best score so far tells it."""
+    """Chooses prompts in a fixed order by progress, and prompt 0 after a best score above 0.5."""
 
     def __init__(self):
         self.seen = []
@@ -62,11 +62,14 @@ def test_of_several_prompts_tried_the_best_scored_is_kept():
     contexts = make_contexts(count=2)
     object.__setattr__(contexts[0], "scores", np.array([0.9, 0.3, 0.2, 0.4], np.float32))
     object.__setattr__(contexts[1], "scores", np.array([0.1, 0.6, 0.7, 0.9], np.float32))
-    told, untold = Scripted(), Scripted()
-    assert choose_prompts(told, contexts, max_steps=3).tolist() == [3, 1]  # image 0: 1, 2, 3; image 1: 1, then 0, 0
-    np.testing.assert_allclose(told.seen[2], [[2 / 3, 0.3], [2 / 3, 0.6]], rtol=1e-6)
-    assert choose_prompts(untold, contexts, max_steps=3, sees_scores=False).tolist() == [3, 3]
-    assert all((seen[:, 1] == 0).all() for seen in untold.seen)
+    with_score, without = Scripted(), Scripted()
+    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [
+        3,
+        1,
+    ]  # image 0: 1, 2, 3; image 1: 1, then 0, 0
+    np.testing.assert_allclose(with_score.seen[2], [[2 / 3, 0.3], [2 / 3, 0.6]], rtol=1e-6)
+    assert choose_prompts(without, contexts, max_steps=3, sees_scores=False).tolist() == [3, 3]
+    assert all((seen[:, 1] == 0).all() for seen in without.seen)
     one = try_prompts(Scripted(), contexts, lambda tried: pytest.fail("one prompt needs no score"))
     assert one.tolist() == [1, 1]
 
@@ -87,7 +90,7 @@ def test_a_saved_policy_loads_equal_without_unpickling(tmp_path, monkeypatch):
     np.testing.assert_array_equal(choose_prompts(policy, contexts), choose_prompts(model, contexts))
 
 
-def test_a_policy_that_sees_sa2va_s_features_comes_back_as_wide(tmp_path):
+def test_a_policy_with_sa2va_s_features_loads_with_the_same_observation(tmp_path):
     contexts = make_contexts(count=8, vision=5)
     save_policy(train(tmp_path, contexts), tmp_path / "final_model", OWN)
     policy = load_policy(tmp_path / "final_model")
@@ -103,7 +106,7 @@ class Poison:
 
 
 def poison_pickles(archive):
-    """Replace everything but the policy's weights by something that no one can unpickle unharmed."""
+    """Replace everything but the weights of the policy by a pickle that writes a file when it is loaded."""
     with zipfile.ZipFile(archive) as file:
         weights = file.read("policy.pth")
     with zipfile.ZipFile(archive, "w") as file:

@@ -23,9 +23,9 @@ processor.max_tiles = {max_tiles}  # as in training
 image, text = Image.open("image.png"), "<image>Please segment the blood vessel."
 result = model.predict_forward(image=image, text=text, processor=processor)
 print(result["prediction"], [mask.shape for mask in result["prediction_masks"]])
-```
+```"""
 
-LoRA alone, without the other trained tensors, in peft:
+LORA_PART = """LoRA alone, without the other trained tensors, in peft:
 
 ```python
 from peft import PeftModel
