@@ -17,4 +17,4 @@ def test_what_the_mask_policy_does_not_reach_is_frozen_and_meant(tiny_checkpoint
     assert differing(rows) == []
     (decoder,) = (row for row in rows if row.item == "SAM 2 mask decoder")
     assert re.fullmatch(DECODER[mask_policy], decoder.rl)
-    assert decoder.status.startswith(f"meant: {mask_policy} masks ")
+    assert decoder.status.startswith(f"meant: the gradient of {mask_policy} masks ")

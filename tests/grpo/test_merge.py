@@ -16,6 +16,7 @@ from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
 from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
 from rl_reward_network.grpo.inputs import GRPOInputs
+from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.settings import GRPOSettings
@@ -154,7 +155,7 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
         rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {"METEOR": "full"}
     )
     write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(found))
-    main(Args(tmp_path / "run", tmp_path / "mine"))
+    merge_run(tmp_path / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()
     assert f"\n{found.verdict.sentence} Means over groups of 4 test items" in card
     assert "| IoU of mask' | 0.500 [" in card
@@ -171,7 +172,7 @@ def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
     base.save_pretrained(tmp_path / "models" / "own-sa2va")
     processor.save_pretrained(tmp_path / "models" / "own-sa2va")
     write_run(tmp_path / "out" / "run", model_path="../../models/own-sa2va")
-    main(Args(tmp_path / "out" / "run", tmp_path / "mine"))
+    merge_run(tmp_path / "out" / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()
     assert "# own-sa2va, fine-tuned by GRPO" in card
     assert "../" not in card
@@ -180,10 +181,10 @@ def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
 
 def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere: not what a GRPO run has trained; name outputs/sa2va_grpo_"):
-        main(Args(tmp_path / "nowhere", tmp_path / "mine"))
+        merge_run(tmp_path / "nowhere", tmp_path / "mine")
     write_json(tmp_path / "policy" / "final_model" / "config.json", {"stage": "policy"})
     with pytest.raises(ValueError, match="final_model: not what a GRPO run has trained"):
-        main(Args(tmp_path / "policy" / "final_model", tmp_path / "mine"))
+        merge_run(tmp_path / "policy" / "final_model", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 
@@ -191,14 +192,14 @@ def test_an_output_that_exists_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep")
     with pytest.raises(ValueError, match=r"output .*mine exists; give a new folder"):
-        main(Args(tmp_path / "run", tmp_path / "mine"))
+        merge_run(tmp_path / "run", tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
 def test_another_base_model_and_a_broken_run_are_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
     write_run(tmp_path / "run")
     with pytest.raises(ValueError, match="these are other weights than in training; give --base_model"):
-        main(Args(tmp_path / "run", tmp_path / "mine", str(tiny_checkpoint)))
+        merge_run(tmp_path / "run", tmp_path / "mine", str(tiny_checkpoint))
     file = tmp_path / "run" / "final_model" / "trainable" / "trainable.safetensors"
     state = load_file(file)
     state["surplus"] = torch.zeros(1)
@@ -206,5 +207,5 @@ def test_another_base_model_and_a_broken_run_are_refused(tmp_path: Path, tiny_ch
     with pytest.raises(
         ValueError, match=r"trainable\.safetensors: 1 tensors do not fit this model, first \['surplus'\]"
     ):
-        main(Args(tmp_path / "run", tmp_path / "mine"))
+        merge_run(tmp_path / "run", tmp_path / "mine")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "nothing half-written"
