@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rl_reward_network.grpo.callbacks import StepCallback
+from rl_reward_network.models.ema import trainable_tensors
 from tests.grpo.nano import make_trainer
 
 
@@ -16,6 +18,15 @@ def test_what_had_a_gradient_is_noted(tmp_path: Path) -> None:
     trainer.train()
     trained = {name for name, p in trainer.sa2va.named_parameters() if p.requires_grad}
     assert trainer.tensors_with_gradient == trained - {still}, "no point is ever clicked"
+
+
+def test_a_gradient_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    parameter = next(iter(trainable_tensors(trainer.sa2va).values()))
+    parameter.grad = torch.full_like(parameter, float("nan"))
+    with pytest.raises(ValueError, match=r"step 1: .*gradient.*not finite"):
+        StepCallback(trainer).on_pre_optimizer_step()
+    assert not trainer.tensors_with_gradient
 
 
 def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path) -> None:
