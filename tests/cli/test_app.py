@@ -73,7 +73,7 @@ def test_commands_run_as_files_from_any_folder(
     assert sys.path[0] == str(ROOT)
 
 
-HEAVY = ("torch", "transformers", "stable_baselines3", "gymnasium", "datasets", "accelerate", "skimage")
+HEAVY = ("torch", "transformers", "stable_baselines3", "datasets", "accelerate", "skimage")
 SEEN = f"""
 import sys
 from rl_reward_network.cli.main import main
