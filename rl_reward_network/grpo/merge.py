@@ -1,7 +1,6 @@
 """The weights that a GRPO run has trained, merged into its base model."""
 
 from pathlib import Path
-from typing import Any
 
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.grpo.card import card_text
@@ -19,7 +18,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
     Args:
         model_path: final_model folder of a GRPO run, the run, or one of its checkpoints.
         output: folder to write.
-        base_model: where the run's Sa2VA is now, if not where it was.
+        base_model: path of the run's Sa2VA, if it was moved.
 
     Raises:
         ValueError: `output` exists, `model_path` is no GRPO run, or the base model has other weights than in training.
@@ -42,11 +41,6 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
         check_checkpoint(open_checkpoint(folder))
-        (folder / "README.md").write_text(_card(final_model, config), encoding="utf-8")
-
-
-def _card(final_model: Path, config: dict[str, Any]) -> str:
-    """The model card, with the results of the evaluation if `final_model` was evaluated; checkpoints are not."""
-    evaluation = evaluation_folder(final_model) / "eval.json"
-    is_evaluated = final_model.name == FINAL and evaluation.exists()
-    return card_text(config, read_json(evaluation) if is_evaluated else None, merged=True)
+        evaluation = evaluation_folder(final_model) / "eval.json"  # the card shows results of a final_model only
+        results = read_json(evaluation) if final_model.name == FINAL and evaluation.exists() else None
+        (folder / "README.md").write_text(card_text(config, results, merged=True), encoding="utf-8")

@@ -19,7 +19,7 @@ from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEN
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.grpo.image_features import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, labelled_items, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.plan import RewardWeights
 from rl_reward_network.grpo.stage import run_grpo_stage
@@ -222,7 +222,7 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
     (bare / "annotations.json").write_text(json.dumps(records))
     with pytest.raises(ValueError, match=r"objective supervised: none of the \d training items has a mask"):
-        labelled_items(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).items)
+        labelled_prompts(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).prompts)
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE
 from rl_reward_network.grpo import logs as logs_file
-from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, picture_row
+from rl_reward_network.grpo.logs import GRPOLogs, picture_row
 from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
@@ -151,7 +152,7 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
     row = picture_row(own, [0, 1], side=64)
     assert row.shape == (64, 128, 3)
     assert row.dtype == np.uint8
-    for colour, corner in ((TRUTH, 7), (MADE, 39)):
+    for colour, corner in ((GREEN, 7), (ORANGE, 39)):
         painted = (row[:, :64] == colour).all(axis=2)
         assert painted[corner, corner + 1 : corner + 16].all(), "around the mask"
         assert painted.sum() < 80, "an outline, not an area"

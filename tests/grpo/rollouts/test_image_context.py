@@ -42,7 +42,7 @@ def mixed(opened: tuple[Any, Any, PromptBatch]) -> list[Question]:
     """Captions of regions and masks of phrases, of very different lengths, about three images in no order."""
     _, _, batch = opened
     describe = [batch.caption_question(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
-    draw = [batch.mask_question(2, LONG), batch.mask_question(0, ITEMS[0].question), batch.mask_question(3, "Hello")]
+    draw = [batch.question(2, LONG), batch.question(0, ITEMS[0].question), batch.question(3, "Hello")]
     return [*describe[::-1], *draw]
 
 
@@ -134,7 +134,7 @@ def test_segment_gives_the_embedding_whose_mask_is_predicted(opened: tuple[Any, 
     model, processor, batch = opened
     asked = [(2, LONG), (0, ITEMS[0].question), (3, "Hello"), (1, segment_question("a cross")), (3, NO_MASK)]
     context = batch.context(model)
-    answers = context.segment([batch.mask_question(row, text) for row, text in asked], LONGEST)
+    answers = context.segment([batch.question(row, text) for row, text in asked], LONGEST)
     logits = context.mask_logits(
         [batch.image_indices[row] for row, _ in asked], [embedding for _, embedding in answers]
     )
@@ -158,7 +158,7 @@ def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
 ) -> None:
     model, _, batch = opened
     context = batch.context(model)
-    answers = context.segment([batch.mask_question(row, item.question) for row, item in enumerate(ITEMS)])
+    answers = context.segment([batch.question(row, item.question) for row, item in enumerate(ITEMS)])
     embeddings = [embedding for _, embedding in answers]
     images = [batch.image_indices[row] for row in (3, 0, 2, 1, 0)]
     wanted = [embeddings[3], embeddings[0], None, embeddings[1], embeddings[1]]
