@@ -47,10 +47,10 @@ METRICS = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOInputs, Path]:
     """A run of one large step, so that the models differ."""
-    world = scenes(tmp_path_factory.mktemp("project"))
-    run = world.config.output_dir / "sa2va_grpo_1"
-    run_grpo_stage(world, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
-    return world, run
+    inputs = scenes(tmp_path_factory.mktemp("project"))
+    run = inputs.config.output_dir / "sa2va_grpo_1"
+    run_grpo_stage(inputs, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
+    return inputs, run
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def evaluated(trained: tuple[GRPOInputs, Path]) -> tuple[BeforeAfter, Path]:
 @pytest.fixture(scope="module")
 def by_hand(trained: tuple[GRPOInputs, Path]) -> tuple[Measured, Measured, np.ndarray]:
     """Both models measured, and what the first draws from the captions of the second."""
-    world, run = trained
-    items = spread(world.pick("test"), ITEMS, world.config.seed)
+    inputs, run = trained
+    items = spread(inputs.pick("test"), ITEMS, inputs.config.seed)
     (first, processor), (second, _) = nano(), nano()
     load_trainable(second, run / "final_model" / "trainable")
     longest = SETTINGS["max_completion_length"]
@@ -199,21 +199,21 @@ def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
 def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
     trained: tuple[GRPOInputs, Path], tmp_path: Path
 ) -> None:
-    world, run = trained
+    inputs, run = trained
     moved = copied_run(run, tmp_path)
     for file in (moved / "config.json", moved / "final_model" / "config.json"):
         config = read_json(file)
         config["origin"]["settings"]["mask_policy"] = "candidates"
         file.write_text(json.dumps(config))
-    result, _ = run_grpo_evaluation(moved / "final_model", world.config.data_root, items=1)
+    result, _ = run_grpo_evaluation(moved / "final_model", inputs.config.data_root, items=1)
     assert result.config["mask policy"] == "candidates"
 
 
 def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
-    world = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
+    inputs = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
-    run_grpo_stage(world, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
+    run_grpo_stage(inputs, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
     (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
     assert line["loss/mask"] > 0
     assert "| rewards | none: true masks are learned" in (run / "final_model" / "README.md").read_text()
@@ -228,12 +228,12 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that a network pays is trained on images which that network has not seen, and keeps a copy of it."""
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "images"
-    world, network = open_grpo_inputs(RunConfig(data_root=data, gpu=-1)), network_of()
+    inputs, network = open_grpo_inputs(RunConfig(data_root=data, gpu=-1)), network_of()
     picked: list[tuple[str, ...]] = []
     real = GRPOInputs.pick
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: picked.append(names) or real(self, *names))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0, 1.0), reward_net=network.fingerprint)
-    run_grpo_stage(world, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
+    run_grpo_stage(inputs, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
     result, page = run_grpo_evaluation(run / "final_model")
     assert picked == [("policy",), ("test",)]
     config = read_json(run / "config.json")
@@ -243,7 +243,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert page == run / "evaluation" / "report.html", "no limit, no number"
     assert result.criterion == "dice"
     assert {row.metric for row in result.rows} == {"dice", "iou", "precision", "recall", "learned"}
-    items = world.pick("test")
+    items = inputs.pick("test")
     assert len(result.ids) == len(items)
     image, _ = items[0].load()
     shown: Any = next(one for one in result.shown if (one.image == image).all())

@@ -17,7 +17,7 @@ from rl_reward_network.data.splits import SPLITS, save_split
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.grpo import inputs as world_file
+from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
@@ -44,38 +44,38 @@ def opened(folder: Path, **changed: Any) -> GRPOInputs:
 
 
 def test_regions_are_recognised(captioned: Path) -> None:
-    world = opened(captioned)
-    assert world.kind == "regions"
-    assert world.summary == f"Grasp-Any-Region, 1 shard, 6 images, {len(world.prompts)} regions"
-    assert len(world.prompts) >= 18
-    assert all(item.caption.startswith("a ") and item.labelled for item in world.prompts)
-    assert world.prompts[0].question == f"Please segment the {world.prompts[0].caption.removeprefix('a ')}."
-    assert opened(captioned, dataset_name="gar").split == world.split
+    inputs = opened(captioned)
+    assert inputs.kind == "regions"
+    assert inputs.summary == f"Grasp-Any-Region, 1 shard, 6 images, {len(inputs.prompts)} regions"
+    assert len(inputs.prompts) >= 18
+    assert all(item.caption.startswith("a ") and item.labelled for item in inputs.prompts)
+    assert inputs.prompts[0].question == f"Please segment the {inputs.prompts[0].caption.removeprefix('a ')}."
+    assert opened(captioned, dataset_name="gar").split == inputs.split
     assert len(opened(captioned, max_regions=13).prompts) == 13
 
 
 def test_annotated_images_are_recognised(annotated: Path) -> None:
-    world = opened(annotated)
-    assert (world.kind, world.summary, len(world.prompts)) == ("images", "8 annotated images, 8 with a mask", 8)
-    assert {item.question for item in world.prompts} == {PROMPTS[0]}
-    assert {item.caption for item in world.prompts} == {""}
+    inputs = opened(annotated)
+    assert (inputs.kind, inputs.summary, len(inputs.prompts)) == ("images", "8 annotated images, 8 with a mask", 8)
+    assert {item.question for item in inputs.prompts} == {PROMPTS[0]}
+    assert {item.caption for item in inputs.prompts} == {""}
     asked = opened(annotated, dataset_name="annotations", segment_question="Where?")
     assert {item.question for item in asked.prompts} == {"Where?"}
-    assert asked.split == world.split
+    assert asked.split == inputs.split
     image, mask = asked.prompts[0].load()
     assert image.shape == (48, 48, 3)
     assert mask is not None
 
 
 def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
-    assert world.config.white_levels is not None
-    saved = json.loads(json.dumps(portable_settings(tmp_path / "outputs" / "run", world.config, world.regions)))
+    inputs = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
+    assert inputs.config.white_levels is not None
+    saved = json.loads(json.dumps(portable_settings(tmp_path / "outputs" / "run", inputs.config, inputs.regions)))
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
     config = replace(pick_fields(RunConfig, saved), data_root=tmp_path / "deep", output_dir=tmp_path)
     again = open_grpo_inputs(config, pick_fields(RegionConfig, saved))
-    assert again.config.white_levels == world.config.white_levels
-    assert (again.prompts[0].load()[0] == world.prompts[0].load()[0]).all()
+    assert again.config.white_levels == inputs.config.white_levels
+    assert (again.prompts[0].load()[0] == inputs.prompts[0].load()[0]).all()
     assert opened(tmp_path / "deep", bit_depth=12).config.white_levels == {"data set": 4095}
     with pytest.raises(ValueError, match="bit_depth: got 3"):
         RunConfig(bit_depth=3)
@@ -117,12 +117,12 @@ def test_a_name_that_does_not_fit_the_folder_is_refused(captioned: Path, annotat
 
 @pytest.mark.parametrize("name", ["captioned", "annotated"])
 def test_no_group_is_in_two_splits(name: str, request: pytest.FixtureRequest) -> None:
-    world = opened(request.getfixturevalue(name))
-    picked = {split: world.pick(split) for split in SPLITS}
+    inputs = opened(request.getfixturevalue(name))
+    picked = {split: inputs.pick(split) for split in SPLITS}
     groups = [{item.group_id for item in items} for items in picked.values()]
     assert sum(map(len, groups)) == len(set.union(*groups))
-    assert sum(map(len, picked.values())) == len(world.prompts)
-    both = world.pick("reward", "policy")
+    assert sum(map(len, picked.values())) == len(inputs.prompts)
+    both = inputs.pick("reward", "policy")
     assert both == picked["reward"] + picked["policy"]
     images = [{item.image_id for item in items} for items in picked.values()]
     assert sum(map(len, images)) == len(set.union(*images)), "so no image is either"
@@ -146,9 +146,10 @@ def test_a_split_of_other_data_is_refused(captioned: Path, annotated: Path, tmp_
 
 
 def test_a_split_without_items_says_so(captioned: Path) -> None:
-    world = opened(captioned)
-    empty = replace(world, prompts=[item for item in world.prompts if item.group_id not in world.split.groups["test"]])
-    with pytest.raises(ValueError, match="scenes: no item in the split test; give more data"):
+    inputs = opened(captioned)
+    test_groups = inputs.split.groups["test"]
+    empty = replace(inputs, prompts=[prompt for prompt in inputs.prompts if prompt.group_id not in test_groups])
+    with pytest.raises(ValueError, match="scenes: no item in the split test"):
         empty.pick("test")
     assert empty.pick("test", "val") == empty.pick("val")
 
@@ -205,5 +206,5 @@ def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -
     several = [item(number, "cannot be decoded" if number % 2 else None) for number in range(6)]
     with pytest.raises(ValueError, match=r"^1\.png: cannot be decoded \(and 2 more of 6 looked at\)$"):
         check_prompts(several)
-    monkeypatch.setattr(world_file, "CHECKED", 3)
+    monkeypatch.setattr(inputs_file, "CHECKED", 3)
     check_prompts(several)  # every second one is looked at

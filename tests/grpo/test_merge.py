@@ -38,15 +38,15 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     model, _ = nano(plan.lora_r)
     shake(model, SCALE)
     split = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "ab" * 32)
-    world = GRPOInputs(
+    inputs = GRPOInputs(
         RunConfig(seed=7), RegionConfig(), "regions", "rendered regions, 3 images", list(regions()), split
     )
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": STAGE,
-        "origin": describe(world, plan, weights_fingerprint(base)),
+        "origin": describe(inputs, plan, weights_fingerprint(base)),
         "world": {"model_path": model_path, "max_dynamic_patch": 1},
-        "data": world.summary,
+        "data": inputs.summary,
         "meteor_variant": "exact+stem",
         "steps": 120,
         "commit": "0123abc",
