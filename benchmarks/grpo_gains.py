@@ -1,4 +1,4 @@
-"""What GRPO gains on the embedded regions: seeds, supervised training for the same minutes, ablations, controls.
+"""Gains of GRPO on the embedded regions: seeds, supervised training for the same minutes, ablations, controls.
 
     python -m benchmarks.grpo_gains quick
     python -m benchmarks.grpo_gains long

@@ -191,7 +191,7 @@ def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[Rol
 
 
 def answered(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]], temperature: float) -> list[Any]:
-    """Answers to (image, question, region) in one batch, each with its own image."""
+    """Answers to (image, question, region) in one batch; the image is repeated for each."""
     model, processor = trainer.sa2va, trainer.rollout_generator.processor
     with evaluating(model), torch.no_grad():
         how = Decoding(24, temperature, generator=seeded_generator((0,)))
@@ -225,7 +225,7 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
 
 
 def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
-    """The outputs of `GRPOPolicy`, from each whole text with its own image, and all logits of all tokens."""
+    """The outputs of `GRPOPolicy`, from each whole text with its image, and all logits of all tokens."""
     outputs = [_repeated_captions(trainer, prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
     longest = max(output.log_probs.shape[1] for output in outputs if output.log_probs is not None)
     for output in outputs:

@@ -76,7 +76,7 @@ def load_if_finished(trainer: Any, folder: Path) -> bool:
 
 
 def load_run_state(trainer: Any, folder: Path) -> None:
-    """Restore everything except what the Trainer itself loads (optimiser, schedule, step).
+    """Restore the state that the Trainer does not load itself (it loads optimiser, schedule and step).
 
     Raises:
         ValueError: a file is missing.

@@ -115,7 +115,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """Check what can be checked before anything is read.
+    """Check the settings before anything is read.
 
     Returns:
         The settings; `data_root` alone names the data.

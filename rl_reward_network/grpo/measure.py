@@ -33,7 +33,7 @@ class Measured:
     """Metrics, captions and masks of N prompts.
 
     Args:
-        values: metric -> float64 (N,), NaN if the prompt lacks what the metric needs.
+        values: metric -> float64 (N,), NaN if the metric is not defined for the prompt.
         captions: greedy captions, "" without a region.
         masks: answers to the prompts' questions as COCO RLE, or None; thousands of masks of photographs must fit.
         drawn: masks of the greedy captions, likewise; those of the questions if there are no captions.

@@ -28,8 +28,8 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
     final_model = grpo_model(model_path)
     if final_model is None:
         raise ValueError(
-            f"{model_path}: not what a GRPO run has trained; name outputs/sa2va_grpo_<time>/{FINAL}, which is there "
-            "when sa2va-rl grpo has finished"
+            f"{model_path}: not the folder of a GRPO run; name outputs/sa2va_grpo_<time>/{FINAL}, which exists after "
+            "sa2va-rl grpo has finished"
         )
     config = trained_config(final_model)
     path = base_model or located_model(final_model.parent, config, "--base_model")

@@ -69,7 +69,7 @@ def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
 
 
 def segment_question(caption: str) -> str:
-    """The question for the mask of what a caption describes: "a red circle." -> "Please segment the red circle.".
+    """The question for the mask of a described object: "a red circle." -> "Please segment the red circle.".
 
     Tags such as "<image>" are removed: if the model writes one into a caption, it must not change the prompt.
     """

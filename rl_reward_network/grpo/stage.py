@@ -76,7 +76,7 @@ def loop_rewards(
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
     Raises:
-        ValueError: a weight without what it needs, or a plan that names a judge without it.
+        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
     """
     if (judge is None) != (plan.judge is None):
         raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")

@@ -173,7 +173,7 @@ class Sa2VAGRPOTrainer(Trainer):
     def _prompt_batches(self) -> list[tuple[int, list[GRPOPrompt]]]:
         """The batches of this process in the current rollout, each with its number among those of all processes.
 
-        Batches are dealt to the processes in turn: two processes with one batch each get those of one with two.
+        Batches alternate between processes: two processes with one batch each get the batches of one with two.
         """
         args, size = self.args, self.args.prompts_per_step
         indices = self.order.indices(self.state.global_step // args.num_iterations)

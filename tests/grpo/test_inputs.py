@@ -105,11 +105,11 @@ def test_a_name_that_does_not_fit_the_folder_is_refused(captioned: Path, annotat
     message = r"dataset_name is 'dam', .*Grasp-Any-Region.*--dataset_name gar"
     with pytest.raises(ValueError, match=message):
         opened(captioned, dataset_name="dam")
-    with pytest.raises(ValueError, match=r"annotated.*: dataset_name is 'gar', .*annotated images"):
+    with pytest.raises(ValueError, match=r"annotated.*: dataset_name is 'gar'"):
         opened(annotated, dataset_name="gar")
     with pytest.raises(ValueError, match=r"dataset_name is 'annotations', .*Grasp-Any-Region"):
         opened(captioned, dataset_name="annotations")
-    with pytest.raises(ValueError, match="nowhere: no such folder; expected Grasp-Any-Region"):
+    with pytest.raises(ValueError, match="nowhere: no such folder"):
         opened(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"no known data format \(it is empty\)"):
         opened(tmp_path)
@@ -141,7 +141,7 @@ def test_a_split_file_is_used_again(name: str, request: pytest.FixtureRequest, t
 
 def test_a_split_of_other_data_is_refused(captioned: Path, annotated: Path, tmp_path: Path) -> None:
     save_split(opened(annotated).split, tmp_path / "split.json")
-    with pytest.raises(ValueError, match=r"split\.json: group\(s\) .* of the data are in no split"):
+    with pytest.raises(ValueError, match=r"split\.json: group\(s\) .* no split"):
         open_grpo_inputs(RunConfig(data_root=captioned), split_file=tmp_path / "split.json")
 
 
@@ -204,7 +204,7 @@ def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ValueError, match=r"^3\.png: cannot be decoded$"):
         check_prompts([item(number, "cannot be decoded" if number == 3 else None) for number in range(5)])
     several = [item(number, "cannot be decoded" if number % 2 else None) for number in range(6)]
-    with pytest.raises(ValueError, match=r"^1\.png: cannot be decoded \(and 2 more of 6 looked at\)$"):
+    with pytest.raises(ValueError, match=r"^1\.png: .*2 more of 6"):
         check_prompts(several)
     monkeypatch.setattr(inputs_file, "CHECKED", 3)
     check_prompts(several)  # every second one is looked at

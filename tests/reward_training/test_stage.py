@@ -1,4 +1,4 @@
-"""Which reward network a run may use: its own kind, finished, and never one that knows the patients it will judge."""
+"""Step 1 as a whole, the search for a reward network of the same settings, and the check of its patients."""
 
 import json
 import shutil
@@ -101,10 +101,10 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, cut_off)]
     assert weights[0] == weights[1]
     agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
-    seconds = [found.pop("seconds") for found in agreements]
+    seconds = [result.pop("seconds") for result in agreements]
     assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
-    assert [found.pop("resumed") for found in agreements] == [False, True]
-    banks = [found.pop("bank") for found in agreements]
+    assert [result.pop("resumed") for result in agreements] == [False, True]
+    banks = [result.pop("bank") for result in agreements]
     assert banks[0] == banks[1] == {"computed": 66, "reused": 0}, "of 6 images and 11 prompts, once for both runs"
     assert agreements[0] == agreements[1]
     assert find_unfinished(elsewhere, plan_of(inputs)) is None
@@ -138,7 +138,7 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(
     info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [inputs.split.groups[split][0]]}
     network = RewardNetwork(training_info=info)
     if refused:
-        with pytest.raises(ValueError, match=f"on 1 patients of the {split} split"):
+        with pytest.raises(ValueError, match=f"1 patients of the {split} split"):
             check_no_leak(inputs.split, network, Path("net"))
     else:
         check_no_leak(inputs.split, network, Path("net"))
@@ -150,11 +150,11 @@ def test_a_network_that_does_not_say_is_refused(inputs: RunInputs) -> None:
 
 
 def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs, trained: Path) -> None:
-    found = read_json(trained / "agreement.json")
-    assert list(found["tables"]) == list(SOURCES)
-    assert all(0 <= row["mae"] <= 1 for rows in found["tables"].values() for row in rows.values())
+    result = read_json(trained / "agreement.json")
+    assert list(result["tables"]) == list(SOURCES)
+    assert all(0 <= row["mae"] <= 1 for rows in result["tables"].values() for row in rows.values())
     picked = inputs.pick("reward", 50, labelled=True)
-    assert found["used"]["reward"] == {
+    assert result["used"]["reward"] == {
         "images": len(picked),
         "patients": len({sample.group_id for sample in picked}),
         "series": len({sample.series_id for sample in picked}),
@@ -193,7 +193,7 @@ def test_labelled_images_are_picked_first(inputs: RunInputs) -> None:
 
 
 def test_a_run_that_is_still_going_is_not_taken_over(inputs: RunInputs, trained: Path) -> None:
-    with only_here(trained), pytest.raises(ValueError, match="another process is working on this run"):
+    with only_here(trained), pytest.raises(ValueError, match="another process"):
         run_reward_stage(inputs, plan_of(inputs), trained)
     with only_here(trained):
         pass  # free again

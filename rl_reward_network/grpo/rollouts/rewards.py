@@ -125,7 +125,7 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
     for name in weights:
         if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
             known = ", ".join(MASK_REWARDS)
-            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has flags of its own, --iou_weight")
+            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has separate flags, --iou_weight")
     return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
 
 

@@ -23,10 +23,10 @@ LONG = "Please segment the large blue triangle, which lies somewhere in this pic
 def predict(model: Any, processor: Any, image: np.ndarray, text: str, mask: np.ndarray | None = None) -> dict[str, Any]:
     """The plain prediction, one question at a time; the answer without its stop word."""
     regions = None if mask is None else [mask[None]]
-    found = model.predict_forward(
+    result = model.predict_forward(
         image=image, text=f"<image>{text}", mask_prompts=regions, processor=processor, max_new_tokens=LONGEST
     )
-    return found | {"prediction": found["prediction"].removesuffix("<|im_end|>").strip()}
+    return result | {"prediction": result["prediction"].removesuffix("<|im_end|>").strip()}
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ def test_greedy_answers_are_those_of_one_prediction_at_a_time(
 ) -> None:
     model, processor, batch = opened
     assert len({len(question.suffix_ids) for question in mixed}) > 3, "so that shorter questions are padded"
-    found = texts(batch, batch.context(model).answer(mixed, Decoding(LONGEST)))
+    result = texts(batch, batch.context(model).answer(mixed, Decoding(LONGEST)))
     words = [(row, DESCRIBE, batch.truths[row]) for row in (3, 2, 1, 0)]
     words += [(2, LONG, None), (0, ITEMS[0].question, None), (3, "Hello", None)]
     alone = [predict(model, processor, batch.images[row], text, mask)["prediction"] for row, text, mask in words]
-    assert [said for (said,) in found] == alone
+    assert [said for (said,) in result] == alone
     assert len(set(alone)) >= 5, "answers must differ, or mixed-up rows would not be seen"
 
 
