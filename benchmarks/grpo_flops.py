@@ -87,7 +87,7 @@ class Costs:
     decoder: float
     head_per_token: float
     tokens: Callable[[int], float]
-    """Of the language model's blocks on one text, by its number of tokens."""
+    """TFLOP of the language model's blocks on one text, by its number of tokens."""
 
 
 def main(args: Args) -> None:

@@ -1,4 +1,4 @@
-"""What GRPO gains on the embedded regions: seeds, supervised training for the same minutes, ablations, controls.
+"""Gains of GRPO on the embedded regions: seeds, supervised training for the same minutes, ablations, controls.
 
     python -m benchmarks.grpo_gains quick
     python -m benchmarks.grpo_gains long
@@ -30,7 +30,7 @@ METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "met
 SEEDS = (0, 1, 2)
 QUICK = {
     **{f"GRPO, seed {seed}": f"--seed {seed}" for seed in SEEDS},
-    "lr 0": "--learning_rate 0 --max_steps 20",  # more steps of nothing would show no more
+    "lr 0": "--learning_rate 0 --max_steps 20",  # further steps change nothing
     "shuffled rewards": "--shuffle_rewards",
     "loop 1 alone": "--caption_to_mask_weight 0",
     "loop 2 alone": "--mask_to_caption_weight 0",

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
@@ -66,7 +67,7 @@ class Seconds:
     parts: dict[str, float] = field(default_factory=dict)
 
     def of(self, name: str, function: Callable[[], Any]) -> Any:
-        """The function's result; its time is noted."""
+        """Call the function and add its time to a part."""
         start = time.perf_counter()
         result = function()
         if torch.cuda.is_available():
@@ -190,7 +191,7 @@ def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[Rol
 
 
 def answered(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]], temperature: float) -> list[Any]:
-    """Answers to (image, question, region) in one batch, each with its own image."""
+    """Answers to (image, question, region) in one batch; the image is repeated for each."""
     model, processor = trainer.sa2va, trainer.rollout_generator.processor
     with evaluating(model), torch.no_grad():
         how = Decoding(24, temperature, generator=seeded_generator((0,)))
@@ -224,7 +225,7 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
 
 
 def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
-    """The outputs of `GRPOPolicy`, from each whole text with its own image, and all logits of all tokens."""
+    """The outputs of `GRPOPolicy`, from each whole text with its image, and all logits of all tokens."""
     outputs = [_repeated_captions(trainer, prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
     longest = max(output.log_probs.shape[1] for output in outputs if output.log_probs is not None)
     for output in outputs:
@@ -250,14 +251,12 @@ def _repeated_captions(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, group: Rol
     logits[..., processor.never_sampled_ids] = float("-inf")
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, padded["input_ids"][:, 1:, None])[..., 0]
     rows = [log_probs[row, -len(ids) :] for row, ids in enumerate(group.completion_ids)]
-    longest = max(map(len, rows))
-    stacked = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
     ids = torch.tensor([group.prefix_ids + group.segment_ids], device=model.device)
     assert group.actions is not None
     masks = len(group.actions)
     states = model(input_ids=ids.repeat(masks, 1), pixel_values=pixels.repeat(masks, 1, 1, 1)).last_hidden_state
     embeddings = torch.stack([row[0] for row in model.seg_embeddings(states, ids.repeat(masks, 1))])
-    return GroupOutput(stacked, None, embeddings.mean(dim=0))
+    return GroupOutput(pad_sequence(rows, batch_first=True), None, embeddings.mean(dim=0))
 
 
 # ---- comparison ----

@@ -89,7 +89,7 @@ def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt])
     """Probability of the greedy answers, and the number of sampled answers that differ from them."""
     batch = open_batch(prompts, generator.cache)
     context = batch.context(generator.model)
-    questions = [batch.mask_question(row, prompt.question) for row, prompt in enumerate(prompts)]
+    questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     greedy = [answer.token_ids for (answer,) in context.answer(questions, Decoding(32))]
     probs = answer_probabilities(generator, generator.empty_groups(batch), questions, greedy)
     sampled = context.answer(questions, Decoding(32, 1.0, generator=seeded_generator((0,))), SAMPLED)

@@ -3,8 +3,8 @@
     python -m benchmarks.overoptimise            # trains the reward networks of seeds 0 to 4 where they are missing
 
 Two kinds of pressure, from Sa2VA's masks of test images: the best of up to 256 candidates (masks of random prompts,
-damaged at random), and gradient ascent far beyond the ten steps that step 1 tests. Three judges: one member, the
-conservative ensemble, and (best of n only) the predecessor's pooled CNN, which shows what over-optimisation looks like.
+damaged at random), and gradient ascent far beyond the ten steps of step 1. Three scorers: one member, the conservative
+ensemble, and (best of n only) the pooled CNN of step 1's baseline, as an example of over-optimisation.
 Written: <output_dir>/overoptimise/overoptimise.json and .png.
 """
 
@@ -44,7 +44,7 @@ Curve = np.ndarray  # float (2, points): mean score and mean true Dice
 class Args:
     """Optimise masks against the reward networks of several seeds and measure the true Dice."""
 
-    world: Annotated[RunConfig, tyro.conf.arg(name="")]
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
     mode: Literal["quick", "full"] = "full"
     """Mode of the reward networks."""
     seeds: int = 5
@@ -58,12 +58,12 @@ def main(args: Args) -> None:
     curves: dict[str, list[Curve]] = {}
     cautions = []
     for seed in range(args.seeds):
-        world = open_inputs(replace(args.world, seed=seed))
-        network = _network(world, args.mode)
+        inputs = open_inputs(replace(args.config, seed=seed))
+        network = _network(inputs, args.mode)
         cautions.append(network.config.caution)
-        for name, curve in _push(world, network, args).items():
+        for name, curve in _push(inputs, network, args).items():
             curves.setdefault(name, []).append(curve)
-    folder = args.world.output_dir / "overoptimise"
+    folder = args.config.output_dir / "overoptimise"
     rows = {name: _summary(np.stack(of_seeds)) for name, of_seeds in curves.items()}
     lists = {name: np.stack(of_seeds).tolist() for name, of_seeds in curves.items()}
     write_json(folder / "overoptimise.json", {"caution": cautions, "curves": lists, "rows": rows})
@@ -73,33 +73,32 @@ def main(args: Args) -> None:
     print(f"\ncurves: {folder / 'overoptimise.png'}")
 
 
-def _network(world: RunInputs, mode: str) -> RewardNetwork:
-    """The reward network of this world's seed, trained if it is not there."""
-    plan = reward_plan(world.config, mode)
-    reward_net = find_reward_network(world, plan, world.config.seed)
+def _network(inputs: RunInputs, mode: str) -> RewardNetwork:
+    """The reward network of this seed, trained if it is missing."""
+    plan = reward_plan(inputs.config, mode)
+    reward_net = find_reward_network(inputs, plan, inputs.config.seed)
     if reward_net is None:
-        network = run_reward_stage(world, plan, new_run_folder(world.config.output_dir, "reward_net"))
+        network = run_reward_stage(inputs, plan, new_run_folder(inputs.config.output_dir, "reward_net"))
     else:
         network = RewardNetwork.from_pretrained(reward_net)
-    return network.to(world.config.device)
+    return network.to(inputs.config.device)
 
 
-def _push(world: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Curve]:
-    """Mean curves over the test images, by pressure and judge."""
-    plan = reward_plan(world.config, args.mode).config
-    pooled = train_pooled_cnn(
-        RewardExamples(world, world.pick("reward", plan.images, labelled=True), "pooled CNN"), world.config.seed
-    )
-    judges = {MEMBER: network.member(0), ENSEMBLE: network}
-    scores: dict[str, Score] = {name: _score(judge) for name, judge in judges.items()} | {POOLED: pooled}
+def _push(inputs: RunInputs, network: RewardNetwork, args: Args) -> dict[str, Curve]:
+    """Mean curves over the test images, by pressure and scorer."""
+    plan, seed = reward_plan(inputs.config, args.mode).config, inputs.config.seed
+    samples = inputs.pick("reward", plan.images, labelled=True)
+    pooled = train_pooled_cnn(RewardExamples(inputs, samples, "pooled CNN"), seed)
+    networks = {MEMBER: network.member(0), ENSEMBLE: network}
+    scores: dict[str, Score] = {name: _score(scorer) for name, scorer in networks.items()} | {POOLED: pooled}
     curves: dict[str, list[Curve]] = {}
-    examples = RewardExamples(world, world.pick("test", args.images, labelled=True), f"seed {world.config.seed}")
+    examples = RewardExamples(inputs, inputs.pick("test", args.images, labelled=True), f"seed {seed}")
     for index, example in enumerate(examples):
-        candidates = _candidates(example, np.random.default_rng([world.config.seed, index]))
+        candidates = _candidates(example, np.random.default_rng([seed, index]))
         for name, score in scores.items():
             curves.setdefault(f"best of n, {name}", []).append(_best_of_n(score, example, candidates))
-        for name, judge in judges.items():
-            curves.setdefault(f"gradient ascent, {name}", []).append(np.array(list(_climb(judge, example))).T)
+        for name, scorer in networks.items():
+            curves.setdefault(f"gradient ascent, {name}", []).append(np.array(list(_climb(scorer, example))).T)
     return {name: np.mean(of_images, axis=0) for name, of_images in curves.items()}
 
 
@@ -132,17 +131,17 @@ def _climb(network: RewardNetwork, example: RewardExample) -> Iterator[tuple[flo
 
 
 def _summary(curves: np.ndarray) -> dict[str, float]:
-    """Of curves (seeds, 2, points): mean over seeds, and the seed that kept least of its peak."""
+    """Summary of curves (seeds, 2, points): means over seeds, and the smallest ratio of end to peak."""
     score, gold = curves[:, 0], curves[:, 1]
-    kept = gold[:, -1] / gold.max(axis=1)
+    end_over_peak = gold[:, -1] / gold.max(axis=1)
     return {
         "score_start": float(score[:, 0].mean()),
         "score_end": float(score[:, -1].mean()),
         "gold_start": float(gold[:, 0].mean()),
         "gold_peak": float(gold.max(axis=1).mean()),
         "gold_end": float(gold[:, -1].mean()),
-        "end_over_peak": float(kept.mean()),
-        "end_over_peak_worst_seed": float(kept.min()),
+        "end_over_peak": float(end_over_peak.mean()),
+        "end_over_peak_worst_seed": float(end_over_peak.min()),
     }
 
 
@@ -152,8 +151,8 @@ def _draw(curves: dict[str, np.ndarray], path: Path) -> None:
     for axis, pressure, points in zip(
         figure.subplots(1, 2), ("best of n", "gradient ascent"), (BEST_OF, ASCENT), strict=True
     ):
-        judges = [name for name in curves if name.startswith(pressure)]
-        for colour, name in zip(("tab:orange", "tab:blue", "tab:gray"), judges, strict=False):
+        names = [name for name in curves if name.startswith(pressure)]
+        for colour, name in zip(("tab:orange", "tab:blue", "tab:gray"), names, strict=False):
             for kind, style, values in zip(
                 ("score", "true Dice"), ("--", "-"), curves[name].swapaxes(0, 1), strict=True
             ):
@@ -169,14 +168,14 @@ def _draw(curves: dict[str, np.ndarray], path: Path) -> None:
 
 
 def _show(rows: dict[str, dict[str, float]]) -> None:
-    """Score and true Dice at the start and the end, the peak of the true Dice, and what the end keeps of it."""
+    """Print score and true Dice at the start and the end, the peak of the true Dice, and the ratio of end to peak."""
     table = Table(title="pushed from Sa2VA's mask of the default prompt: mean of the seeds")
     for name in ("", "score", "true Dice", "peak", "end / peak", "worst seed"):
         table.add_column(name)
     for name, row in rows.items():
-        moved = [f"{row[f'{what}_start']:.3f} to {row[f'{what}_end']:.3f}" for what in ("score", "gold")]
-        kept = [f"{row[column]:.3f}" for column in ("gold_peak", "end_over_peak", "end_over_peak_worst_seed")]
-        table.add_row(name, *moved, *kept)
+        changes = [f"{row[f'{what}_start']:.3f} to {row[f'{what}_end']:.3f}" for what in ("score", "gold")]
+        peaks = [f"{row[column]:.3f}" for column in ("gold_peak", "end_over_peak", "end_over_peak_worst_seed")]
+        table.add_row(name, *changes, *peaks)
     Console().print(table)
 
 

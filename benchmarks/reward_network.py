@@ -45,7 +45,7 @@ def main(args: Args) -> None:
 
     batch = torch.rand(IMAGES, 3, 256, 256, device=args.device), torch.rand(IMAGES, 1, 256, 256, device=args.device)
 
-    one, three, eleven, singly, many, of_member, of_ensemble = _alternating(
+    member_one, ensemble_one, together, one_by_one, many, member_batch, ensemble_batch = _alternating(
         args.repeats,
         lambda: score_masks(member, image, masks[:1]),
         lambda: score_masks(ensemble, image, masks[:1]),
@@ -55,12 +55,14 @@ def main(args: Args) -> None:
         lambda: member(*batch).score.cpu(),
         lambda: ensemble(*batch).score.cpu(),
     )
-    print(f"one 256x256 mask: one member {one * 1e3:.1f} ms, ensemble {three * 1e3:.1f} ms")
-    print(f"{PROMPTS} masks of one image: together {eleven * 1e3:.1f} ms, one by one {singly / eleven:.1f}x that")
+    print(f"one 256x256 mask: one member {member_one * 1e3:.1f} ms, ensemble {ensemble_one * 1e3:.1f} ms")
+    ratio = one_by_one / together
+    print(f"{PROMPTS} masks of one image: together {together * 1e3:.1f} ms, one by one {ratio:.1f}x that")
     print(f"{MANY} masks of one image: ensemble {MANY / many:.0f} masks/s")
-    single, three_fold = (IMAGES / took for took in (of_member, of_ensemble))
+    member_speed, ensemble_speed = IMAGES / member_batch, IMAGES / ensemble_batch
     print(
-        f"batch of {IMAGES} images, a mask each: one member {single:.0f} images/s, ensemble {three_fold:.0f} images/s"
+        f"batch of {IMAGES} images, a mask each: one member {member_speed:.0f} images/s, "
+        f"ensemble {ensemble_speed:.0f} images/s"
     )
     for height, width in SIZES:
         image, masks = _pair(height, width, 1)

@@ -1,4 +1,4 @@
-"""What happens around each optimisation step besides forward and backward pass."""
+"""The checks and updates around each optimisation step, besides forward and backward pass."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from rl_reward_network.models.ema import trainable_tensors
 
 
 class StepCallback(TrainerCallback):
-    """Checks the gradients before each optimisation step; after it updates partner and loop weights, and may stop.
+    """Check the gradients before each optimisation step; after it, update partner and loop weights, and may stop.
 
     Args:
         trainer: Sa2VAGRPOTrainer.
@@ -26,7 +26,7 @@ class StepCallback(TrainerCallback):
         self.trainer.start_time = time.monotonic()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse a gradient that is not finite, which a finite loss can have; record which tensors have one."""
+        """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""
         tensors = trainable_tensors(self.trainer.sa2va)
         gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
         norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
@@ -36,7 +36,7 @@ class StepCallback(TrainerCallback):
         self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the weights have changed."""
+        """Update loop weights and partner, and stop when the time is over or the judge has failed."""
         self._update_loop_weights()
         rollouts_used_up = state.global_step % args.num_iterations == 0  # a checkpoint holds no half-used rollouts
         if rollouts_used_up:

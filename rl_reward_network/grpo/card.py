@@ -41,7 +41,8 @@ def card_text(
         merged: True for a full checkpoint, False for the trained tensors alone.
         peft: whether peft can read the trained tensors; False for runs of version 0.7 and earlier.
     """
-    base = _base_name(config["world"]["model_path"])
+    base = config["world"]["model_path"]  # a hub id, an embedded model's name, or a folder
+    base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
     what, command, python = MERGED if merged else ADAPTER
     if peft and not merged:
         python = f"{python}\n\n{LORA_PART}"
@@ -116,11 +117,6 @@ def _rewards(origin: Mapping[str, Any]) -> str:
     if origin["settings"]["objective"] == "supervised":
         return "none: true masks are learned, and reference captions where there are any"
     return ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value)
-
-
-def _base_name(model_path: str) -> str:
-    """A hub id or an embedded model's name; of a folder its last part, since a card must not hold local paths."""
-    return Path(model_path).name if model_path.startswith((".", "/")) else model_path
 
 
 def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:

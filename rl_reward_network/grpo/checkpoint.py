@@ -1,4 +1,4 @@
-"""Checkpoints of a GRPO run: everything a resumed run needs to continue as if it had not stopped, saved atomically."""
+"""Checkpoints of a GRPO run, written atomically: a resumed run ends with the weights of an uninterrupted one."""
 
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,12 @@ def _state(trainer: Any) -> dict[str, Any]:
 
 
 def load_if_finished(trainer: Any, folder: Path) -> bool:
-    """Whether the checkpoint is of the last step; then its state is loaded, and there is nothing more to train.
+    """Load the state of a checkpoint of the last step; returns whether it is one.
 
-    The Trainer's own loop checks for the end only after a step: it would train one too many.
+    The Trainer's loop checks for the end only after a step, so it would train one step too many.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    if state.global_step < trainer.planned_steps and not load_checkpoint(folder / STATE)["ended"]:
+    if state.global_step < trainer.planned_steps and not load_checkpoint(folder / STATE).get("ended"):
         return False
     load_run_state(trainer, folder)
     trainer.state = state
@@ -76,7 +76,7 @@ def load_if_finished(trainer: Any, folder: Path) -> bool:
 
 
 def load_run_state(trainer: Any, folder: Path) -> None:
-    """Restore everything except what the Trainer itself loads (optimiser, schedule, step).
+    """Restore the state that the Trainer does not load itself (it loads optimiser, schedule and step).
 
     Raises:
         ValueError: a file is missing.
@@ -94,12 +94,7 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     if trainer.validation is not None:
         trainer.validation.load_state_dict(state)
     if trainer.ema is not None:
-        _load_ema(trainer.ema, folder, state["ema_steps"])
-
-
-@torch.no_grad()
-def _load_ema(ema: Any, folder: Path, steps: int) -> None:
-    saved = load_file(folder / EMA_WEIGHTS)
-    for name, tensor in ema.weights.items():
-        tensor.copy_(saved[name])
-    ema.steps = steps
+        trainer.ema.steps, weights = state["ema_steps"], load_file(folder / EMA_WEIGHTS)
+        with torch.no_grad():
+            for name, tensor in trainer.ema.weights.items():
+                tensor.copy_(weights[name])

@@ -210,37 +210,26 @@ def reference_conversation(
     Labels are -100 except on answers and their end tokens; the separator before the next turn is not labelled.
     """
     instruction, suffix, separator = template
+    image = "<img>" + "<IMG_CONTEXT>" * tokens_per_tile + "</img>"
     ids: list[int] = []
     labels: list[int] = []
     for question, answer in TURNS:
         end = [] if suffix else [tokenizer.eos_token_id]
-        pieces = (_with_image(instruction, question, tokens_per_tile), answer + suffix, separator)
+        request = instruction.replace("{input}", question.replace("<image>", image))
+        pieces = (request, answer + suffix, separator)
         prompt, reply, gap = (tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces)
         ids += [*prompt, *reply, *end, *gap]
         labels += [*(-100 for _ in prompt), *reply, *end, *(-100 for _ in gap)]
     return ids, labels
 
 
-def _with_image(instruction: str, question: str, tokens_per_tile: int) -> str:
-    """A turn of the user with the placeholder replaced by the image's tokens."""
-    image = "<img>" + "<IMG_CONTEXT>" * tokens_per_tile + "</img>"
-    return instruction.replace("{input}", question.replace("<image>", image))
-
-
 def _linear_layers(model: Any) -> tuple[list[str], list[str]]:
     """Names of the linear layers in the blocks of the language model, and of all layers with LoRA."""
     adapted = [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-    plain = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith("model.language_model.") and not _inside(name, adapted)
-    ]
-    return plain + [name for name in adapted if name.startswith("model.language_model.")], adapted
-
-
-def _inside(name: str, layers: Iterable[str]) -> bool:
-    """Whether a module is one of these layers or part of one."""
-    return any(name == layer or name.startswith(layer + ".") for layer in layers)
+    inside = tuple(f"{name}." for name in adapted)
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = adapted + [name for name in linear if not f"{name}.".startswith(inside)]
+    return [name for name in layers if name.startswith("model.language_model.")], adapted
 
 
 def _kinds(names: Iterable[str]) -> str:

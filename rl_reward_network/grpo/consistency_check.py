@@ -1,4 +1,4 @@
-"""The rows of `sa2va-rl consistency`: a model loaded and prepared as for training, beside the official recipe."""
+"""The rows of `sa2va-rl consistency`: a model prepared as for training, compared with the official recipe."""
 
 from tempfile import TemporaryDirectory
 from typing import Any

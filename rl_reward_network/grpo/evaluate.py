@@ -128,8 +128,10 @@ def _evaluate(
         for measured in (before, after):
             measured.values["learned"] = scores(network, prompts, measured)
         notes = segmenter_note(network, prompts, after)
-    with swapped(model, start_weights):
-        _add_base_partner(model, prompts, cache, before, after)
+    if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
+        before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
+        with swapped(model, start_weights):
+            after.values["iou_of_drawn_by_base"] = iou_of_captions(model, prompts, cache, after.captions)
     minutes = (time.perf_counter() - start) / 60
     result = replace(_result(inputs, config, prompts, before, after, run, minutes), notes=notes)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
@@ -158,16 +160,6 @@ def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | 
     return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")
 
 
-def _add_base_partner(
-    model: Any, prompts: list[GRPOPrompt], cache: FeatureCache, before: Measured, after: Measured
-) -> None:
-    """IoU of the base model's masks of both models' captions: low if the captions make sense to the policy alone."""
-    if "iou_of_drawn" in before.values:
-        name = "iou_of_drawn_by_base"
-        before.values[name] = before.values["iou_of_drawn"]
-        after.values[name] = iou_of_captions(model, prompts, cache, after.captions)
-
-
 def _result(
     inputs: GRPOInputs,
     config: dict[str, Any],
@@ -177,7 +169,8 @@ def _result(
     run: Path,
     minutes: float,
 ) -> BeforeAfter:
-    groups = [prompt.group_id for prompt in prompts]
+    groups, metrics = [prompt.group_id for prompt in prompts], run / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
@@ -190,12 +183,12 @@ def _result(
         tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
         shown=_extremes(prompts, before, after, criterion),
-        curves=_lines(run / "metrics.jsonl"),
+        curves=tuple(json.loads(line) for line in lines if line),
     )
 
 
 def segmenter_note(network: RewardNetwork, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:
-    """Whether the reward network itself, used as a segmenter, is better than the model trained on its scores."""
+    """A note comparing the reward network as a segmenter with the model trained on its scores; empty without labels."""
     labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
     if not len(labelled):
         return ()
@@ -223,12 +216,6 @@ def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, crit
         masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
         shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, texts))
     return tuple(shown)
-
-
-def _lines(path: Path) -> tuple[dict[str, Any], ...]:
-    if not path.exists():
-        return ()
-    return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
 
 
 def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
 
     Args:
         trainer: Sa2VAGRPOTrainer.
-        problem: what is not finite.
+        problem: the first part of the message, such as "a gradient is not finite".
     """
     checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
     state = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
@@ -21,7 +21,7 @@ def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
 
 
 def resume_hint(trainer: Any) -> str:
-    """What can be done with the last checkpoint."""
+    """A sentence on the possible use of the last checkpoint."""
     checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
     if checkpoint and trainer.is_deepspeed_enabled:
         return f"{checkpoint} can be evaluated and merged; --resume cannot go on from it under DeepSpeed"

@@ -59,7 +59,7 @@ class FeatureCache:
 
     @property
     def hit_rate(self) -> float:
-        """Share of look-ups that needed no encoder, in [0, 1]."""
+        """Share of look-ups served from the cache, in [0, 1]."""
         return self.hits / max(1, self.hits + self.misses)
 
     def clear(self) -> None:

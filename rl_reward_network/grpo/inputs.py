@@ -1,4 +1,4 @@
-"""Inputs of a GRPO run: the items of each split, from captioned regions or annotated images."""
+"""Inputs of a GRPO run: the prompts of each split, from captioned regions or annotated images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,19 +26,19 @@ from rl_reward_network.inputs.loading import (
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
 
-CHECKED = 1000  # items whose files are decoded before a run
+CHECKED = 1000  # prompts whose files are decoded before a run
 
 
 @dataclass(frozen=True)
 class GRPOInputs:
-    """Items and split of a GRPO run.
+    """Prompts and split of a GRPO run.
 
     Args:
         config: model, data, seeds and device, with the `white_levels` of the data.
         regions: format of the data, questions and tiles.
         kind: regions (with captions), or images (one prompt for all).
         summary: one line on the data.
-        items: all.
+        prompts: of all splits.
         split: by image, video or patient.
     """
 
@@ -46,7 +46,7 @@ class GRPOInputs:
     regions: RegionConfig
     kind: Literal["regions", "images"]
     summary: str
-    items: list[GRPOPrompt]
+    prompts: list[GRPOPrompt]
     split: Split
 
     @property
@@ -55,15 +55,15 @@ class GRPOInputs:
         return self.config.rank_device
 
     def pick(self, *names: str) -> list[GRPOPrompt]:
-        """Items of some splits.
+        """Prompts of some splits.
 
         Raises:
             ValueError: there are none.
         """
-        items = [item for name in names for item in select(self.items, self.split, name)]
-        if not items:
+        prompts = [prompt for name in names for prompt in select(self.prompts, self.split, name)]
+        if not prompts:
             raise ValueError(f"{self.config.data_root}: no item in the split {' or '.join(names)}; give more data")
-        return items
+        return prompts
 
 
 def open_grpo_inputs(
@@ -73,7 +73,7 @@ def open_grpo_inputs(
 
     Args:
         config: model, data, seeds and device.
-        regions: format of the data, questions and tiles; by default recognised, and the defaults.
+        regions: format of the data, questions and tiles; by default the format is recognised.
         split_file: split.json of an earlier run, used if it fits the data.
 
     Raises:
@@ -96,8 +96,8 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     config = replace(config, white_levels=levels_of(samples) or None)
     check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
-    items = [image_prompt(sample, regions.segment_question) for sample in samples]
-    return GRPOInputs(config, regions, "images", seen_images(samples, root), items, split)
+    prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
+    return GRPOInputs(config, regions, "images", seen_images(samples, root), prompts, split)
 
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
@@ -105,20 +105,20 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     root = config.data_root
     _refuse(root, "captioned regions", changed(config, "group_regex") + changed(regions, "segment_question"))
     question = regions.describe_question or (DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL)
-    samples, seen = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
+    samples, summary = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
     else:
         split = make_split(samples, config.split_seed, region_fingerprint)
-    items = [region_prompt(sample, question) for sample in samples]
-    return GRPOInputs(config, regions, "regions", seen_regions(seen, root), items, split)
+    prompts = [region_prompt(sample, question) for sample in samples]
+    return GRPOInputs(config, regions, "regions", seen_regions(summary, root), prompts, split)
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """Check what can be checked before anything is read.
+    """Check the settings before anything is read.
 
     Returns:
-        The settings, with the data named by `data_root` alone.
+        The settings; `data_root` alone names the data.
 
     Raises:
         ValueError: data named twice or not at all, a GPU or a package that is missing.
@@ -134,7 +134,7 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
 
 
 def _named_once(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:
-    """`dataset_name` one of DATASET_NAMES, and the data in `data_root` alone."""
+    """The settings with `dataset_name` in DATASET_NAMES; a folder or hub id in its place becomes `data_root`."""
     name, root = regions.dataset_name, config.data_root
     if name in DATASET_NAMES:
         return config, regions
@@ -155,25 +155,25 @@ def _refuse(root: Path, content: str, flags: list[str]) -> None:
         raise ValueError(f"{flags[0]} is for other data, but {root} holds {content}; leave it out")
 
 
-def check_items(items: Sequence[GRPOPrompt]) -> None:
-    """Decode images and masks, a thousand of them spread over the whole.
+def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
+    """Decode images and masks of about a thousand prompts, spread over all.
 
     Raises:
-        ValueError: what `check_readable` says.
+        ValueError: as `check_readable`.
     """
-    check_readable([item.load for item in items[:: max(1, len(items) // CHECKED)]])
+    check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
 
 
-def labelled_items(items: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
-    """Those with a true mask, which supervised training learns from.
+def labelled_prompts(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
+    """The prompts with a true mask, for supervised training.
 
     Raises:
         ValueError: there are none.
     """
-    labelled = [item for item in items if item.labelled]
+    labelled = [prompt for prompt in prompts if prompt.labelled]
     if not labelled:
         raise ValueError(
-            f"objective supervised: none of the {len(items)} training items has a mask; annotate some, or train "
+            f"objective supervised: none of the {len(prompts)} training items has a mask; annotate some, or train "
             "without labels by --reward_net"
         )
     return labelled

@@ -19,11 +19,10 @@ SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
 MAX_GROUPS = 4  # in a picture
 REASON_LENGTH = 40  # characters of a judge's failure beside the bar
-TRUTH, MADE = GREEN, ORANGE
 
 
 class GRPOLogs(TrainerCallback):
-    """Writes `<run>/logs` and `<run>/metrics.jsonl`.
+    """Write `<run>/logs` and `<run>/metrics.jsonl`.
 
     Args:
         run: run folder.
@@ -108,7 +107,7 @@ def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 
     panels = []
     for row in rows:
         image = np.asarray(Image.fromarray(columns["images"][row]).resize((side, side)))
-        for mask, colour in ((columns["masks"][row], TRUTH), (columns["predicted_masks"][row], MADE)):
+        for mask, colour in ((columns["masks"][row], GREEN), (columns["predicted_masks"][row], ORANGE)):
             if mask is not None:
                 image = paint_mask(image, mask, colour, opacity=0)
         panel = Image.fromarray(image)

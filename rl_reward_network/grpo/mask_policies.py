@@ -1,7 +1,7 @@
-"""Policies over masks, the actions of loop 2: its words ("Sure, [SEG].") are certain and have no gradient.
+"""Policies over masks, the actions of loop 2: its text ("Sure, [SEG].") is certain and has no gradient.
 
-Each policy has the same six functions; a `spread` (one number, adapted to how similar the masks of a group are) widens
-it. Axes: C SAM 2 width, G actions, A numbers of an action, D parameters, h w the decoder's grid. Why the tokens are not
+Each policy has the same six functions; a `spread` (one number, adapted to the similarity of a group's masks) widens it.
+Axes: C SAM 2 width, G actions, A numbers of an action, D parameters, h w the decoder's grid. Why the tokens are not
 the action: docs/mask_policies.md.
 
 Source: Gaussian on a continuous prompt with a mean-reduced log-probability as in Flow-GRPO (arXiv 2505.05470).
@@ -31,7 +31,7 @@ class MaskPolicy(Protocol):
         """The distribution's parameters (D,) of one `[SEG]` embedding (C,), with gradient."""
 
     def width(self, parameters: Tensor, spread: float) -> Tensor:
-        """The width that `spread` stands for, a scalar without gradient; stored with the actions it was used for."""
+        """The width of this `spread`, a scalar without gradient; stored with the actions sampled with it."""
 
     def sample(self, parameters: Tensor, width: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """(count, A) actions."""
@@ -48,7 +48,7 @@ class MaskPolicy(Protocol):
 
 @dataclass(frozen=True)
 class GaussianMaskPolicy:
-    """Normal noise on the `[SEG]` embedding: masks stay on SAM 2's own manifold and change as a whole.
+    """Normal noise on the `[SEG]` embedding: masks stay on SAM 2's manifold and change as a whole.
 
     The width is relative to the embedding's root mean square. Log-probability and KL are means over the C numbers.
     The gradient ends at the embedding, i.e. at `text_hidden_fcs`: the mask decoder gets none.
@@ -129,7 +129,7 @@ MASK_POLICIES: dict[str, MaskPolicy] = {
 
 @dataclass
 class SpreadController:
-    """Keeps the masks of a group different enough to learn from, and not more different than that.
+    """Adapt the spread of a mask policy to the similarity of the masks of a group.
 
     Args:
         spread: current argument of `MaskPolicy.width`.

@@ -1,4 +1,4 @@
-"""Metrics of a model on prompts it was not trained on: its captions, its masks, and both loops closed.
+"""Metrics of a model on prompts it was not trained on: of its captions, of its masks, and of both loops.
 
 Every value is per prompt, so that two models can be compared prompt by prompt. Axes: N prompts.
 """
@@ -33,7 +33,7 @@ class Measured:
     """Metrics, captions and masks of N prompts.
 
     Args:
-        values: metric -> float64 (N,), NaN if the prompt lacks what the metric needs.
+        values: metric -> float64 (N,), NaN if the metric is not defined for the prompt.
         captions: greedy captions, "" without a region.
         masks: answers to the prompts' questions as COCO RLE, or None; thousands of masks of photographs must fit.
         drawn: masks of the greedy captions, likewise; those of the questions if there are no captions.
@@ -124,7 +124,10 @@ def _measure_captions(
     rows, references = list(range(len(batch.prompts))), [prompt.caption for prompt in batch.prompts]
     truths = [mask for mask in batch.truths if mask is not None]
     captions = batch.captions(context, rows, truths, max_completion_length)
-    sampled = _sampled_captions(batch, context, truths, max_completion_length, seed)
+    questions = [batch.caption_question(row, mask) for row, mask in enumerate(truths)]
+    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+    answers = context.answer(questions, decoding, SAMPLED)
+    sampled = [[batch.text(answer) for answer in row_answers] for row_answers in answers]
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
@@ -140,20 +143,6 @@ def _measure_captions(
     }
     drawn_masks = _thresholded([drawn.get((row, captions[row])) for row in rows])
     return captions, drawn_masks, {name: np.asarray(column) for name, column in values.items()}
-
-
-def _sampled_captions(
-    batch: PromptBatch,
-    context: ImageContext,
-    regions: Sequence[np.ndarray],
-    max_completion_length: int,
-    seed: Seed,
-) -> list[list[str]]:
-    """Captions of each region at temperature 1."""
-    questions = [batch.caption_question(row, mask) for row, mask in enumerate(regions)]
-    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
-    answers = context.answer(questions, decoding, SAMPLED)
-    return [[batch.text(answer) for answer in row_answers] for row_answers in answers]
 
 
 def unpacked(mask: PackedMask) -> Mask:

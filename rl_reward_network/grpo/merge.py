@@ -1,7 +1,6 @@
 """The weights that a GRPO run has trained, merged into its base model."""
 
 from pathlib import Path
-from typing import Any
 
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.grpo.card import card_text
@@ -19,7 +18,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
     Args:
         model_path: final_model folder of a GRPO run, the run, or one of its checkpoints.
         output: folder to write.
-        base_model: where the run's Sa2VA is now, if not where it was.
+        base_model: path of the run's Sa2VA, if it was moved.
 
     Raises:
         ValueError: `output` exists, `model_path` is no GRPO run, or the base model has other weights than in training.
@@ -29,8 +28,8 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
     final_model = grpo_model(model_path)
     if final_model is None:
         raise ValueError(
-            f"{model_path}: not what a GRPO run has trained; name outputs/sa2va_grpo_<time>/{FINAL}, which is there "
-            "when sa2va-rl grpo has finished"
+            f"{model_path}: not the folder of a GRPO run; name outputs/sa2va_grpo_<time>/{FINAL}, which exists after "
+            "sa2va-rl grpo has finished"
         )
     config = trained_config(final_model)
     path = base_model or located_model(final_model.parent, config, "--base_model")
@@ -42,11 +41,6 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
         check_checkpoint(open_checkpoint(folder))
-        (folder / "README.md").write_text(_card(final_model, config), encoding="utf-8")
-
-
-def _card(final_model: Path, config: dict[str, Any]) -> str:
-    """The model card, with the results of the evaluation if `final_model` was evaluated; checkpoints are not."""
-    evaluation = evaluation_folder(final_model) / "eval.json"
-    is_evaluated = final_model.name == FINAL and evaluation.exists()
-    return card_text(config, read_json(evaluation) if is_evaluated else None, merged=True)
+        evaluation = evaluation_folder(final_model) / "eval.json"  # the card shows results of a final_model only
+        results = read_json(evaluation) if final_model.name == FINAL and evaluation.exists() else None
+        (folder / "README.md").write_text(card_text(config, results, merged=True), encoding="utf-8")

@@ -27,7 +27,7 @@ class RewardWeights:
 
 @dataclass(frozen=True)
 class GRPOPlan:
-    """Everything that defines a GRPO run but its inputs.
+    """The settings of a GRPO run besides its inputs.
 
     Args:
         mode: quick or full.

@@ -21,11 +21,11 @@ class GRPOPrompt:
     Args:
         image_id: equal for prompts about one image, whose features are computed once.
         group_id, series_id, sample_id: pseudonyms, see `RegionSample`.
-        caption: the reference caption; empty if there is none, then the prompt takes no part in the caption loop.
-        question: asks for the mask.
+        caption: the reference caption; if empty, the prompt takes no part in the caption loop.
+        question: of loop 2, for the mask.
         labelled: whether there is a true mask.
         load: returns image, uint8 (H, W, 3), and mask, bool (H, W), or None without labels.
-        describe: asks for the caption of a marked region.
+        describe: of loop 1, for the caption of a marked region.
     """
 
     image_id: str
@@ -69,7 +69,7 @@ def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
 
 
 def segment_question(caption: str) -> str:
-    """The question for the mask of what a caption describes: "a red circle." -> "Please segment the red circle.".
+    """The question for the mask of a described object: "a red circle." -> "Please segment the red circle.".
 
     Tags such as "<image>" are removed: if the model writes one into a caption, it must not change the prompt.
     """

@@ -1,6 +1,6 @@
-"""The rollouts of one prompt, with all that the loss needs of them, and what the policy computes for them.
+"""The rollouts of one prompt with the inputs of the loss, and the policy's outputs for them.
 
-Written by `rollouts/`, read by `loss/`; neither room needs the other.
+Written by `rollouts/`, read by `loss/`; neither package imports the other.
 Axes: G completions or masks of one prompt, T tokens, A numbers of a mask action, D parameters of a mask policy.
 """
 
@@ -14,7 +14,7 @@ from rl_reward_network.grpo.image_features import ImageFeatures
 
 @dataclass
 class GroupOutput:
-    """What the policy computes for a group.
+    """The policy's outputs for a group.
 
     Args:
         log_probs, entropies: float32 (G, T), 0 behind the end of each completion; None without loop 1.
@@ -33,7 +33,7 @@ class GroupOutput:
         return GroupOutput(*(None if part is None else part.detach() for part in parts))
 
     def differentiable(self, samples_masks: bool) -> list[Tensor]:
-        """The tensors a loss is made of; the parameters of the mask policy only if masks are sampled from it."""
+        """The tensors that a loss depends on; the parameters of the mask policy only if masks are sampled from it."""
         parts = (self.log_probs, self.parameters if samples_masks else None, self.mask_logits)
         return [part for part in parts if part is not None]
 

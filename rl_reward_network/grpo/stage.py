@@ -20,7 +20,7 @@ from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.inputs import GRPOInputs, check_items, labelled_items
+from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
 from rl_reward_network.grpo.plan import GRPOPlan
@@ -66,8 +66,8 @@ from rl_reward_network.runs.folder import (
 )
 
 STAGE = "grpo"
-PROBED = 4  # items on which unreached tensors are found
-WATCHED = 48  # validation items
+PROBED = 4  # prompts on which unreached tensors are found
+VALIDATED = 48  # prompts of each validation
 
 
 def loop_rewards(
@@ -76,7 +76,7 @@ def loop_rewards(
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
     Raises:
-        ValueError: a weight without what it needs, or a plan that names a judge without it.
+        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
     """
     if (judge is None) != (plan.judge is None):
         raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
@@ -135,61 +135,68 @@ def run_grpo_stage(
     """Train in `run`: config.json, split.json, metrics.jsonl, logs/, checkpoint-*/ and, at the end, final_model/.
 
     Raises:
-        ValueError: settings that do not go together, another run in the folder, one to resume that another version
-            began, a loss that is not finite, or nothing that moved.
+        ValueError: settings that do not go together, another run in the folder, a run to resume of another version, a
+            loss that is not finite, or no tensor that moved.
     """
     if resume:
         check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
     else:
         check_new(run)
-    model, processor = load_model(inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn)
-    processor.max_tiles = inputs.regions.max_dynamic_patch
-    fingerprint = weights_fingerprint(model)
-    set_seed(inputs.config.seed)  # LoRA begins at random
-    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
-    args = training_arguments(inputs, plan, run)
-    rewards = loop_rewards(plan, inputs.kind, judge, network)
-    pathwise = None if network is None else PathwiseReward(network.to(inputs.device), processor.sam_image_size)
-    # The reward network was trained on the reward split: a run with it must not use these patients.
-    items = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
-    if args.objective == "supervised":
-        items = labelled_items(items)
-    check_items(items)
-    trainer = Sa2VAGRPOTrainer(model, processor, args, items, rewards, pathwise, plan.shuffle_rewards)
-    trainer.judge = judge
-    if plan.watch_every:
-        prompts = spread(inputs.pick("val"), WATCHED, inputs.config.seed)
-        trainer.validation = ValidationCallback(trainer, prompts, plan.watch_every, network)
+    trainer, origin = _make_trainer(inputs, plan, run, judge, network)
     with hint_out_of_memory(trainer, "a first trial", "max_dynamic_patch"):
-        frozen = freeze_unreached(trainer, items[:PROBED])
+        frozen = freeze_unreached(trainer, trainer.prompts[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
-        _say(trainer, frozen)
-    with only_here(run) if trainer.args.should_save else nullcontext():  # of several processes the first holds it
-        origin = describe(inputs, plan, fingerprint)
+        _print_parts(trainer, frozen)
+    with only_here(run) if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
             check_same(run, origin)
         elif trainer.args.should_save:
             _begin(run, inputs, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
-        before = digests(model)
+        before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer, "training", "batch_size, num_generations or max_dynamic_patch"):
             went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
-        still = check_movement(before, digests(model), trainable_tensors(model))
-        if still and not went_back:
-            _tell_still(trainer, still)
+        unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
+        if unmoved and not went_back:
+            _report_unmoved(trainer, unmoved)
         _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume})
 
 
-def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
-    """Warn of trainable tensors that did not move, and why.
+def _make_trainer(
+    inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: CaptionJudge | None, network: RewardNetwork | None
+) -> tuple[Sa2VAGRPOTrainer, dict[str, Any]]:
+    """The trainer of a run, and the settings that a resumed run must share."""
+    model, processor = load_model(inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn)
+    processor.max_tiles = inputs.regions.max_dynamic_patch
+    origin = describe(inputs, plan, weights_fingerprint(model))
+    set_seed(inputs.config.seed)  # the initial weights of LoRA are random
+    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
+    args = training_arguments(inputs, plan, run)
+    rewards = loop_rewards(plan, inputs.kind, judge, network)
+    pathwise = None if network is None else PathwiseReward(network.to(inputs.device), processor.sam_image_size)
+    # The reward network was trained on the reward split: a run with it must not use these patients.
+    prompts = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
+    if args.objective == "supervised":
+        prompts = labelled_prompts(prompts)
+    check_prompts(prompts)
+    trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
+    trainer.judge = judge
+    if plan.watch_every:
+        validated = spread(inputs.pick("val"), VALIDATED, inputs.config.seed)
+        trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, network)
+    return trainer, origin
+
+
+def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
+    """Warn of trainable tensors that did not move, with the reasons.
 
     Raises:
-        ValueError: nothing moved although the learning rate is above 0; the last state has been saved.
+        ValueError: no tensor moved although the learning rate is above 0; the last state has been saved.
     """
     any_spread = any_rank(trainer.accelerator, trainer.any_spread)
     reasons = unmoved_reasons(
-        still, trainer.tensors_with_gradient, any_spread, trainer.state.global_step, trainer.args.learning_rate
+        unmoved, trainer.tensors_with_gradient, any_spread, trainer.state.global_step, trainer.args.learning_rate
     )
     parts = [
         f"{len(names)} because {why}, such as {names[0]}"
@@ -197,9 +204,9 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
         if (names := [name for name, reason in reasons.items() if reason == why])
     ]
     count = len(trainable_tensors(trainer.sa2va))
-    message = f"{len(still)} of {count} trainable tensors did not move: {'; '.join(parts)}"
-    if len(still) == count and trainer.args.learning_rate:
-        if trainer.optimizer is not None:  # else this state was read from there, and nothing was trained since
+    message = f"{len(unmoved)} of {count} trainable tensors did not move: {'; '.join(parts)}"
+    if len(unmoved) == count and trainer.args.learning_rate:
+        if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
             save_run_state(trainer)  # hours of training must neither be lost nor look finished
         last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
         raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
@@ -207,8 +214,8 @@ def _tell_still(trainer: Sa2VAGRPOTrainer, still: list[str]) -> None:
         warnings.warn(message, stacklevel=2)
 
 
-def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
-    """Print what is trained, what is frozen because no loss reaches it, and how fast the partner follows."""
+def _print_parts(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
+    """Print the trained parts, the parts that are frozen because no loss reaches them, and the partner's decay."""
     for part, count, trained in parameter_table(trainer.sa2va):
         print(f"{part}: {count:,} parameters, {trained:,} train")
     print("\n".join(startup_lines(trainer)))
@@ -219,7 +226,7 @@ def _say(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
 
 
 def _partner(trainer: Sa2VAGRPOTrainer) -> str:
-    """The decay that is reached, which is below the setting where a short run ends in the warm-up."""
+    """The decay at the end of the run, which is below the setting if a short run ends in the warm-up."""
     ema, steps = trainer.ema, trainer.planned_steps
     if trainer.args.objective == "supervised":
         return "none, supervised training has no partner"
@@ -231,7 +238,7 @@ def _partner(trainer: Sa2VAGRPOTrainer) -> str:
 
 
 def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
-    """The Trainer's loop; whether it went back to its best weights."""
+    """Run the Trainer's loop; returns whether the best weights were restored."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(logs)
@@ -249,8 +256,8 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
 
 
 def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
-    """What must be the same for a run to be resumed."""
-    return {
+    """The settings that a resumed run must share, as they are read back from JSON."""
+    settings = {
         **asdict(plan),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": inputs.config.seed,
@@ -262,6 +269,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "split_seed": inputs.split.seed,
         "model_fingerprint": fingerprint,
     }
+    return dict(json.loads(json.dumps(settings)))
 
 
 def _begin(
@@ -294,14 +302,14 @@ def _begin(
 
 
 def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
-    """What must be the same for a run to be resumed, as far as it is known before the model is loaded."""
-    wanted = _plain(describe(inputs, plan, ""))
-    del wanted["model_fingerprint"]  # `check_same` compares it
-    return wanted
+    """The settings that a resumed run must share and that are known before the model is loaded."""
+    settings = describe(inputs, plan, "")
+    del settings["model_fingerprint"]  # `check_same` compares it
+    return settings
 
 
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
-    """The newest run under the output folder with these settings and data, whether finished or cut off."""
+    """The newest run under the output folder with these settings and data, finished or interrupted."""
     wanted = wanted_settings(inputs, plan)
     for path in sorted(inputs.config.output_dir.glob(f"{GRPO_RUN}_*/config.json"), reverse=True):
         config = read_json(path)
@@ -311,23 +319,18 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
 
 
 def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise unless the run in the folder began with these settings.
+    """Compare the settings of the run in the folder with these.
 
     Raises:
-        ValueError: names what differs.
+        ValueError: names the settings that differ.
     """
     config = read_json(run / "config.json")
     began = config.get("origin", {}) if config.get("stage") == STAGE else {}
-    check_origin(run, began, _plain(wanted))
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON."""
-    return dict(json.loads(json.dumps(value)))
+    check_origin(run, began, wanted)
 
 
 def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
-    """final_model/: what was trained, beside the run's config."""
+    """Write final_model/: the trained tensors, config.json and the model card."""
     if trainer.args.should_save:
         config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, **spent}
         with whole_folder(run / FINAL) as temporary:

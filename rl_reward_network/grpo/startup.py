@@ -1,4 +1,4 @@
-"""What a GRPO run prints before its first step: the meaning of its flags, the size of a step, what is trained."""
+"""The output of a GRPO run before its first step: the meaning of flags, the size of a step, the trained parts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which tensors GRPO trains: LoRA and what the enabled losses reach. All others are frozen and checked for changes."""
+"""The tensors that GRPO trains: LoRA and those with a gradient. All others are frozen and checked for changes."""
 
 import hashlib
 from collections.abc import Collection, Sequence

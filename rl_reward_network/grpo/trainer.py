@@ -1,7 +1,7 @@
 """The trainer: transformers' loop with rollouts in place of batches, and GRPO's loss in place of the model's.
 
 The Trainer provides steps, accumulation, schedules, data-parallel wrapping and resuming. Added here, in this order:
-prompts, rollouts with rewards, the loss, metrics, and checkpoints that are complete (the Trainer's own hold only the
+prompts, rollouts with rewards, the loss, metrics, and checkpoints that are complete (those of the Trainer hold only the
 adapter and are not written atomically).
 """
 
@@ -36,7 +36,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
 from rl_reward_network.grpo.rollouts.prompt_order import CurriculumOrder, prompt_order
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_paid, prompt_outcomes
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_weights, prompt_outcomes
 from rl_reward_network.grpo.rollouts.statistics import MASK_IOU, ZERO_STD, rollout_statistics
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
@@ -82,11 +82,11 @@ class Sa2VAGRPOTrainer(Trainer):
         mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
         policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id)
         if args.objective == "grpo":
-            check_paid(rewards, args)
+            check_weights(rewards, args)
         order = prompt_order(len(prompts), args)  # refuses too few prompts before the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
-        self.sa2va, self.pathwise, self.order = model, pathwise, order
+        self.sa2va, self.prompts, self.pathwise, self.order = model, prompts, pathwise, order
         self.rollout_generator = RolloutGenerator(model, processor, args, rewards, shuffle_rewards)
         self.reset_reference()
         self.judge: CaptionJudge | None = None
@@ -99,25 +99,24 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _init_state(self) -> None:
         """State of the run besides weights and optimiser."""
-        # Rollouts in use, and what they leave for logs and curriculum.
+        # Rollouts in use, and their results for logs and curriculum.
         self.buffer: list[list[RolloutGroup]] = []
         self.last_rollouts: dict[str, LoopRollouts] = {}
         self.prompt_outcomes: list[tuple[int, float, bool]] = []  # of the rollouts of this step
-        prompts: Any = self.train_dataset
-        self.prompt_indices = {id(prompt): index for index, prompt in enumerate(prompts)}
-        # What is measured.
+        self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
+        # Measurements.
         self.metrics = StepMetrics(self.args.world_size)
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)  # of the micro-batches of this step, by loop
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
-        # How the run ends.
+        # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
 
     def reset_reference(self) -> None:
-        """Take the current weights as the reference and as the partner's start; again after freezing more tensors."""
+        """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
         has_partner = self.args.ema_decay and self.args.objective == "grpo"  # supervised training needs none
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_partner else None
@@ -148,19 +147,13 @@ class Sa2VAGRPOTrainer(Trainer):
 
     @property
     def needs_masks(self) -> bool:
-        """Whether a loss depends on the mask of the mean action, and so reaches the mask decoder."""
+        """Whether a loss depends on the mask of the mean action."""
         return bool(self.args.pathwise_weight) or self.args.objective == "supervised"
 
     @property
     def samples_masks(self) -> bool:
         """Whether a loss depends on the parameters of the mask policy."""
         return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight)
-
-    @property
-    def _rewarded_loops(self) -> list[str]:
-        """Loops that learn from rewards."""
-        loops = self.loop_weights.configured.items() if self.args.objective == "grpo" else ()
-        return [loop for loop, weight in loops if weight]
 
     @property
     def seconds(self) -> float:
@@ -170,9 +163,9 @@ class Sa2VAGRPOTrainer(Trainer):
     # ---- prompts ------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[int]:
-        """One number for each batch of an epoch: the Trainer counts them, `order` says which prompts they hold.
+        """One number for each batch of an epoch, for the Trainer's count of steps; `order` selects the prompts.
 
-        A sampler behind accelerate's wrappers would not know the epoch when a run is resumed inside one.
+        A sampler behind accelerate's wrappers has no epoch when a run is resumed inside one.
         """
         steps = self.order.rollouts_per_epoch * self.args.num_iterations
         return DataLoader(range(steps * self.args.gradient_accumulation_steps), batch_size=1)  # type: ignore[arg-type]
@@ -180,13 +173,12 @@ class Sa2VAGRPOTrainer(Trainer):
     def _prompt_batches(self) -> list[tuple[int, list[GRPOPrompt]]]:
         """The batches of this process in the current rollout, each with its number among those of all processes.
 
-        Batches are dealt to the processes in turn: two processes with one batch each get those of one with two.
+        Batches alternate between processes: two processes with one batch each get the batches of one with two.
         """
         args, size = self.args, self.args.prompts_per_step
         indices = self.order.indices(self.state.global_step // args.num_iterations)
         numbers = range(args.process_index, args.gradient_accumulation_steps * args.world_size, args.world_size)
-        prompts: Any = self.train_dataset
-        return [(number, [prompts[i] for i in indices[number * size : (number + 1) * size]]) for number in numbers]
+        return [(n, [self.prompts[i] for i in indices[n * size : (n + 1) * size]]) for n in numbers]
 
     # ---- rollouts -----------------------------------------------------------------------------------------------
 
@@ -289,7 +281,10 @@ class Sa2VAGRPOTrainer(Trainer):
         steps = self.current_gradient_accumulation_steps
         counts = StepCounts(*count_step([inputs]) if num_items_in_batch is None else (num_items_in_batch / steps))
         losses = loop_losses(pairs, self.args, self.policy.mask_policy, counts)
-        self.metrics.record(loss_metrics(losses, self._rewarded_loops))
+        rewarded_loops = [
+            loop for loop, weight in self.loop_weights.configured.items() if weight and self.args.objective == "grpo"
+        ]
+        self.metrics.record(loss_metrics(losses, rewarded_loops))
         self._measure_gradients(losses)
         for loop, parts in losses.items():
             loss = loss + self.loop_weights[loop] * parts.loss / steps
@@ -305,7 +300,7 @@ class Sa2VAGRPOTrainer(Trainer):
         return loss
 
     def _measure_gradients(self, losses: Mapping[str, LossParts]) -> None:
-        """Gradient norms of both loops, for `StepCallback`, in the steps in which the loop weights need them."""
+        """Record the gradient norms of both loops for `StepCallback`, in the steps in which the loop weights change."""
         if self.loop_weights.measures_at(self.state.global_step):
             lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
             for loop in self.loop_weights.configured:

@@ -27,7 +27,7 @@ TAGS = {
 
 
 class ValidationCallback(TrainerCallback):
-    """Measures the validation prompts every few steps, and before the first.
+    """Measure the validation prompts every few steps, and before the first.
 
     With a reward network and true masks, the network's score is the proxy and Dice is the gold standard: training stops
     when the proxy rises while the gold standard has fallen, and the weights with the best Dice are restored.
@@ -87,30 +87,21 @@ class ValidationCallback(TrainerCallback):
         self.last_step = state.global_step
         points = from_first_rank(self.trainer.accelerator, self._points)
         if PROXY in points and GOLD in points:
-            self._compare(points[PROXY], points[GOLD])
+            if not self.gold or points[GOLD] > max(self.gold):
+                self.best_weights = copied(self.trainer.sa2va)
+            self.proxy.append(points[PROXY])
+            self.gold.append(points[GOLD])
         self.trainer.metrics.record(points)
 
     def _points(self) -> dict[str, float]:
         """tag -> mean over the prompts."""
         longest, cache = self.trainer.args.max_completion_length, self.trainer.rollout_generator.cache
         measured = measure(self.trainer.sa2va, self.prompts, cache, longest, quiet=True)
-        points = {
-            tag: float(np.nanmean(measured.values[name])) for name, tag in TAGS.items() if _is_known(measured, name)
-        }
+        columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
+        points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
         if self.network is not None:
-            points[PROXY] = mean_score(self.network, self.prompts, measured)
+            points[PROXY] = float(scores(self.network, self.prompts, measured).mean())
         return points
-
-    def _compare(self, proxy: float, gold: float) -> None:
-        if not self.gold or gold > max(self.gold):
-            self.best_weights = copied(self.trainer.sa2va)
-        self.proxy.append(proxy)
-        self.gold.append(gold)
-
-
-def mean_score(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: Measured) -> float:
-    """Mean of the reward network's scores of the measured masks."""
-    return float(np.mean(scores(network, prompts, measured)))
 
 
 def scores(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
@@ -121,7 +112,3 @@ def scores(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: M
         for prompt, mask in zip(prompts, measured.masks, strict=True)
     ]
     return np.array(values, dtype=float)
-
-
-def _is_known(measured: Measured, name: str) -> bool:
-    return name in measured.values and bool(np.isfinite(measured.values[name]).any())

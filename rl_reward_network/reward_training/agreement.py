@@ -1,4 +1,4 @@
-"""Agreement of predicted and true Dice on test patients, beside simpler predictors that the network must beat."""
+"""Agreement of predicted and true Dice on test patients, for the reward network and for simpler predictors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -41,23 +41,28 @@ def measure_agreement(
         and their mean Dice before and after; `own_dice`: mean Dice of the foreground probability thresholded at 0.5;
         `masks`: source -> number of masks.
     """
-    measured, climbs, own_dice = [], [], []
+    measured, climbs, foreground_dice = [], [], []
     for index, example in enumerate(examples):
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
         sizes = [len(stack) for stack in stacks.values()]
         scorer = ImageScorer(network, example.image)
         columns = _columns(scorer, network, pooled, mean, example, np.concatenate(list(stacks.values())))
         measured.append(columns | {"image": np.full(sum(sizes), index), "source": np.repeat(list(stacks), sizes)})
-        climbs.append(_climb(scorer, example.truth, stacks[UNSEEN][:CLIMBERS], network.config.ascent_step))
-        own_dice.append(true_dice(scorer.foreground_prob[None] > 0.5, example.truth))
+        damaged, truth = stacks[UNSEEN][:CLIMBERS], example.truth
+        after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
+        climbs.append(np.stack([true_dice(damaged, truth), after]))
+        foreground_dice.append(true_dice(scorer.foreground_prob[None] > 0.5, truth))
     table = {name: np.concatenate([columns[name] for columns in measured]) for name in measured[0]}
     parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
     return {
         "tables": {source: _rows(part) for source, part in parts.items()},
-        "coverage": {name: _coverage(part) for name, part in {"all masks": table, **parts}.items()},
+        "coverage": {
+            name: coverage(part[NETWORK], part["half width"], part["true"])
+            for name, part in {"all masks": table, **parts}.items()
+        },
         "masks": {source: len(part["true"]) for source, part in parts.items()},
         "ascent": _ascent(*np.concatenate(climbs, axis=1)),
-        "own_dice": float(np.mean(own_dice)),
+        "own_dice": float(np.mean(foreground_dice)),
     }
 
 
@@ -115,16 +120,6 @@ def _rows(part: dict[str, np.ndarray]) -> dict[str, AgreementRow]:
         row: agreement(part[row], true.get(row, part["true"]), part["image"])
         for row in (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
     }
-
-
-def _coverage(part: dict[str, np.ndarray]) -> float:
-    """Share of true Dice inside the interval of the network."""
-    return coverage(part[NETWORK], part["half width"], part["true"])
-
-
-def _climb(scorer: ImageScorer, truth: np.ndarray, masks: np.ndarray, step_size: float) -> np.ndarray:
-    """True Dice of n masks before and after the ascent, float (2, n)."""
-    return np.stack([true_dice(masks, truth), dice_after_ascent(scorer, truth, masks, step_size)])
 
 
 def _ascent(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:

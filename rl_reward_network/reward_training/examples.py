@@ -1,4 +1,4 @@
-"""Labelled samples with the masks of every prompt: what the reward network learns from and is tested on."""
+"""Labelled samples with the masks of every prompt: training and test data of the reward network."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class RewardExamples:
     """Labelled samples with every prompt's mask; can be iterated several times, with one image in memory at a time.
 
     Args:
-        inputs: where the masks come from.
-        samples: labelled ones.
+        inputs: the segmenter and its mask bank.
+        samples: labelled samples.
         desc: name of the progress bar.
     """
 

@@ -1,4 +1,4 @@
-"""Step 1 as a whole: a reward network from the patients of the `reward` split, and how far it can be trusted."""
+"""Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
 
 import warnings
 from dataclasses import asdict, replace
@@ -35,7 +35,7 @@ from rl_reward_network.runs.folder import (
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
-TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each part: none moves another's
+TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each part: no part changes another
 
 
 class RewardPlan(NamedTuple):
@@ -61,18 +61,18 @@ def reward_plan(
 
 
 def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNetwork:
-    """Train a reward network in `run`, judge it on test patients, and return it.
+    """Train a reward network in `run`, test it on test patients, and return it.
 
-    Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. A run that was
-    cut off goes on from its last checkpoint.
+    Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. An interrupted
+    run is resumed from its last checkpoint.
 
     Args:
         inputs: data, split and frozen model.
         plan: settings.
-        run: a run folder, empty or cut off.
+        run: a run folder, empty or of an interrupted run.
 
     Raises:
-        ValueError: a split has no labelled image, another version began `run`, or another process works in it.
+        ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
     """
     if (run / "config.json").exists():
         check_version(run)
@@ -84,7 +84,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNe
 
 
 def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
-    """`run_reward_stage` in a folder held by this process, on these samples of each split."""
+    """`run_reward_stage` in a folder locked by this process, on these samples of each split."""
     config = plan.config
     if not (run / "config.json").exists():
         describe_run(run, inputs, {"stage": "reward network", "seed": config.seed, "origin": origin(inputs, plan)})
@@ -102,7 +102,11 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
         climbers = RewardExamples(inputs, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
         network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
-        network.training_info = {**origin(inputs, plan), "seed": config.seed, **_groups(picked)}
+        patients = {
+            f"{name}_groups": sorted({sample.group_id for sample in picked[split]})
+            for name, split in (("train", "reward"), ("val", "val"))
+        }
+        network.training_info = {**origin(inputs, plan), "seed": config.seed, **patients}
         network.save_pretrained(run / BEST_REWARD_NET)
     with clock(seconds, "comparing"):
         pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
@@ -118,7 +122,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
 
 
 def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
-    """What a reward network must have in common with a later run to be used by default."""
+    """The settings that a reward network and a later run must share for its use by default."""
     settings = {name: value for name, value in asdict(plan.config).items() if name not in ("seed", "device")}
     return {
         "mode": plan.mode,
@@ -133,11 +137,11 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
 
 
 def named(network: RewardNetwork, run: Path | None = None) -> str:
-    """Where a reward network was read from, and when it was written.
+    """Folder and time of writing of a reward network.
 
     Args:
-        network: as `from_pretrained` gives it.
-        run: the run folder that names it, by a path from there where both are in one project.
+        network: from `from_pretrained`.
+        run: a run folder; the path is then relative to it if both are in one project.
     """
     folder = network.source
     if folder is None:
@@ -147,7 +151,7 @@ def named(network: RewardNetwork, run: Path | None = None) -> str:
 
 
 def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = None) -> Path | None:
-    """The newest finished reward network under the output folder that this very step 1 would train again.
+    """The newest finished reward network under the output folder with the settings of this step 1.
 
     Its seed is only compared if `seed` is given.
     """
@@ -165,7 +169,7 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
 
 
 def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
-    """The newest run of these very settings that was cut off."""
+    """The newest interrupted run with these settings."""
     for path in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/config.json"), reverse=True):
         try:
             config = dict(read_json(path))
@@ -180,11 +184,11 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
 
 
 def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
-    """Refuse a reward network that was trained or chosen on patients whose masks it is to score.
+    """Refuse a reward network that was trained or chosen on patients whose masks it will score.
 
     Raises:
         ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
-            policy or test, or it does not say.
+            policy or test, or its config.json does not list its patients.
     """
     remedy = "train one on these data and this split: bash run_experiment3.sh quick"
     for groups, use, splits in (
@@ -192,7 +196,7 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
         ("val_groups", "chosen", ("policy", "test")),
     ):
         if groups not in network.training_info:
-            raise ValueError(f"{where}: the reward network does not say which patients it was {use} on; {remedy}")
+            raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {remedy}")
         for name in splits:
             if shared := set(network.training_info[groups]) & set(split.groups[name]):
                 raise ValueError(
@@ -207,14 +211,6 @@ def _windows(
     each = -(-count // len(samples))
     examples = RewardExamples(inputs, samples, desc)
     return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
-
-
-def _groups(picked: dict[str, list[Sample]]) -> dict[str, list[str]]:
-    """The patients the weights were trained and chosen on."""
-    return {
-        f"{name}_groups": sorted({s.group_id for s in picked[split]})
-        for name, split in (("train", "reward"), ("val", "val"))
-    }
 
 
 def _count(samples: list[Sample]) -> dict[str, int]:

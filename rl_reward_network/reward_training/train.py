@@ -102,7 +102,9 @@ def train_reward_network(
     torch.manual_seed(config.seed)
     network = RewardNetwork(network_config)
     run.mkdir(parents=True, exist_ok=True)
-    state = _load(run / CHECKPOINT, network)
+    state = load_checkpoint(run / CHECKPOINT) or _fresh(0)
+    if "network" in state:
+        network.load_state_dict(state.pop("network"))
     done = {name: state[name] for name in ("member", "step")}
     with Curves(run, done, board_step=state["member"] * config.steps + state["step"]) as curves:
         for member in range(state["member"], len(network.members)):
@@ -133,18 +135,19 @@ def _train_member(
         _set_learning_rate(optimizer, config, step)
         batch = _draw_batch(train, mask_probs, config, np.random.default_rng([config.seed, index, step]))
         losses = _step(member, optimizer, batch, config, step)
-        curves.add_scalars(_tagged("train", losses), done + step)
+        curves.add_scalars({f"train/{name}": loss for name, loss in losses.items()}, done + step)
         if step % config.eval_every and step != config.steps:
             continue
         errors = _validate(member, val, config.window)
         _require_finite(errors["dice_mae"], step)
-        curves.add_scalars(_tagged("val", errors), done + step)
+        curves.add_scalars({f"val/{name}": error for name, error in errors.items()}, done + step)
         if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
             state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
         curves.add_row({"member": index, "step": step, "train": losses, "val": errors})
         state |= {"step": step, "optimizer": optimizer.state_dict()}
-        _save(run, network, state)
+        # The checkpoint has no random state, because each batch has a seed.
+        save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
     member.load_state_dict(state["best"]["weights"])
 
 
@@ -260,22 +263,3 @@ def _require_finite(value: float, step: int) -> None:
 def _fresh(member: int) -> dict[str, Any]:
     """The state of a member before its first step."""
     return {"member": member, "step": 0, "optimizer": None, "best": None}
-
-
-def _save(run: Path, network: RewardNetwork, state: dict[str, Any]) -> None:
-    """Write the checkpoint; it has no random state, because each batch has its own seed."""
-    save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
-
-
-def _load(path: Path, network: RewardNetwork) -> dict[str, Any]:
-    """The state at the last checkpoint, or the initial one; loads the checkpoint's weights into `network`."""
-    state = load_checkpoint(path)
-    if not state:
-        return _fresh(0)
-    network.load_state_dict(state.pop("network"))
-    return state
-
-
-def _tagged(split: str, values: dict[str, float]) -> dict[str, float]:
-    """The values under TensorBoard's tags, `<split>/<name>`."""
-    return {f"{split}/{name}": value for name, value in values.items()}

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 REMEDY = "pip install -r requirements.txt"
-NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])  # the only method of a WordNet that NLTK calls
+NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])  # NLTK calls no other method of a WordNet
 
 
 def meteor_variant() -> str:
@@ -48,7 +48,10 @@ def meteor(predictions: Sequence[str], references: Sequence[str], normalise: boo
     Raises:
         ValueError: the lengths differ, a reference has no word, or NLTK is not installed.
     """
-    _check(predictions, references)
+    check_pairs(predictions, references)
+    for number, reference in enumerate(references):
+        if not tokens(reference):
+            raise ValueError(f"reference {number} has no word ({reference!r}); leave the sample out")
     predicted, expected = [tokens(text) for text in predictions], [tokens(text) for text in references]
     scores = np.array([_score(*pair) for pair in zip(predicted, expected, strict=True)], dtype=np.float64)
     if not normalise:
@@ -103,12 +106,9 @@ def _has(data: Any, name: str) -> bool:
     return True
 
 
-def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
-    """Raise a ValueError for lists of different lengths and for references without a word."""
+def check_pairs(predictions: Sequence[str], references: Sequence[str]) -> None:
+    """Raise a ValueError unless both are lists of captions of the same length."""
     if isinstance(predictions, str) or isinstance(references, str):
         raise ValueError("predictions and references must be lists of captions, got one string")
     if len(predictions) != len(references):
         raise ValueError(f"each prediction needs its reference, got {len(predictions)} and {len(references)}")
-    for number, reference in enumerate(references):
-        if not tokens(reference):
-            raise ValueError(f"reference {number} has no word ({reference!r}); leave the sample out")

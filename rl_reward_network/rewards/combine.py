@@ -26,13 +26,11 @@ class Advantages:
         values: float64 (P, G), the advantages; 0 in groups without spread.
         rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
         spread: bool (P,), whether the rewards of the group differ.
-        missing: term -> number of missing values.
     """
 
     values: np.ndarray
     rewards: np.ndarray
     spread: np.ndarray
-    missing: dict[str, int]
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
@@ -85,8 +83,7 @@ def group_advantages(
         apart = {name: _scaled(np.nan_to_num(term), whole_groups(term), scale, floor) for name, term in filled.items()}
         centred = np.sum([weights[name] * values for name, values in apart.items()], axis=0)
     spread = np.ptp(centred, axis=1) > NO_SPREAD
-    missing = {name: int(np.isnan(values).sum()) for name, values in terms.items()}
-    return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread, missing)
+    return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread)
 
 
 def whole_groups(values: np.ndarray) -> np.ndarray:
@@ -122,9 +119,8 @@ def _scaled(values: np.ndarray, whole: np.ndarray, scale: Scale, floor: float) -
     centred = values - values.mean(axis=1, keepdims=True)
     if scale == "none":
         return centred
-    deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else _spread(values[whole])
+    if scale == "group":
+        deviation = values.std(axis=1, ddof=1, keepdims=True)
+    else:
+        deviation = values[whole].std(ddof=1) if whole.any() else 0.0
     return centred / np.maximum(deviation, floor)
-
-
-def _spread(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if len(values) else 0.0

@@ -15,7 +15,7 @@ differs from 0. Columns, each a list with one entry per generation:
 TRL's further arguments (`trainer_state`, `log_extra`, `log_metric`) are not passed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ import numpy as np
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
 from rl_reward_network.rewards.learned import MaskQualityModel, score_masks
-from rl_reward_network.rewards.table import MASK_REWARDS, MaskReward
+from rl_reward_network.rewards.table import MASK_REWARDS
 
 RewardFunction = Callable[..., list[float | None]]
 GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing
@@ -32,7 +32,7 @@ Mask = np.ndarray | None
 
 
 class CaptionJudge(Protocol):
-    """A language model that compares captions."""
+    """The interface of an LLM judge of captions."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -56,23 +56,28 @@ def mask_reward(name: str) -> RewardFunction:
     """The mask reward `name` of `MASK_REWARDS` as a function of columns, in [0, 1]; None without ground truth."""
     overlap = MASK_REWARDS[name]
 
+    def of_one_truth(truth: Mask, predicted: Sequence[Mask]) -> Sequence[float | None]:
+        if truth is None:
+            return [None] * len(predicted)
+        return _scores(predicted, truth.shape, lambda stack: overlap(stack, np.broadcast_to(truth, stack.shape)))
+
     def reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
-        pairs = zip(predicted_masks, masks, strict=True)
-        truths_in_turn = groupby(pairs, key=lambda pair: id(pair[1]))
-        return [value for _, group in truths_in_turn for value in _of_one_truth(overlap, group)]
+        return [value for group in _runs(masks, predicted_masks) for value in of_one_truth(*group)]
 
     return reward
 
 
-def _of_one_truth(overlap: MaskReward, pairs: Iterable[tuple[Mask, Mask]]) -> list[float | None]:
-    """Overlaps of predicted masks with one true mask; 0 without a predicted mask, None without a true one."""
-    predicted, masks = zip(*pairs, strict=True)
-    truth = masks[0]
-    if truth is None:
-        return [None] * len(predicted)
-    stack = np.stack([np.zeros_like(truth) if mask is None else mask for mask in predicted])
-    values = overlap(stack, np.broadcast_to(truth, stack.shape))
-    return [0.0 if mask is None else float(value) for mask, value in zip(predicted, values, strict=True)]
+def _runs(keys: Sequence[Any], masks: Sequence[Mask]) -> Iterator[tuple[Any, list[Mask]]]:
+    """Each run of one image or true mask, and the predicted masks beside it."""
+    for _, group in groupby(zip(keys, masks, strict=True), key=lambda pair: id(pair[0])):
+        pairs = list(group)
+        yield pairs[0][0], [mask for _, mask in pairs]
+
+
+def _scores(masks: Sequence[Mask], shape: tuple[int, ...], score: Callable[[np.ndarray], np.ndarray]) -> list[float]:
+    """Scores of masks of one image, computed together; 0 without a mask."""
+    stack = np.stack([np.zeros(shape, dtype=bool) if mask is None else mask for mask in masks])
+    return [0.0 if mask is None else float(value) for mask, value in zip(masks, score(stack), strict=True)]
 
 
 iou_reward = mask_reward("iou")
@@ -107,26 +112,16 @@ def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
 def learned_reward(network: MaskQualityModel) -> RewardFunction:
     """The reward network's score of each mask, in [0, 1]; needs no ground truth."""
 
+    def of_one_image(image: np.ndarray, masks: Sequence[Mask]) -> list[float]:
+        return _scores(masks, image.shape[:2], lambda stack: score_masks(network, image, stack.astype(np.float32)))
+
     def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
-        rows = zip(images, predicted_masks, strict=True)
-        images_in_turn = groupby(rows, key=lambda row: id(row[0]))
-        return [score for _, group in images_in_turn for score in _learned(network, list(group))]
+        return [score for group in _runs(images, predicted_masks) for score in of_one_image(*group)]
 
     return reward
 
 
-def _learned(network: MaskQualityModel, rows: list[tuple[np.ndarray, Mask]]) -> list[float]:
-    """Scores of masks of one image in one pass of the network; 0 without a mask."""
-    masks = [np.zeros(image.shape[:2], dtype=bool) if mask is None else mask for image, mask in rows]
-    scores = score_masks(network, rows[0][0], np.stack(masks).astype(np.float32))
-    return [0.0 if mask is None else float(score) for (_, mask), score in zip(rows, scores, strict=True)]
-
-
 def confidence_reward(*, mask_probabilities: Sequence[Mask], **_: Any) -> list[float | None]:
     """Mean probability inside the predicted mask, scaled from [0.5, 1] to [0, 1]; favours clear edges."""
-    return [0.0 if probability is None else _confidence(probability) for probability in mask_probabilities]
-
-
-def _confidence(probability: np.ndarray) -> float:
-    inside = probability[probability > 0.5]
-    return float(2 * inside.mean() - 1) if len(inside) else 0.0
+    inside = [np.empty(0) if probs is None else probs[probs > 0.5] for probs in mask_probabilities]
+    return [float(2 * probs.mean() - 1) if len(probs) else 0.0 for probs in inside]

@@ -36,7 +36,7 @@ class ImageScorer:
             raise ValueError(f"image must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
         self.network, self.size = network, image.shape[:2]
         with torch.no_grad():
-            self.probs = network.foreground_probs(_to_tensor(network, image))
+            self.probs = network.foreground_probs(image_tensor(network, image))
 
     @property
     def foreground_prob(self) -> np.ndarray:
@@ -116,8 +116,8 @@ def foreground_prob(network: MaskQualityModel, image: np.ndarray) -> np.ndarray:
     return ImageScorer(network, image).foreground_prob
 
 
-def _to_tensor(network: MaskQualityModel, image: np.ndarray) -> Tensor:
-    """float32 (1, 3, H, W) in [0, 1] on the network's device."""
+def image_tensor(network: MaskQualityModel, image: np.ndarray) -> Tensor:
+    """An image uint8 (H, W, 3) as float32 (1, 3, H, W) in [0, 1] on the network's device."""
     parameter = next(network.parameters(), None) if isinstance(network, torch.nn.Module) else None
     device = torch.device("cpu") if parameter is None else parameter.device
     return torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255

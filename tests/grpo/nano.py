@@ -96,7 +96,7 @@ def prompts_by_candidate(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
     """For each candidate mask that SAM 2 selects for some of these prompts the first such prompt."""
     model, processor = nano()
     batch = open_batch(prompts, FeatureCache(model, processor))
-    questions = [batch.mask_question(row, prompt.question) for row, prompt in enumerate(prompts)]
+    questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     by_candidate: dict[int, GRPOPrompt] = {}
     answers = batch.context(model).segment(questions)
     for prompt, question, (_, embedding) in zip(prompts, questions, answers, strict=True):

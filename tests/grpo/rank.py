@@ -32,7 +32,7 @@ RANKS = 2
 def train(folder: Path, accumulation: int = 1) -> None:
     """Two steps; weights, partner, rollouts and logs of this process go to `folder`, its checkpoints to a folder in it.
 
-    One process with `accumulation` 2 sees the batches of two processes without.
+    One process with `accumulation` 2 gets the batches of two processes without.
     """
     rank = int(os.environ.get("RANK", "0"))
     more = {"gradient_accumulation_steps": accumulation, "save_strategy": "steps", "save_steps": 1, **SETTINGS}

@@ -142,7 +142,7 @@ def test_a_checkpoint_written_again_replaces_the_old(
 def test_a_file_that_is_missing_is_named(trained: tuple[Path, Any], tmp_path: Path, name: str) -> None:
     shutil.copytree(trained[0] / "checkpoint-3", tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / name).unlink()
-    with pytest.raises(ValueError, match=f"checkpoint-3: {name} is missing; delete this checkpoint, and the one befor"):
+    with pytest.raises(ValueError, match=f"checkpoint-3: {name} is missing; delete"):
         load_run_state(trained[1], tmp_path / "checkpoint-3")
 
 

@@ -1,4 +1,4 @@
-"""The table of supervised fine-tuning against GRPO: what it says of models here, and that it notices what is wrong."""
+"""The table that compares supervised fine-tuning with GRPO: its rows for test models, and for models with errors."""
 
 import copy
 from collections.abc import Callable
@@ -44,9 +44,9 @@ def prepared(tiny_checkpoint: Path) -> tuple[Any, Sa2VAProcessor, CheckpointFold
 
 
 def by_item(rows: list[ConsistencyRow]) -> dict[str, ConsistencyRow]:
-    found = {row.item: row for row in rows}
-    assert len(found) == len(rows)
-    return found
+    result = {row.item: row for row in rows}
+    assert len(result) == len(rows)
+    return result
 
 
 def test_a_prepared_model_differs_only_where_it_is_meant(prepared: Any) -> None:

@@ -42,8 +42,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recorded(folder: Path, rank: int = 0) -> dict[str, Any]:
     """The record of `rank.train`."""
-    found: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / f"record_{rank}.json").read_text())
+    return result
 
 
 def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -57,22 +57,22 @@ def test_each_rank_makes_the_rollouts_that_one_process_makes_of_its_batch(alone:
     assert len(one) == 4, "two steps of two batches"
     both = [recorded(ranks, rank)["rollouts"] for rank in range(RANKS)]
     for number, expected in enumerate(one):
-        found = both[number % RANKS][number // RANKS]
-        assert found["seed"] == expected["seed"] == [42, number // RANKS, number % RANKS]
-        assert found["prompts"] == expected["prompts"]
-        assert found["completions"] == expected["completions"]
-        torch.testing.assert_close(torch.tensor(found["actions"]), torch.tensor(expected["actions"]))
+        result = both[number % RANKS][number // RANKS]
+        assert result["seed"] == expected["seed"] == [42, number // RANKS, number % RANKS]
+        assert result["prompts"] == expected["prompts"]
+        assert result["completions"] == expected["completions"]
+        torch.testing.assert_close(torch.tensor(result["actions"]), torch.tensor(expected["actions"]))
     assert one[0]["completions"] != one[1]["completions"], "streams are not each other's copies"
 
 
 def test_losses_and_curves_are_those_of_one_process(alone: Path, ranks: Path) -> None:
     one, both = recorded(alone)["logs"], recorded(ranks)["logs"]
     assert [line["step"] for line in one] == [1, 2]
-    for expected, found in zip(one, both, strict=True):
-        assert found.keys() == expected.keys()
+    for expected, result in zip(one, both, strict=True):
+        assert result.keys() == expected.keys()
         for name, value in expected.items():
             if name not in OWN:
-                assert found[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
+                assert result[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
     assert all(abs(line["loop1/loss"]) > 100 * TOLERANCE for line in one), "or equal losses would prove nothing"
     assert abs(one[1]["loop2/loss"]) > 100 * TOLERANCE
     assert one[0]["total_loss"] == pytest.approx(one[0]["loop1/loss"] + one[0]["loop2/loss"], abs=1e-6)
@@ -104,8 +104,8 @@ def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(rank
         whole, resumed = (json.loads(Path(f"{run}.json").read_text()) for run in runs)
         assert len(whole["prompts"]) == 4
         assert resumed["prompts"] == whole["prompts"][3:], "the prompts of step 4, the second of epoch 1"
-        expected, found = ({k: v for k, v in one["logs"][-1].items() if k not in OWN} for one in (whole, resumed))
-        assert found == expected
+        expected, result = ({k: v for k, v in one["logs"][-1].items() if k not in OWN} for one in (whole, resumed))
+        assert result == expected
         assert_close(*(load_file(f"{run}.safetensors") for run in runs), 0)
         prompts_of_ranks.append(whole["prompts"])
     assert all(not set(one) & set(other) for one, other in zip(*prompts_of_ranks, strict=True)), "each rank has its own"
@@ -148,9 +148,9 @@ def test_only_the_first_rank_writes_checkpoints(ranks: Path) -> None:
 
 def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks: Path) -> None:
     """FSDP2 on the policy itself; accelerate ignores FSDP on CPUs, so the Trainer under it cannot be tested here."""
-    found = [json.loads((ranks / f"sharded_{rank}.json").read_text()) for rank in range(RANKS)]
-    assert sum(one["held"] for one in found) == pytest.approx(1, abs=1e-3), "each parameter lies on one rank"
-    for one in found:
+    result = [json.loads((ranks / f"sharded_{rank}.json").read_text()) for rank in range(RANKS)]
+    assert sum(one["held"] for one in result) == pytest.approx(1, abs=1e-3), "each parameter lies on one rank"
+    for one in result:
         assert one["held"] == pytest.approx(1 / RANKS, abs=0.02)
         assert len(one["gap"]) == 6, "log-probabilities, parameters and mask of two groups"
         assert max(one["gap"]) <= 1e-5
@@ -160,13 +160,13 @@ def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks
 
 def test_the_deepspeed_configuration_leaves_to_the_trainer_what_the_trainer_knows() -> None:
     """Sizes of buckets are numbers: transformers works `auto` out of a `config`, which the policy does not have."""
-    found = json.loads((ROOT / "scripts" / "deepspeed_zero2.json").read_text())
-    zero = found["zero_optimization"]
+    result = json.loads((ROOT / "scripts" / "deepspeed_zero2.json").read_text())
+    zero = result["zero_optimization"]
     assert zero["stage"] == 2
     assert all(isinstance(zero[name], int) for name in ("reduce_bucket_size", "allgather_bucket_size"))
-    assert "optimizer" not in found, "AdamW and schedule are the Trainer's"
+    assert "optimizer" not in result, "AdamW and schedule are the Trainer's"
     trainers = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    assert {found[name] for name in (*trainers, "gradient_clipping")} == {found["bf16"]["enabled"]} == {"auto"}
+    assert {result[name] for name in (*trainers, "gradient_clipping")} == {result["bf16"]["enabled"]} == {"auto"}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEN
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
 from rl_reward_network.grpo.image_features import FeatureCache
-from rl_reward_network.grpo.inputs import GRPOInputs, labelled_items, open_grpo_inputs
+from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.plan import RewardWeights
 from rl_reward_network.grpo.stage import run_grpo_stage
@@ -47,10 +47,10 @@ METRICS = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOInputs, Path]:
     """A run of one large step, so that the models differ."""
-    world = scenes(tmp_path_factory.mktemp("project"))
-    run = world.config.output_dir / "sa2va_grpo_1"
-    run_grpo_stage(world, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
-    return world, run
+    inputs = scenes(tmp_path_factory.mktemp("project"))
+    run = inputs.config.output_dir / "sa2va_grpo_1"
+    run_grpo_stage(inputs, changed(PLAN, max_steps=1, learning_rate=1e-2), run)
+    return inputs, run
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def evaluated(trained: tuple[GRPOInputs, Path]) -> tuple[BeforeAfter, Path]:
 @pytest.fixture(scope="module")
 def by_hand(trained: tuple[GRPOInputs, Path]) -> tuple[Measured, Measured, np.ndarray]:
     """Both models measured, and what the first draws from the captions of the second."""
-    world, run = trained
-    items = spread(world.pick("test"), ITEMS, world.config.seed)
+    inputs, run = trained
+    items = spread(inputs.pick("test"), ITEMS, inputs.config.seed)
     (first, processor), (second, _) = nano(), nano()
     load_trainable(second, run / "final_model" / "trainable")
     longest = SETTINGS["max_completion_length"]
@@ -99,12 +99,12 @@ def test_files_lie_in_a_folder_that_names_the_limit(
     result, page = evaluated
     assert page == trained[1] / "evaluation_2" / "report.html"
     assert sorted(path.name for path in page.parent.iterdir()) == ["eval.csv", "eval.json", "report.html"]
-    found = json.loads((page.parent / "eval.json").read_text())
-    assert found["items"] == ITEMS
-    assert {row["metric"]: row["gain"]["mean"] for row in found["rows"]} == {
+    actual = json.loads((page.parent / "eval.json").read_text())
+    assert actual["items"] == ITEMS
+    assert {row["metric"]: row["gain"]["mean"] for row in actual["rows"]} == {
         row.metric: row.gain.mean for row in result.rows
     }
-    about = found["config"]
+    about = actual["config"]
     assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (1, "test", "sa2va-nano", "grpo")
     assert about["LoRA"] == "rank 4, alpha 8"
     assert about["rewards"] == "iou 1, caption 1, loop2_caption 1, loop2_iou 1"
@@ -148,12 +148,12 @@ def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOInputs, P
 
 def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
     half = Sa2VAForConditionalGeneration.from_pretrained("sa2va-nano", dtype=torch.bfloat16)
-    found, _ = load_base("sa2va-nano", weights_fingerprint(half))
-    assert {p.dtype for p in found.parameters()} == {torch.float32}
+    actual, _ = load_base("sa2va-nano", weights_fingerprint(half))
+    assert {p.dtype for p in actual.parameters()} == {torch.float32}
     name = "model.language_model.layers.0.mlp.up_proj.weight"
-    torch.testing.assert_close(found.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
+    torch.testing.assert_close(actual.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
     exact, _ = load_sa2va_model("sa2va-nano")
-    assert not torch.equal(found.get_parameter(name), exact.get_parameter(name))
+    assert not torch.equal(actual.get_parameter(name), exact.get_parameter(name))
 
 
 def copied_run(run: Path, folder: Path) -> Path:
@@ -199,21 +199,21 @@ def test_of_a_run_that_was_cut_off_the_last_checkpoint_is_taken(
 def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
     trained: tuple[GRPOInputs, Path], tmp_path: Path
 ) -> None:
-    world, run = trained
+    inputs, run = trained
     moved = copied_run(run, tmp_path)
     for file in (moved / "config.json", moved / "final_model" / "config.json"):
         config = read_json(file)
         config["origin"]["settings"]["mask_policy"] = "candidates"
         file.write_text(json.dumps(config))
-    result, _ = run_grpo_evaluation(moved / "final_model", world.config.data_root, items=1)
+    result, _ = run_grpo_evaluation(moved / "final_model", inputs.config.data_root, items=1)
     assert result.config["mask policy"] == "candidates"
 
 
 def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
-    world = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
+    inputs = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0))
-    run_grpo_stage(world, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
+    run_grpo_stage(inputs, changed(plan, objective="supervised", mask_to_caption_weight=0.0, **ONE_STEP), run)
     (line,) = (json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines())
     assert line["loss/mask"] > 0
     assert "| rewards | none: true masks are learned" in (run / "final_model" / "README.md").read_text()
@@ -221,19 +221,19 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     shutil.copytree(data, bare)
     records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
     (bare / "annotations.json").write_text(json.dumps(records))
-    with pytest.raises(ValueError, match=r"objective supervised: none of the \d training items has a mask"):
-        labelled_items(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).items)
+    with pytest.raises(ValueError, match=r"objective supervised: none of the \d .*--reward_net"):
+        labelled_prompts(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).prompts)
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that a network pays is trained on images which that network has not seen, and keeps a copy of it."""
+    """A run with a reward network excludes the images that trained the network, and stores a copy of it."""
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "images"
-    world, network = open_grpo_inputs(RunConfig(data_root=data, gpu=-1)), network_of()
+    inputs, network = open_grpo_inputs(RunConfig(data_root=data, gpu=-1)), network_of()
     picked: list[tuple[str, ...]] = []
     real = GRPOInputs.pick
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: picked.append(names) or real(self, *names))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0, 1.0), reward_net=network.fingerprint)
-    run_grpo_stage(world, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
+    run_grpo_stage(inputs, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
     result, page = run_grpo_evaluation(run / "final_model")
     assert picked == [("policy",), ("test",)]
     config = read_json(run / "config.json")
@@ -243,7 +243,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert page == run / "evaluation" / "report.html", "no limit, no number"
     assert result.criterion == "dice"
     assert {row.metric for row in result.rows} == {"dice", "iou", "precision", "recall", "learned"}
-    items = world.pick("test")
+    items = inputs.pick("test")
     assert len(result.ids) == len(items)
     image, _ = items[0].load()
     shown: Any = next(one for one in result.shown if (one.image == image).all())

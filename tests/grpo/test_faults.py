@@ -52,16 +52,16 @@ OF_THIS_PROCESS = ("feature_cache_hits",)  # starts again with the process
 
 def numbers(run: Path, steps: int = 8) -> dict[str, Any]:
     """Everything that is learned or logged, to the last bit."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     last = run / f"checkpoint-{steps}"
     for name in (*TRAINED, "ema.safetensors"):
-        found[name] = {key: array.tobytes() for key, array in load_file(last / name).items()}
+        result[name] = {key: array.tobytes() for key, array in load_file(last / name).items()}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{k: v for k, v in line.items() if k not in OF_THIS_PROCESS} for line in lines]
+    result["metrics"] = [{k: v for k, v in line.items() if k not in OF_THIS_PROCESS} for line in lines]
     for name in TRAINED:
         final = load_file(run / "final_model" / name)
-        found[f"final {name}"] = {key: array.tobytes() for key, array in final.items()}
-    return found
+        result[f"final {name}"] = {key: array.tobytes() for key, array in final.items()}
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,8 @@ def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[s
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
     finished([*command, "--resume"], user, said)
-    found = numbers(run)
-    assert [name for name in expected if found[name] != expected[name]] == []
+    result = numbers(run)
+    assert [name for name in expected if result[name] != expected[name]] == []
 
 
 def test_two_ranks_killed_in_the_second_epoch_and_resumed(user: Path) -> None:
@@ -118,8 +118,8 @@ def test_two_ranks_killed_in_the_second_epoch_and_resumed(user: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     assert not (killed / "final_model").exists(), "it was over before it could be killed"
     finished([*command, str(killed), "--resume"], user, user / "said")
-    found = numbers(killed, 12)
-    assert [name for name in whole if found[name] != whole[name]] == []
+    result = numbers(killed, 12)
+    assert [name for name in whole if result[name] != whole[name]] == []
 
 
 def test_two_processes_cannot_train_in_one_folder(user: Path) -> None:

@@ -35,14 +35,14 @@ def assert_same(first: ImageFeatures, second: ImageFeatures) -> None:
 
 def test_features_are_those_of_both_encoders(parts: tuple[Any, Any]) -> None:
     model, processor = parts
-    (found,) = FeatureCache(model, processor).get(["a"], IMAGES[:1])
+    (result,) = FeatureCache(model, processor).get(["a"], IMAGES[:1])
     inputs = processor("<image>Where?", IMAGES[0])
     with torch.no_grad():
-        assert torch.equal(found.vision, model.model.get_vision_features(inputs["pixel_values"]))
-        for own, direct in zip(found.sam.maps, model.get_sam_features(inputs["sam_pixel_values"]).maps, strict=True):
+        assert torch.equal(result.vision, model.model.get_vision_features(inputs["pixel_values"]))
+        for own, direct in zip(result.sam.maps, model.get_sam_features(inputs["sam_pixel_values"]).maps, strict=True):
             assert torch.equal(own, direct)
-    assert not any(tensor.requires_grad for tensor in (found.vision, *found.sam.maps))
-    assert found.nbytes == sum(4 * tensor.numel() for tensor in (found.vision, *found.sam.maps))
+    assert not any(tensor.requires_grad for tensor in (result.vision, *result.sam.maps))
+    assert result.nbytes == sum(4 * tensor.numel() for tensor in (result.vision, *result.sam.maps))
 
 
 def test_encoding_leaves_the_model_in_the_mode_it_was_in(parts: tuple[Any, Any]) -> None:

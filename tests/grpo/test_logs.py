@@ -10,8 +10,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
+from rl_reward_network.evaluation.overlays import GREEN, ORANGE
 from rl_reward_network.grpo import logs as logs_file
-from rl_reward_network.grpo.logs import MADE, TRUTH, GRPOLogs, picture_row
+from rl_reward_network.grpo.logs import GRPOLogs, picture_row
 from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
@@ -49,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_number_is_a_curve_and_a_line(run: Path) -> None:
-    found, said = curves(run), lines(run)
+    result, said = curves(run), lines(run)
     wanted = OTHERS | {f"loop1/{name}" for name in LOOP | CAPTIONS} | {f"loop2/{name}" for name in LOOP | MASKS}
     wanted |= {
         f"{loop}/{kind}/{term}"
@@ -59,9 +60,9 @@ def test_every_number_is_a_curve_and_a_line(run: Path) -> None:
     }
     for line in said:
         assert set(line) == wanted | {"step"}
-    assert set(found.Tags()["scalars"]) == wanted
+    assert set(result.Tags()["scalars"]) == wanted
     for tag in wanted:
-        points = {point.step: point.value for point in found.Scalars(tag)}
+        points = {point.step: point.value for point in result.Scalars(tag)}
         assert points == pytest.approx({line["step"]: line[tag] for line in said}, rel=1e-6), tag
 
 
@@ -71,7 +72,7 @@ def test_a_resumed_run_has_no_step_twice(run: Path) -> None:
 
 
 def test_the_numbers_are_those_of_the_trainer(run: Path, tmp_path: Path) -> None:
-    """And a run that was cut off says the same as one that was not."""
+    """An interrupted and resumed run logs the same as an uninterrupted one."""
     own = train(tmp_path)
     history = [log for log in own.state.log_history if "total_loss" in log]
     for line, resumed, log in zip(lines(tmp_path), lines(run), history, strict=True):
@@ -81,16 +82,16 @@ def test_the_numbers_are_those_of_the_trainer(run: Path, tmp_path: Path) -> None
 
 
 def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
-    found = curves(run)
-    assert set(found.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
-    (shown, *_) = found.Images("loop2/samples")
+    result = curves(run)
+    assert set(result.Tags()["images"]) == {"loop1/samples", "loop2/samples"}
+    (shown, *_) = result.Images("loop2/samples")
     assert (shown.width, shown.height) == (2 * 192, 192), "one of each of the two groups"
-    tensors = found.Tags()["tensors"]
+    tensors = result.Tags()["tensors"]
     assert {tag for tag in tensors if "completions" in tag} == {
         "loop1/completions/text_summary",
         "loop2/completions/text_summary",
     }
-    text = found.Tensors("loop1/completions/text_summary")[0].tensor_proto.string_val[0].decode()
+    text = result.Tensors("loop1/completions/text_summary")[0].tensor_proto.string_val[0].decode()
     reference, said = text.split("\n\n")[0].split(" -> ")
     assert reference.startswith("a ")
     assert reference.endswith(".")
@@ -151,7 +152,7 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
     row = picture_row(own, [0, 1], side=64)
     assert row.shape == (64, 128, 3)
     assert row.dtype == np.uint8
-    for colour, corner in ((TRUTH, 7), (MADE, 39)):
+    for colour, corner in ((GREEN, 7), (ORANGE, 39)):
         painted = (row[:, :64] == colour).all(axis=2)
         assert painted[corner, corner + 1 : corner + 16].all(), "around the mask"
         assert painted.sum() < 80, "an outline, not an area"
@@ -159,7 +160,7 @@ def test_a_picture_shows_each_sample_with_its_outlines() -> None:
     assert (own["images"][0] == 90).all(), "the sample is not painted over"
     right = row[:, 64:]
     assert (right[:32] == 10).all()
-    assert (right[48:] > 200).any(), "the caption stands below"
+    assert (right[48:] > 200).any(), "the caption is below"
 
 
 def test_a_row_may_hold_one_picture() -> None:

@@ -54,7 +54,7 @@ def test_samples_have_the_distribution_and_follow_the_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_path: Path) -> None:
-    """The sign test, of loss and policy together: two actions, one rewarded and one punished; torch says how likely."""
+    """The sign of loss and policy together: of two actions, one is rewarded and one punished."""
     policy, width = MASK_POLICIES[name], torch.tensor(WIDTHS[name])
     start = parameters_of(name)
     actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Metrics of held-out items: those of plain predictions, put together by hand."""
+"""Metrics of held-out prompts, computed by hand from plain predictions."""
 
 from dataclasses import replace
 from typing import Any
@@ -53,8 +53,8 @@ def test_masks_of_phrases_are_compared_with_the_truth(parts: tuple[Any, Any], me
         assert (own != mask).mean() < 1e-4
         both, either = (own & truth).sum(), (own | truth).sum()
         assert measured.overlap[row].tolist() == [both, either]
-        found = {name: measured.values[name][row] for name in MASKED}
-        assert found == pytest.approx(
+        result = {name: measured.values[name][row] for name in MASKED}
+        assert result == pytest.approx(
             {
                 "iou": both / either,
                 "dice": 2 * both / (own.sum() + truth.sum()),
@@ -117,14 +117,14 @@ def test_tiles_make_batches_smaller(parts: tuple[Any, Any]) -> None:
 
 def test_masks_of_given_captions(parts: tuple[Any, Any]) -> None:
     said = ["a small green triangle.", "a large orange cross."]
-    found = iou_of_captions(parts[0], ITEMS, FeatureCache(*parts), said)
-    assert found.dtype == np.float64
+    result = iou_of_captions(parts[0], ITEMS, FeatureCache(*parts), said)
+    assert result.dtype == np.float64
     for row, item in enumerate(ITEMS):
         image, truth = item.load()
         assert truth is not None
         expected = overlap(drawn(parts, image, segment_question(said[row])), truth)
-        assert found[row] == pytest.approx(expected, abs=2e-3)
-    assert found[0] != pytest.approx(found[1])
+        assert result[row] == pytest.approx(expected, abs=2e-3)
+    assert result[0] != pytest.approx(result[1])
     assert iou_of_captions(parts[0], ITEMS, FeatureCache(*parts), ["", said[1]])[0] == 0.0, "nothing was said"
 
 
@@ -135,39 +135,39 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
         GRPOPrompt(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
         for name, mask in (("labelled", truth), ("bare", None))
     )
-    found = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
-    assert set(found.values) == MASKED
-    for name, values in found.values.items():
+    result = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
+    assert set(result.values) == MASKED
+    for name, values in result.values.items():
         assert 0 <= values[0] <= 1, name
         assert np.isnan(values[1]), name
-    assert found.captions == ["", ""]
-    assert found.overlap[1].tolist() == [0, 0]
-    assert found.phrase_ciou == pytest.approx(found.values["iou"][0])
-    assert all(mask is not None for mask in found.masks)
-    assert found.drawn == found.masks, "no caption to draw from"
+    assert result.captions == ["", ""]
+    assert result.overlap[1].tolist() == [0, 0]
+    assert result.phrase_ciou == pytest.approx(result.values["iou"][0])
+    assert all(mask is not None for mask in result.masks)
+    assert result.drawn == result.masks, "no caption to draw from"
 
 
 def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None:
     """Here the question is about another object than the region; and where nothing is drawn, nothing can be said."""
     other, silent = (replace(ITEMS[0], question=text) for text in (regions()[7].question, "Describe the image."))
-    found = measure(parts[0], [other, silent], FeatureCache(*parts), LONGEST)
+    result = measure(parts[0], [other, silent], FeatureCache(*parts), LONGEST)
     image, _ = other.load()
     again = predict(*parts, image, DESCRIBE, drawn(parts, image, other.question))["prediction"]
-    assert again != found.captions[0]
+    assert again != result.captions[0]
     expected = meteor([again], [other.caption], normalise=True)[0]
-    assert found.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
-    assert found.captions[1] == found.captions[0]
-    assert found.values["meteor"][1] > expected
+    assert result.values["cycle_meteor"].tolist() == pytest.approx([expected, 0.0])
+    assert result.captions[1] == result.captions[0]
+    assert result.values["meteor"][1] > expected
 
 
 def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
     image, truth = ITEMS[0].load()
     assert truth is not None
     silent = GRPOPrompt("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
-    found = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
-    assert found.masks == [None]
-    assert {name: values.tolist() for name, values in found.values.items()} == {name: [0.0] for name in MASKED}
-    assert found.overlap.tolist() == [[0, truth.sum()]]
+    result = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
+    assert result.masks == [None]
+    assert {name: values.tolist() for name, values in result.values.items()} == {name: [0.0] for name in MASKED}
+    assert result.overlap.tolist() == [[0, truth.sum()]]
 
 
 def test_ciou_sums_pixels_before_it_divides() -> None:

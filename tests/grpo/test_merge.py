@@ -38,15 +38,15 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
     model, _ = nano(plan.lora_r)
     shake(model, SCALE)
     split = Split({"reward": ("a",), "policy": ("b",), "val": ("c",), "test": ("d",)}, 0, "ab" * 32)
-    world = GRPOInputs(
+    inputs = GRPOInputs(
         RunConfig(seed=7), RegionConfig(), "regions", "rendered regions, 3 images", list(regions()), split
     )
     base, _ = load_sa2va_model("sa2va-nano")
     config = {
         "stage": STAGE,
-        "origin": describe(world, plan, weights_fingerprint(base)),
+        "origin": describe(inputs, plan, weights_fingerprint(base)),
         "world": {"model_path": model_path, "max_dynamic_patch": 1},
-        "data": world.summary,
+        "data": inputs.summary,
         "meteor_variant": "exact+stem",
         "steps": 120,
         "commit": "0123abc",
@@ -151,13 +151,13 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
     after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6]), "meteor": np.array([0.7, 0.7, 0.7, 0.6])}
     rows = compare_models(before, after, ["a", "b", "c", "d"])
     ids = (("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"))
-    found = BeforeAfter(
+    result = BeforeAfter(
         rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {"METEOR": "full"}
     )
-    write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(found))
+    write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(result))
     merge_run(tmp_path / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()
-    assert f"\n{found.verdict.sentence} Means over groups of 4 test items" in card
+    assert f"\n{result.verdict.sentence} Means over groups of 4 test items" in card
     assert "| IoU of mask' | 0.500 [" in card
     assert "| METEOR (full) | 0.700 [" in card
     assert "| +0.100 [+0.100, +0.100] |" in card
@@ -180,10 +180,10 @@ def test_no_path_of_this_machine_is_in_the_card(tmp_path: Path) -> None:
 
 
 def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: not what a GRPO run has trained; name outputs/sa2va_grpo_"):
+    with pytest.raises(ValueError, match=r"nowhere: .*GRPO run.*name outputs/sa2va_grpo_"):
         merge_run(tmp_path / "nowhere", tmp_path / "mine")
     write_json(tmp_path / "policy" / "final_model" / "config.json", {"stage": "policy"})
-    with pytest.raises(ValueError, match="final_model: not what a GRPO run has trained"):
+    with pytest.raises(ValueError, match=r"final_model: .*GRPO run"):
         merge_run(tmp_path / "policy" / "final_model", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
@@ -191,14 +191,14 @@ def test_what_is_no_grpo_run_is_refused(tmp_path: Path) -> None:
 def test_an_output_that_exists_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep")
-    with pytest.raises(ValueError, match=r"output .*mine exists; give a new folder"):
+    with pytest.raises(ValueError, match=r"output .*mine exists"):
         merge_run(tmp_path / "run", tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
 def test_another_base_model_and_a_broken_run_are_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
     write_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="these are other weights than in training; give --base_model"):
+    with pytest.raises(ValueError, match="other weights than in training; give --base_model"):
         merge_run(tmp_path / "run", tmp_path / "mine", str(tiny_checkpoint))
     file = tmp_path / "run" / "final_model" / "trainable" / "trainable.safetensors"
     state = load_file(file)

@@ -67,11 +67,11 @@ def test_presets_are_overridden_by_the_user(
     mode: Any, embedded: bool, given: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     settings = with_preset(GRPOSettings(**given), mode, embedded)
-    found = (
+    result = (
         *(settings.per_device_train_batch_size, settings.learning_rate, settings.max_completion_length),
         *(settings.max_steps, settings.num_train_epochs, settings.logging_steps),
     )
-    assert found == expected
+    assert result == expected
     assert {name for name, value in asdict(settings).items() if value is None} == DATA_DEPEND | MAY_BE_NONE
 
 

@@ -136,7 +136,7 @@ def test_frozen_tensors_that_changed_are_a_bug_and_still_ones_are_named() -> Non
     after = before | dict.fromkeys(names, "4")
     assert check_movement(before, after, names) == []
     assert check_movement(before, after | {"fcs": "3", "q.lora_A": "3"}, names) == ["q.lora_A", "fcs"]
-    with pytest.raises(ValueError, match=r"1 frozen tensors changed in training, first \['tower\.b'\]; this is a bug"):
+    with pytest.raises(ValueError, match=r"1 frozen tensors changed.*\['tower\.b'\]"):
         check_movement(before, after | {"tower.b": "5"}, names)
 
 
@@ -153,14 +153,14 @@ def test_what_did_not_move_has_a_reason() -> None:
 
 def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path: Path) -> None:
     """Of 85 regions under the lamp each candidate is chosen for some; one item shows only one of them."""
-    found = []
+    result = []
     for number, item in enumerate(prompts_by_candidate(regions(9))):
         model, processor = nano()
         trainer = Sa2VAGRPOTrainer(
             model, processor, config(tmp_path / str(number), mask_policy="bernoulli"), regions(), rewards()
         )
-        found.append(freeze_unreached(trainer, [item]))
-    assert len(found) == 3, "items for which each of the three candidates is chosen"
-    assert found[0] == found[1] == found[2]
+        result.append(freeze_unreached(trainer, [item]))
+    assert len(result) == 3, "items for which each of the three candidates is chosen"
+    assert result[0] == result[1] == result[2]
     heads = {name for name in trained(model) if CANDIDATE_HEADS in name}
     assert {name.split(CANDIDATE_HEADS)[1][0] for name in heads} == {"1", "2", "3"}

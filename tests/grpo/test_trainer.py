@@ -209,13 +209,13 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
 
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr(trainer.rollout_generator, "generate_and_score", full)
-    with pytest.raises(ValueError, match=r"step 1: out of GPU memory in rollouts; lower .*num_mask_generations"):
+    with pytest.raises(ValueError, match=r"step 1: .*GPU memory in rollouts; .*num_mask_generations"):
         trainer.train()
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr(trainer.model, "forward", full)
     from_references = lambda self, prompts, number: self.groups_from_references(prompts)  # noqa: E731
     monkeypatch.setattr(type(trainer), "_generate_and_score", from_references)
-    with pytest.raises(ValueError, match=r"step 1: out of GPU memory in the loss; lower .*num_generations"):
+    with pytest.raises(ValueError, match=r"step 1: .*GPU memory in the loss; .*num_generations"):
         trainer.train()
 
 

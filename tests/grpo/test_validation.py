@@ -11,7 +11,7 @@ import torch
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.measure import Measured
-from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback, mean_score
+from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback, scores
 from tests.grpo.nano import make_trainer, regions
 
 
@@ -49,7 +49,7 @@ def curve(monkeypatch: pytest.MonkeyPatch, proxy: list[float], gold: list[float]
         return Measured({"dice": np.array([now["gold"]])}, [""], [None], [None], np.zeros((1, 2), dtype=np.int64))
 
     monkeypatch.setattr(validation_file, "measure", measured)
-    monkeypatch.setattr(validation_file, "mean_score", lambda *_: now["proxy"])
+    monkeypatch.setattr(validation_file, "scores", lambda *_: np.array([now["proxy"]]))
 
 
 def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
     half = np.zeros((256, 256), dtype=bool)
     half[:128] = True
     measured = Measured({}, [""] * 2, [to_rle(half), None], [None, None], np.zeros((2, 2), dtype=np.int64))
-    assert mean_score(Likes(), [item, item], measured) == pytest.approx(0.25)
+    assert scores(Likes(), [item, item], measured).tolist() == pytest.approx([0.5, 0])
 
 
 def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path) -> None:

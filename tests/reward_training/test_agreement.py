@@ -35,37 +35,37 @@ def example(seed):
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     examples = [example(seed) for seed in range(4)]
     return measure_agreement(
         KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.linspace(0, 1, len(masks)), 0.6, 5, [0]
     )
 
 
-def test_every_source_has_every_row(found):
-    assert tuple(found["tables"]) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
-    assert found["masks"] == {SEGMENTER: 8, SEEN: 20, UNSEEN: 20, RIDGE: 24}
-    for rows in found["tables"].values():
+def test_every_source_has_every_row(result):
+    assert tuple(result["tables"]) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
+    assert result["masks"] == {SEGMENTER: 8, SEEN: 20, UNSEEN: 20, RIDGE: 24}
+    for rows in result["tables"].values():
         assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
         assert rows[MEAN]["pearson"] is None
 
 
-def test_a_network_that_knows_the_truth_is_found_to_know_it(found):
-    for rows in found["tables"].values():
+def test_a_network_that_knows_the_truth_is_found_to_know_it(result):
+    for rows in result["tables"].values():
         assert rows[NETWORK]["mae"] < 0.01
         assert rows[MEMBER]["mae"] < 0.005
         assert rows[NETWORK]["mae"] < min(rows[POOLED]["mae"], rows[MEAN]["mae"])
-    assert found["own_dice"] == 1
-    assert found["ascent"]["raised"] == 1
-    assert found["ascent"]["dice_after"] > 0.99 > found["ascent"]["dice_before"]
+    assert result["own_dice"] == 1
+    assert result["ascent"]["raised"] == 1
+    assert result["ascent"]["dice_after"] > 0.99 > result["ascent"]["dice_before"]
 
 
 def test_the_reward_is_held_against_what_it_is_made_of():
     config = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0))
     wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
-    found = measure_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
+    result = measure_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
     share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3
-    row = found["tables"][SEGMENTER][CAUTIOUS]
+    row = result["tables"][SEGMENTER][CAUTIOUS]
     assert row["mae"] < 0.01
     assert 0.1 < share < 0.2
 
@@ -79,8 +79,8 @@ def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
     assert _ascent(np.ones(2), np.ones(2))["raised"] is None
 
 
-def test_coverage_of_all_masks_is_that_of_the_sources_together(found):
-    shares, counts = found["coverage"], found["masks"]
+def test_coverage_of_all_masks_is_that_of_the_sources_together(result):
+    shares, counts = result["coverage"], result["masks"]
     expected = sum(shares[source] * counts[source] for source in SOURCES) / sum(counts.values())
     assert shares["all masks"] == pytest.approx(expected)
 

@@ -24,10 +24,10 @@ def test_it_learns_what_one_mask_per_image_can_teach(monkeypatch):
     examples = [bars(width, seed) for seed, width in enumerate([2, 5, 10, 15, 20, 30, 35, 40] * 2)]
     predict = train_pooled_cnn(examples, 0)
     again = train_pooled_cnn(examples, 0)
-    found = np.array([predict(e.image, e.masks)[0] for e in examples])
+    result = np.array([predict(e.image, e.masks)[0] for e in examples])
     true = np.array([2 * w / (w + 40) for w in [2, 5, 10, 15, 20, 30, 35, 40] * 2])
-    assert np.corrcoef(found, true)[0, 1] > 0.9
-    assert np.array_equal(found, [again(e.image, e.masks)[0] for e in examples])
+    assert np.corrcoef(result, true)[0, 1] > 0.9
+    assert np.array_equal(result, [again(e.image, e.masks)[0] for e in examples])
 
 
 def test_images_of_any_size_and_many_masks():

@@ -104,11 +104,11 @@ def test_balance_makes_rare_dice_as_likely_as_common_ones():
 
 def test_sources_of_a_test_image():
     example = tree_of(size=(96, 96))
-    found = source_masks(example, np.random.default_rng(0), 4)
-    assert tuple(found) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
-    assert {name: len(stack) for name, stack in found.items()} == {SEGMENTER: 3, SEEN: 4, UNSEEN: 4, RIDGE: 6}
-    assert all(stack.dtype == bool and stack.shape[1:] == (96, 96) for stack in found.values())
-    assert (true_dice(found[UNSEEN], example.truth) < 1).all()
+    result = source_masks(example, np.random.default_rng(0), 4)
+    assert tuple(result) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
+    assert {name: len(stack) for name, stack in result.items()} == {SEGMENTER: 3, SEEN: 4, UNSEEN: 4, RIDGE: 6}
+    assert all(stack.dtype == bool and stack.shape[1:] == (96, 96) for stack in result.values())
+    assert (true_dice(result[UNSEEN], example.truth) < 1).all()
     assert tuple(source_masks(example, np.random.default_rng(0), 4, (SEEN,))) == (SEEN,)
 
 

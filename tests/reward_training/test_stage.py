@@ -1,4 +1,4 @@
-"""Which reward network a run may use: its own kind, finished, and never one that knows the patients it will judge."""
+"""Step 1 as a whole, the search for a reward network of the same settings, and the check of its patients."""
 
 import json
 import shutil
@@ -28,95 +28,95 @@ from tests.conftest import write_tiny_data
 
 
 @pytest.fixture(scope="module")
-def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     folder = tmp_path_factory.mktemp("world")
     data = write_tiny_data(folder / "data", size=64)
     return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
 
 
-def plan_of(world: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPlan:
-    plan = reward_plan(world.config, mode, steps, members=1)
+def plan_of(inputs: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPlan:
+    plan = reward_plan(inputs.config, mode, steps, members=1)
     return plan._replace(config=replace(plan.config, window=64, masks=6, masks_per_window=3))
 
 
 @pytest.fixture(scope="module")
-def trained(world: RunInputs) -> Path:
-    run = world.config.output_dir / "reward_net_20260101_000000"
-    run_reward_stage(world, plan_of(world), run)
+def trained(inputs: RunInputs) -> Path:
+    run = inputs.config.output_dir / "reward_net_20260101_000000"
+    run_reward_stage(inputs, plan_of(inputs), run)
     return run
 
 
-def test_a_run_finds_the_network_it_would_train_again_and_no_other(world: RunInputs, trained: Path) -> None:
-    assert find_reward_network(world, plan_of(world)) == trained / "best_reward_net"
-    assert find_reward_network(world, plan_of(world, steps=3)) is None, "other steps"
-    assert find_reward_network(world, plan_of(world, "full")) is None, "full never uses quick"
-    assert find_reward_network(world, reward_plan(world.config, "quick", 2, members=2)) is None, "other members"
-    assert find_reward_network(world, reward_plan(world.config, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, (
+def test_a_run_finds_the_network_it_would_train_again_and_no_other(inputs: RunInputs, trained: Path) -> None:
+    assert find_reward_network(inputs, plan_of(inputs)) == trained / "best_reward_net"
+    assert find_reward_network(inputs, plan_of(inputs, steps=3)) is None, "other steps"
+    assert find_reward_network(inputs, plan_of(inputs, "full")) is None, "full never uses quick"
+    assert find_reward_network(inputs, reward_plan(inputs.config, "quick", 2, members=2)) is None, "other members"
+    assert find_reward_network(inputs, reward_plan(inputs.config, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, (
         "other score"
     )
     for change in (
         {"prompts": ("a", "b")},
-        {"split": replace(world.split, seed=1)},
-        {"split": replace(world.split, fingerprint="x")},
-        {"segmenter": replace(world.segmenter, fingerprint="x")},
+        {"split": replace(inputs.split, seed=1)},
+        {"split": replace(inputs.split, fingerprint="x")},
+        {"segmenter": replace(inputs.segmenter, fingerprint="x")},
     ):
-        assert find_reward_network(replace(world, **change), plan_of(world)) is None, change
+        assert find_reward_network(replace(inputs, **change), plan_of(inputs)) is None, change
 
 
-def test_another_seed_may_use_it_unless_its_own_is_asked_for(world: RunInputs, trained: Path) -> None:
-    other = replace(world, config=replace(world.config, seed=5))
+def test_another_seed_may_use_it_unless_its_own_is_asked_for(inputs: RunInputs, trained: Path) -> None:
+    other = replace(inputs, config=replace(inputs.config, seed=5))
     assert find_reward_network(other, plan_of(other)) == trained / "best_reward_net"
     assert find_reward_network(other, plan_of(other), seed=5) is None
-    assert find_reward_network(world, plan_of(world), seed=0) == trained / "best_reward_net"
+    assert find_reward_network(inputs, plan_of(inputs), seed=0) == trained / "best_reward_net"
 
 
-def test_unfinished_and_damaged_networks_are_passed_over(world: RunInputs, trained: Path, tmp_path: Path) -> None:
-    elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
+def test_unfinished_and_damaged_networks_are_passed_over(inputs: RunInputs, trained: Path, tmp_path: Path) -> None:
+    elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
     copy = tmp_path / "reward_net_1"
     shutil.copytree(trained, copy)
-    assert find_reward_network(elsewhere, plan_of(world)) == copy / "best_reward_net"
+    assert find_reward_network(elsewhere, plan_of(inputs)) == copy / "best_reward_net"
     (copy / "best_reward_net" / "model.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="passed over"):
-        assert find_reward_network(elsewhere, plan_of(world)) is None
+        assert find_reward_network(elsewhere, plan_of(inputs)) is None
     shutil.rmtree(copy)
     shutil.copytree(trained, copy)
     (copy / "agreement.json").unlink()  # written last: training was cut off
-    assert find_reward_network(elsewhere, plan_of(world)) is None
+    assert find_reward_network(elsewhere, plan_of(inputs)) is None
 
 
 def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
-    world: RunInputs, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: RunInputs, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
+    elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
     cut_off = tmp_path / "reward_net_1"
     with monkeypatch.context() as patch:
         patch.setattr(reward_stage, "calibrated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            run_reward_stage(elsewhere, plan_of(world), cut_off)
+            run_reward_stage(elsewhere, plan_of(inputs), cut_off)
     assert not (cut_off / "best_reward_net").exists()
-    assert find_unfinished(elsewhere, plan_of(world)) == cut_off
+    assert find_unfinished(elsewhere, plan_of(inputs)) == cut_off
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", lambda *_: pytest.fail("trained again what was trained"))
-        run_reward_stage(elsewhere, plan_of(world), cut_off)
+        run_reward_stage(elsewhere, plan_of(inputs), cut_off)
     weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, cut_off)]
     assert weights[0] == weights[1]
     agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
-    seconds = [found.pop("seconds") for found in agreements]
+    seconds = [result.pop("seconds") for result in agreements]
     assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
-    assert [found.pop("resumed") for found in agreements] == [False, True]
-    banks = [found.pop("bank") for found in agreements]
+    assert [result.pop("resumed") for result in agreements] == [False, True]
+    banks = [result.pop("bank") for result in agreements]
     assert banks[0] == banks[1] == {"computed": 66, "reused": 0}, "of 6 images and 11 prompts, once for both runs"
     assert agreements[0] == agreements[1]
-    assert find_unfinished(elsewhere, plan_of(world)) is None
+    assert find_unfinished(elsewhere, plan_of(inputs)) is None
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(world: RunInputs, trained: Path, tmp_path: Path) -> None:
-    elsewhere = replace(world, config=replace(world.config, output_dir=tmp_path))
+def test_a_run_of_other_settings_is_not_gone_on_with(inputs: RunInputs, trained: Path, tmp_path: Path) -> None:
+    elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
     shutil.copytree(trained, tmp_path / "reward_net_1")
     (tmp_path / "reward_net_1/agreement.json").unlink()
-    assert find_unfinished(elsewhere, plan_of(world)).name == "reward_net_1"
+    assert find_unfinished(elsewhere, plan_of(inputs)).name == "reward_net_1"
     other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
-    for where, plan in ((elsewhere, plan_of(world, steps=3)), (other_seed, plan_of(other_seed))):
+    for where, plan in ((elsewhere, plan_of(inputs, steps=3)), (other_seed, plan_of(other_seed))):
         assert find_unfinished(where, plan) is None
 
 
@@ -133,28 +133,28 @@ def test_a_run_of_other_settings_is_not_gone_on_with(world: RunInputs, trained: 
     ],
 )
 def test_no_patient_is_judged_by_a_network_that_knows_it(
-    world: RunInputs, field: str, split: str, refused: bool
+    inputs: RunInputs, field: str, split: str, refused: bool
 ) -> None:
-    info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [world.split.groups[split][0]]}
+    info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [inputs.split.groups[split][0]]}
     network = RewardNetwork(training_info=info)
     if refused:
-        with pytest.raises(ValueError, match=f"on 1 patients of the {split} split"):
-            check_no_leak(world.split, network, Path("net"))
+        with pytest.raises(ValueError, match=f"1 patients of the {split} split"):
+            check_no_leak(inputs.split, network, Path("net"))
     else:
-        check_no_leak(world.split, network, Path("net"))
+        check_no_leak(inputs.split, network, Path("net"))
 
 
-def test_a_network_that_does_not_say_is_refused(world: RunInputs) -> None:
-    with pytest.raises(ValueError, match="does not say which patients"):
-        check_no_leak(world.split, RewardNetwork(), Path("net"))
+def test_a_network_that_does_not_say_is_refused(inputs: RunInputs) -> None:
+    with pytest.raises(ValueError, match="groups is missing"):
+        check_no_leak(inputs.split, RewardNetwork(), Path("net"))
 
 
-def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: RunInputs, trained: Path) -> None:
-    found = read_json(trained / "agreement.json")
-    assert list(found["tables"]) == list(SOURCES)
-    assert all(0 <= row["mae"] <= 1 for rows in found["tables"].values() for row in rows.values())
-    picked = world.pick("reward", 50, labelled=True)
-    assert found["used"]["reward"] == {
+def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs, trained: Path) -> None:
+    result = read_json(trained / "agreement.json")
+    assert list(result["tables"]) == list(SOURCES)
+    assert all(0 <= row["mae"] <= 1 for rows in result["tables"].values() for row in rows.values())
+    picked = inputs.pick("reward", 50, labelled=True)
+    assert result["used"]["reward"] == {
         "images": len(picked),
         "patients": len({sample.group_id for sample in picked}),
         "series": len({sample.series_id for sample in picked}),
@@ -164,8 +164,8 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(world: RunInputs,
         *("metrics.jsonl", "sheet.png", "split.json"),
     }
     info = RewardNetwork.from_pretrained(trained / "best_reward_net").training_info
-    assert set(info["train_groups"]) <= set(world.split.groups["reward"])
-    assert set(info["val_groups"]) <= set(world.split.groups["val"])
+    assert set(info["train_groups"]) <= set(inputs.split.groups["reward"])
+    assert set(info["val_groups"]) <= set(inputs.split.groups["val"])
 
 
 def test_several_kinds_of_object_in_one_folder_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_several_kinds_of_object_in_one_folder_are_refused(tiny_checkpoint: Path
         open_inputs(RunConfig(str(tiny_checkpoint), data))
 
 
-def test_labelled_images_are_picked_first(world: RunInputs) -> None:
-    unlabelled = [replace(sample, mask_parts=None) for sample in world.samples[:4]]
+def test_labelled_images_are_picked_first(inputs: RunInputs) -> None:
+    unlabelled = [replace(sample, mask_parts=None) for sample in inputs.samples[:4]]
     mixed = replace(
-        world,
-        samples=unlabelled + world.samples[4:],
+        inputs,
+        samples=unlabelled + inputs.samples[4:],
         split=replace(
-            world.split,
-            groups={"policy": tuple(sample.group_id for sample in world.samples), "reward": (), "val": (), "test": ()},
+            inputs.split,
+            groups={"policy": tuple(sample.group_id for sample in inputs.samples), "reward": (), "val": (), "test": ()},
         ),
     )
     assert all(sample.labelled for sample in mixed.pick("policy", 4))
@@ -192,8 +192,8 @@ def test_labelled_images_are_picked_first(world: RunInputs) -> None:
     assert len(mixed.pick("policy", 6, labelled=True)) == 4
 
 
-def test_a_run_that_is_still_going_is_not_taken_over(world: RunInputs, trained: Path) -> None:
-    with only_here(trained), pytest.raises(ValueError, match="another process is working on this run"):
-        run_reward_stage(world, plan_of(world), trained)
+def test_a_run_that_is_still_going_is_not_taken_over(inputs: RunInputs, trained: Path) -> None:
+    with only_here(trained), pytest.raises(ValueError, match="another process"):
+        run_reward_stage(inputs, plan_of(inputs), trained)
     with only_here(trained):
         pass  # free again

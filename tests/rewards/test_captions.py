@@ -106,7 +106,7 @@ def test_bad_input(predictions: list[str], references: list[str], message: str) 
 
 def test_nltk_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk.translate", None)
-    with pytest.raises(ValueError, match="METEOR needs the package nltk: pip install"):
+    with pytest.raises(ValueError, match="package nltk: pip install"):
         meteor(["vessel"], ["vessel"])
 
 
@@ -139,5 +139,5 @@ def test_a_wordnet_that_cannot_be_read(
         place.rmdir()
         place.with_suffix(".zip").write_bytes(b"not a zip")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    with pytest.raises(ValueError, match=r"corpora/wordnet in one of .*: NLTK cannot read it \(\w+\); delete it"):
+    with pytest.raises(ValueError, match=r"corpora/wordnet .*cannot read it \(\w+\); delete"):
         meteor_variant()

@@ -27,7 +27,7 @@ def test_overlap_rewards() -> None:
 
 
 class Judge:
-    """Scores what it knows, and counts what became of the rest."""
+    """A judge with given scores and a counter of notes."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -28,21 +28,21 @@ class BrightIsObject(RewardNetwork):
 
 def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_range():
     network = BrightIsObject(SMALL)
-    found = predict_mask_quality(network, IMAGE, MASKS)
+    result = predict_mask_quality(network, IMAGE, MASKS)
     maps = network.foreground_probs(torch.from_numpy(IMAGE.transpose(2, 0, 1)[None] / 255).float())
     expected = torch.stack(
         [soft_overlap(torch.from_numpy(MASKS)[:, None], truth) for truth in maps], dim=1
     )  # (4, K, P)
-    np.testing.assert_allclose(found["members"], expected.permute(2, 1, 0), rtol=1e-4)
-    np.testing.assert_allclose(found["dice"], expected[0].mean(dim=0), rtol=1e-4)
-    np.testing.assert_allclose(found["score"], found["dice"] - 0.5 * found["spread"], rtol=1e-4)
-    assert {name: (column.dtype, column.shape) for name, column in found.items()} == {
+    np.testing.assert_allclose(result["members"], expected.permute(2, 1, 0), rtol=1e-4)
+    np.testing.assert_allclose(result["dice"], expected[0].mean(dim=0), rtol=1e-4)
+    np.testing.assert_allclose(result["score"], result["dice"] - 0.5 * result["spread"], rtol=1e-4)
+    assert {name: (column.dtype, column.shape) for name, column in result.items()} == {
         "score": (np.float32, (5,)),
         "dice": (np.float32, (5,)),
         "spread": (np.float32, (5,)),
         "members": (np.float32, (5, 2, 4)),
     }
-    assert np.array_equal(score_masks(network, IMAGE, MASKS), found["score"])
+    assert np.array_equal(score_masks(network, IMAGE, MASKS), result["score"])
 
 
 def test_masks_in_parts_equal_masks_at_once_and_the_network_runs_once_per_image(monkeypatch):

@@ -1,1 +1,1 @@
-"""From the rollouts of a micro-batch to one number, the loss."""
+"""The loss of the rollouts of a micro-batch."""

@@ -20,7 +20,7 @@ class LoopWeights:
 
     Args:
         configured: loop -> weight from the settings.
-        adaptive: whether the weights follow the gradients; otherwise they are constant.
+        adaptive: whether the weights depend on the gradients; otherwise they are constant.
     """
 
     def __init__(self, configured: Mapping[str, float], adaptive: bool) -> None:

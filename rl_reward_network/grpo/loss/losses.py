@@ -15,7 +15,7 @@ from rl_reward_network.grpo.settings import Level, LossType
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What turns log-probabilities and advantages into a loss; fields are TRL's.
+    """Hyperparameters of the loss; fields are TRL's.
 
     Args:
         loss_type: how token losses are averaged; see `aggregate`.
@@ -23,7 +23,7 @@ class LossSettings:
         epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
         beta: weight of the KL to the reference.
         entropy_coef: weight of the entropy bonus.
-        max_completion_length: tokens; what dr_grpo divides by.
+        max_completion_length: tokens; dr_grpo divides by it.
     """
 
     loss_type: LossType = "dapo"
@@ -37,7 +37,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class LossParts:
-    """The loss, differentiable, and what it is made of, detached scalars.
+    """The loss, differentiable, and its parts, detached scalars.
 
     Args:
         loss: policy + beta * KL - entropy bonus.
@@ -70,11 +70,11 @@ def grpo_loss(
         log_probs: float (N, T), of the sampled tokens, with gradient.
         advantages: float (N,).
         mask: (N, T), 1 on tokens that count.
-        settings: see there.
-        old_log_probs: (N, T) when they were sampled; None is now, the ratio is then exactly 1.
+        settings: hyperparameters.
+        old_log_probs: (N, T), of the policy that sampled them; with None the ratio is exactly 1.
         ref_log_probs: (N, T) of the reference; needed when beta is not 0.
         entropies: (N, T); needed when entropy_coef is not 0.
-        num_items: tokens of the whole optimisation step per process, what dapo divides by; None counts `mask`.
+        num_items: tokens of the whole optimisation step per process, the divisor of dapo; None counts `mask`.
     """
     mask = mask.to(log_probs.dtype)
     old = log_probs.detach() if old_log_probs is None else old_log_probs
@@ -114,7 +114,7 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
 
 
 def aggregate(per_token: Tensor, mask: Tensor, settings: LossSettings, num_items: Tensor | float | None) -> Tensor:
-    """One number from token losses (N, T).
+    """Average token losses (N, T) to a scalar.
 
     grpo: mean over each completion's tokens, then over completions. bnpo: mean over the batch's tokens. dapo: sum over
     tokens / tokens of the whole step. dr_grpo: sum over tokens / (N x longest completion allowed).

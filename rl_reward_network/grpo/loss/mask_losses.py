@@ -14,10 +14,11 @@ from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.rewards.learned import image_tensor
 
 GroupMasks = Sequence[tuple[RolloutGroup, Tensor]]  # with logits (h, w)
 CACHE_BYTES = 2 * 2**30  # of main memory, for the reward network's predictions of images
-FINER = 2  # masks are compared on a grid finer than the decoder's by this factor, or thin objects have no cell
+FINER = 2  # factor by which the grid of the mask losses is finer than the decoder's: thin objects need cells
 
 
 class PathwiseReward:
@@ -39,17 +40,16 @@ class PathwiseReward:
     def _score(self, group: RolloutGroup, logits: Tensor) -> Tensor:
         assert group.image is not None
         mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.network.mask_quality(mask, self._maps(group.image_id, group.image).to(mask.device)).score
+        probs = self._foreground_probs(group.image_id, group.image).to(mask.device)
+        score: Tensor = self.network.mask_quality(mask, probs).score
         return score.mean()
 
     @torch.no_grad()
-    def _maps(self, image_id: str, image: np.ndarray) -> Tensor:
+    def _foreground_probs(self, image_id: str, image: np.ndarray) -> Tensor:
         """The network's foreground probabilities of an image, cached."""
         if image_id not in self.cache:
-            device = next(self.network.parameters()).device
-            picture = torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
-            self.cache[image_id] = self.network.foreground_probs(picture).cpu()
-            while sum(maps.nbytes for maps in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
+            self.cache[image_id] = self.network.foreground_probs(image_tensor(self.network, image)).cpu()
+            while sum(probs.nbytes for probs in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
                 self.cache.popitem(last=False)
         return self.cache[image_id]
 
@@ -73,7 +73,7 @@ def direct_mask_loss(
 
 
 def supervised_mask_losses(masks: GroupMasks) -> Tensor:
-    """float32 (N,): cross-entropy and Dice of Sa2VA's own training recipe, for N groups with a true mask.
+    """float32 (N,): cross-entropy and Dice of Sa2VA's training recipe, for N groups with a true mask.
 
     Raises:
         ValueError: no group has a true mask.

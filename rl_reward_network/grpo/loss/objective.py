@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 
 Pairs = Sequence[tuple[RolloutGroup, GroupOutput]]
+Value = TypeVar("Value")
 
 
 class StepCounts(NamedTuple):
@@ -45,7 +46,7 @@ def loop_losses(
 def loss_metrics(losses: Mapping[str, LossParts], rewarded_loops: Sequence[str]) -> dict[str, float]:
     """The parts of the losses by tag; loop 2 has no entropy.
 
-    A rewarded loop that no group takes part in has a loss of 0: the mean of its curve must not leave the step out.
+    The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
     """
     values: dict[str, float] = {}
     for loop, parts in losses.items():
@@ -98,9 +99,7 @@ def _mask_log_probs(pairs: Pairs, policy: MaskPolicy) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N, 1) of all actions, now and when they were sampled."""
     log_probs, old_log_probs = [], []
     for group, output in pairs:
-        parameters, width, actions = (
-            _required(value) for value in (output.parameters, group.action_width, group.actions)
-        )
+        parameters, width, actions = map(_required, (output.parameters, group.action_width, group.actions))
         old = parameters.detach() if group.old_output is None else _required(group.old_output.parameters)
         log_probs.append(policy.log_prob(parameters, width, actions))
         old_log_probs.append(policy.log_prob(old, width, actions))
@@ -111,15 +110,15 @@ def _mask_kl(pairs: Pairs, policy: MaskPolicy) -> Tensor:
     """Mean over groups of KL(policy || reference)."""
     divergences = []
     for group, output in pairs:
-        ref_parameters = _required(_required_output(group.ref_output).parameters)
+        ref_parameters = _required(_required(group.ref_output).parameters)
         divergences.append(policy.kl(_required(output.parameters), ref_parameters, _required(group.action_width)))
     return torch.stack(divergences).mean()
 
 
 def completion_mask(group: RolloutGroup, longest: int) -> Tensor:
     """float32 (G, longest): 1 on tokens that enter the loss."""
-    rows = [torch.ones(len(ids)) for ids in group.completion_ids]
-    mask = torch.stack([F.pad(row, (0, longest - len(row))) for row in rows])
+    lengths = torch.tensor([len(ids) for ids in group.completion_ids])
+    mask = (torch.arange(longest) < lengths[:, None]).float()
     return mask if group.counted is None else mask * group.counted[:, None]
 
 
@@ -137,15 +136,10 @@ def _stored_log_probs(outputs: Sequence[GroupOutput | None], longest: int) -> Te
     """Log-probabilities (N, longest) of earlier outputs, padded anew; None if there are none."""
     if outputs[0] is None:
         return None
-    rows = [_required(_required_output(output).log_probs) for output in outputs]
+    rows = [_required(_required(output).log_probs) for output in outputs]
     return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
 
 
-def _required(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value
-
-
-def _required_output(value: GroupOutput | None) -> GroupOutput:
+def _required(value: Value | None) -> Value:
     assert value is not None
     return value

@@ -1,8 +1,8 @@
-"""Several texts with common beginnings, as one sequence: each common beginning is read once, with gradient.
+"""Several texts with common beginnings, as one sequence: each common beginning is processed once, with gradient.
 
 The G completions of a group share their prompt, and the prompts of both loops share the image. Packed, they are a tree
-of segments; a token attends to its own segment up to itself and to all segments on the way to the root, at the
-positions they would have alone. So states, log-probabilities and gradients are those of the separate texts.
+of segments; a token attends to its segment up to itself and to all segments on the way to the root, at the positions
+of the separate texts. So states, log-probabilities and gradients are those of the separate texts.
 
 Axes: B trees, L tokens (right-padded).
 """

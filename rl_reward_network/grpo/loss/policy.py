@@ -1,6 +1,6 @@
-"""The policy as one module: from the groups of a batch to all a loss needs, in one pass through the language model.
+"""The policy as one module: from the groups of a batch to the inputs of the loss, in one pass of the language model.
 
-It is a module of its own so that data-parallel wrappers see one forward pass for one backward pass.
+It is a module, so that data-parallel wrappers get one forward pass for each backward pass.
 Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of a hidden state, N scored tokens.
 """
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rl_reward_network.grpo.loss.packing import Packed, Segment, pack
@@ -58,25 +59,33 @@ class GRPOPolicy(nn.Module):
         self.sa2va.activation_checkpointing_enable({"use_reentrant": False})
 
     def _outputs(self, groups: Sequence[RolloutGroup], with_masks: bool) -> list[GroupOutput]:
-        images = _by_image(groups)
+        by_image: dict[str, list[RolloutGroup]] = {}
+        for group in groups:
+            by_image.setdefault(group.image_id, []).append(group)
+        images = list(by_image.values())
         trees = [list(_tree(image_groups)) for image_groups in images]
         packed = pack(trees, self.pad_id)
         states = self._states(images, packed)
         outputs: dict[int, GroupOutput] = {}
-        for tree, image_groups in enumerate(images):
-            starts = iter(packed.starts[tree][1:])
+        for image_groups, tree_starts, tree_states in zip(images, packed.starts, states, strict=True):
+            starts = iter(tree_starts[1:])
             for group in image_groups:
-                outputs[id(group)] = self._output(group, states[tree], starts, with_masks)
+                outputs[id(group)] = self._output(group, tree_states, starts, with_masks)
         self._score([(group, outputs[id(group)]) for group in groups])
         return [outputs[id(group)] for group in groups]
 
     def _states(self, images: Sequence[Sequence[RolloutGroup]], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
-        device = self.sa2va.device
-        vision = torch.cat([image_groups[0].features.vision for image_groups in images])
-        cells = [torch.cat(regions) for image_groups in images if (regions := _regions(image_groups))]
-        flags = [flag for image_groups in images for flag in _region_flags(image_groups)]
-        embeds = self.sa2va.model.embed(packed.input_ids.to(device), vision, cells, torch.tensor(flags))
+        device, tiles = self.sa2va.device, [image_groups[0].features.vision for image_groups in images]
+        regions = [
+            [group.region_cells for group in image_groups if group.describe_ids and group.region_cells is not None]
+            for image_groups in images
+        ]
+        cells = [torch.cat(image_regions) for image_regions in regions if image_regions]
+        flags = [torch.zeros(len(vision), dtype=torch.bool) for vision in tiles]  # whether regions follow a tile
+        for tile_flags, image_regions in zip(flags, regions, strict=True):
+            tile_flags[-1] = bool(image_regions)  # they follow the last tile
+        embeds = self.sa2va.model.embed(packed.input_ids.to(device), torch.cat(tiles), cells, torch.cat(flags))
         output = self.sa2va.model(
             inputs_embeds=embeds,
             attention_mask=packed.attention_mask.to(device),
@@ -112,15 +121,10 @@ class GRPOPolicy(nn.Module):
         completions = [ids for group, _ in scored for ids in group.completion_ids]
         token_ids = torch.tensor([token_id for ids in completions for token_id in ids], device=states.device)
         scores = token_log_probs(self.sa2va.lm_head, states, token_ids, self.temperature, self.never_sampled_ids)
-        longest = max(map(len, completions))
-        start = 0
-        for group, output in scored:
-            lengths = [len(ids) for ids in group.completion_ids]
-            end = start + sum(lengths)
-            output.log_probs, output.entropies = (
-                _padded_rows(values[start:end], lengths, longest) for values in scores
-            )
-            start = end
+        padded = [pad_sequence(values.split([len(ids) for ids in completions]), batch_first=True) for values in scores]
+        log_probs, entropies = (rows.split([len(group.completion_ids) for group, _ in scored]) for rows in padded)
+        for (_, output), *rows in zip(scored, log_probs, entropies, strict=True):
+            output.log_probs, output.entropies = rows
 
 
 def token_log_probs(
@@ -146,15 +150,8 @@ def token_log_probs(
     return torch.cat([log_probs for log_probs, _ in scores]), torch.cat([entropies for _, entropies in scores])
 
 
-def _by_image(groups: Sequence[RolloutGroup]) -> list[list[RolloutGroup]]:
-    images: dict[str, list[RolloutGroup]] = {}
-    for group in groups:
-        images.setdefault(group.image_id, []).append(group)
-    return list(images.values())
-
-
 def _tree(groups: Sequence[RolloutGroup]) -> Iterator[Segment]:
-    """The image, then the question of each group with its completions, and its request for a mask."""
+    """The image; then, for each group, the question of loop 1 with its completions, and the text of loop 2."""
     yield Segment(groups[0].prefix_ids, None)
     count = 1
     for group in groups:
@@ -167,18 +164,3 @@ def _tree(groups: Sequence[RolloutGroup]) -> Iterator[Segment]:
         if group.segment_ids:
             yield Segment(group.segment_ids, 0)
             count += 1
-
-
-def _regions(groups: Sequence[RolloutGroup]) -> list[Tensor]:
-    return [group.region_cells for group in groups if group.describe_ids and group.region_cells is not None]
-
-
-def _region_flags(groups: Sequence[RolloutGroup]) -> list[bool]:
-    """For each tile of the image, whether regions follow its tokens: only the last may have them."""
-    return [False] * (len(groups[0].features.vision) - 1) + [bool(_regions(groups))]
-
-
-def _padded_rows(values: Tensor, lengths: Sequence[int], longest: int) -> Tensor:
-    """(G, longest), zeros behind the end of each row."""
-    rows = [torch.nn.functional.pad(row, (0, longest - len(row))) for row in values.split(list(lengths))]
-    return torch.stack(rows)

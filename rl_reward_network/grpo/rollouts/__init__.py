@@ -1,1 +1,1 @@
-"""What GRPO samples, and the rewards and advantages of the samples."""
+"""The rollouts of GRPO with their rewards and advantages."""

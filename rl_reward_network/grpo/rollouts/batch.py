@@ -48,18 +48,15 @@ class PromptBatch:
         return ImageContext(model, self.processor, self.features, prefixes, rows_at_once)
 
     def prefix_ids(self, image_index: int) -> list[int]:
-        """Token ids that every question about this image begins with."""
+        """Token ids at the start of every question about this image."""
         return make_question(self.processor, image_index, len(self.features[image_index].vision), DESCRIBE).prefix_ids
 
     def caption_question(self, row: int, mask: np.ndarray) -> Question:
         """The question for the caption of a region, bool (H, W), of this prompt's image."""
-        return self._question(row, self.prompts[row].describe, region_cells(self.processor, mask))
+        return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
 
-    def mask_question(self, row: int, text: str) -> Question:
-        """A question about this prompt's image whose answer is a mask."""
-        return self._question(row, text)
-
-    def _question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
+    def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
+        """A question about this prompt's image, or about a region of it, bool (1, g, g)."""
         index = self.image_indices[row]
         return make_question(self.processor, index, len(self.features[index].vision), text, cells)
 
@@ -78,13 +75,11 @@ class PromptBatch:
         """
         if not rows:
             return []
-        questions = [self.mask_question(row, text) for row, text in zip(rows, texts, strict=True)]
+        questions = [self.question(row, text) for row, text in zip(rows, texts, strict=True)]
         embeddings = [embedding for _, embedding in context.segment(questions)]
         logits = context.mask_logits([question.image_index for question in questions], embeddings)
-        return [
-            None if mask_logits is None else self.mask_probabilities(row, mask_logits[None])[0]
-            for row, mask_logits in zip(rows, logits, strict=True)
-        ]
+        pairs = zip(rows, logits, strict=True)
+        return [None if logit is None else self.mask_probabilities(row, logit[None])[0] for row, logit in pairs]
 
     def masks_from_captions(
         self, context: ImageContext, rows: Sequence[int], captions: Sequence[str]
@@ -99,7 +94,7 @@ class PromptBatch:
     ) -> list[str]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
         questions = [self.caption_question(row, mask) for row, mask in zip(rows, masks, strict=True)]
-        keys = [(question.image_index, _cells_key(question)) for question in questions]
+        keys = [(q.image_index, q.region_cells.numpy().tobytes()) for q in questions if q.region_cells is not None]
         different = dict(zip(keys, questions, strict=True))
         if not different:
             return []
@@ -117,16 +112,12 @@ class PromptBatch:
 
 def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatch:
     """Decode images and masks, and look up or compute the features of each image."""
-    loaded = [prompt.load() for prompt in prompts]
-    image_ids = list(dict.fromkeys(prompt.image_id for prompt in prompts))
-    images = {prompt.image_id: image for prompt, (image, _) in zip(prompts, loaded, strict=True)}
+    images, masks = (list(column) for column in zip(*(prompt.load() for prompt in prompts), strict=True))
+    by_id = {prompt.image_id: image for prompt, image in zip(prompts, images, strict=True)}
+    image_ids = list(by_id)
+    image_indices = [image_ids.index(prompt.image_id) for prompt in prompts]
     return PromptBatch(
-        prompts,
-        [image for image, _ in loaded],
-        [mask for _, mask in loaded],
-        [image_ids.index(prompt.image_id) for prompt in prompts],
-        cache.get(image_ids, [images[image_id] for image_id in image_ids]),
-        cache.processor,
+        prompts, images, masks, image_indices, cache.get(image_ids, list(by_id.values())), cache.processor
     )
 
 
@@ -140,8 +131,3 @@ def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:
 def seeded_generator(seed: Sequence[int]) -> torch.Generator:
     """A random number generator on the CPU that depends on the numbers of `seed` alone."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))
-
-
-def _cells_key(question: Question) -> bytes:
-    assert question.region_cells is not None
-    return question.region_cells.numpy().tobytes()

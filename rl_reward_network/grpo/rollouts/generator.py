@@ -1,12 +1,12 @@
 """Rollouts of both loops: completions sampled from the policy, the partner's answers to them, rewards and advantages.
 
 Loop 1: mask -> caption (sampled) -> mask' (partner, greedy). Loop 2: caption -> mask (sampled) -> caption' (partner,
-greedy). The partner is the moving average of the policy, so that a reward does not measure how well the policy agrees
-with itself. Axes: P prompts, G generations of each.
+greedy). The partner is the moving average of the policy, so that a reward does not measure the policy's agreement with
+itself. Axes: P prompts, G generations of each.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 
 
 class RolloutGenerator:
-    """Samples rollouts and scores them.
+    """Sample rollouts and score them.
 
     Args:
         model: Sa2VA with its current weights.
@@ -71,7 +71,7 @@ class RolloutGenerator:
         captions = self.sample_captions(batch, policy, groups, rng) if self.config.mask_to_caption_weight else None
         masks = self.sample_masks(batch, policy, groups, rng) if self._samples_masks else None
         rollouts = {}
-        with self._partner_weights():
+        with nullcontext() if self.ema is None else swapped(self.model, self.ema.weights):
             partner = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
             if captions is not None:
                 rollouts["loop1"] = self.masks_of_captions(batch, partner, captions)
@@ -87,7 +87,7 @@ class RolloutGenerator:
         groups = self.empty_groups(batch)
         for row, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
             if self._samples_masks:
-                group.segment_ids = batch.mask_question(row, prompt.question).suffix_ids + seg_answer
+                group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
             if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
                 question = batch.caption_question(row, mask)
                 group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
@@ -112,9 +112,6 @@ class RolloutGenerator:
     def _samples_masks(self) -> bool:
         """Whether masks are sampled: for loop 2, or for the gradient of the reward network."""
         return bool(self.config.caption_to_mask_weight or self.config.pathwise_weight)
-
-    def _partner_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.ema is None else swapped(self.model, self.ema.weights)
 
     # ---- loop 1 -------------------------------------------------------------------------------------------------
 
@@ -153,7 +150,7 @@ class RolloutGenerator:
         self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
     ) -> list[Mask]:
         """G masks of each prompt, float32 (G, H, W) probabilities; None for an answer without `[SEG]`."""
-        questions = [batch.mask_question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
+        questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
         answers = policy.segment(questions)
         masks: list[Mask] = [None] * len(groups)
         for row, (group, question, (ids, embedding)) in enumerate(zip(groups, questions, answers, strict=True)):
@@ -177,11 +174,10 @@ class RolloutGenerator:
         rows = [row for row in range(len(batch.prompts)) for _ in range(count)]
         flat = [mask for group_masks in masks for mask in (group_masks if group_masks is not None else [None] * count)]
         captions = [""] * len(rows)
-        regions = {i: mask > 0.5 for i, mask in enumerate(flat) if mask is not None and (mask > 0.5).any()}
         if any(prompt.caption for prompt in batch.prompts):
-            texts = batch.captions(
-                partner, [rows[i] for i in regions], list(regions.values()), self.config.max_completion_length
-            )
+            regions = {i: mask > 0.5 for i, mask in enumerate(flat) if mask is not None and (mask > 0.5).any()}
+            region_rows, longest = [rows[i] for i in regions], self.config.max_completion_length
+            texts = batch.captions(partner, region_rows, list(regions.values()), longest)
             for i, text in zip(regions, texts, strict=True):
                 captions[i] = text
         return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat))

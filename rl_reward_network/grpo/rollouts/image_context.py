@@ -105,13 +105,11 @@ class ImageContext:
 
     @torch.no_grad()
     def answer(self, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1) -> list[list[Answer]]:
-        """G = `num_answers` answers to each question; each question is read once."""
-        answers: list[list[Answer]] = []
+        """G = `num_answers` answers to each question; each question is processed once."""
         at_once = max(1, self.rows_at_once // num_answers)
+        batches = [questions[start : start + at_once] for start in range(0, len(questions), at_once)]
         with evaluating(self.model):
-            for start in range(0, len(questions), at_once):
-                answers += self._answer_batch(questions[start : start + at_once], decoding, num_answers)
-        return answers
+            return [rows for batch in batches for rows in self._answer_batch(batch, decoding, num_answers)]
 
     def _answer_batch(self, questions: Sequence[Question], decoding: Decoding, num_answers: int) -> list[list[Answer]]:
         images = torch.tensor([question.image_index for question in questions], device=self.model.device)
@@ -119,7 +117,7 @@ class ImageContext:
         embeds = self._embed(padded["input_ids"], self._region_tokens(questions))
         mask = torch.cat([self.mask[images], padded["attention_mask"]], dim=1)
         cache = _selected(self.cache, images, self.model.config.text_config)
-        if num_answers > 1:  # all but the last token of a question is read once; each answer starts from that token
+        if num_answers > 1:  # all but the last token of a question is processed once; each answer starts from it
             self.model.model(
                 inputs_embeds=embeds[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, use_cache=True
             )

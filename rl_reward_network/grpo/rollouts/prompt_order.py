@@ -1,4 +1,4 @@
-"""Which prompts an optimisation step takes: a function of seed and step, never of a data loader's state.
+"""The prompts of each optimisation step: a function of seed and step, never of a data loader's state.
 
 A rollout is one sampling of all processes; it serves `num_iterations` optimisation steps. With a curriculum the choice
 depends on earlier rewards, too: prompts whose groups have spread are drawn more often, and easy ones before hard ones.
@@ -39,11 +39,7 @@ class PromptOrder:
                 f"{count} training prompts, but one optimisation step takes {chunk}; lower batch_size or add data"
             )
         self.count, self.chunk, self.seed = count, chunk, seed
-
-    @property
-    def rollouts_per_epoch(self) -> int:
-        """Chunks of one epoch."""
-        return self.count // self.chunk
+        self.rollouts_per_epoch = count // chunk
 
     def indices(self, rollout: int) -> list[int]:
         """The prompts of a rollout (0, 1, ...), those of the first process and first batch first."""
@@ -58,7 +54,7 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 class CurriculumOrder:
-    """Draws the prompts of each rollout by the rewards of earlier ones; otherwise as `PromptOrder`.
+    """The prompts of each rollout, drawn by the rewards of earlier ones; otherwise as `PromptOrder`.
 
     Random numbers depend on seed and rollout alone. `update` must get the same numbers on every process.
 
@@ -71,12 +67,8 @@ class CurriculumOrder:
 
     def __init__(self, count: int, chunk: int, seed: int, rollouts: int) -> None:
         self.count, self.chunk, self.seed, self.rollouts = count, chunk, seed, rollouts
+        self.rollouts_per_epoch = count // chunk
         self.reward, self.spread = torch.full((count,), torch.nan), torch.ones(count)
-
-    @property
-    def rollouts_per_epoch(self) -> int:
-        """Rollouts that take as many prompts as there are."""
-        return self.count // self.chunk
 
     def indices(self, rollout: int) -> list[int]:
         """The prompts of a rollout, none twice."""

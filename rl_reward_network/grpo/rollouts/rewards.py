@@ -1,4 +1,4 @@
-"""From samples to advantages: reward functions are called with columns, and groups receive their advantages."""
+"""From rollouts to advantages: reward functions are called with columns, and groups receive their advantages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Reward:
 
 @dataclass
 class LoopRollouts:
-    """The samples of one loop.
+    """The rollouts of one loop.
 
     Args:
         columns: name -> list of P * G entries; see `rewards.functions`.
@@ -55,8 +55,8 @@ def make_columns(
     """Columns of a loop.
 
     Args:
-        batch: items, images and true masks.
-        rows: index of the item of each generation.
+        batch: prompts, images and true masks.
+        rows: index of the prompt of each generation.
         prompts: question of each generation.
         captions: caption of each generation, by the policy or its partner.
         probabilities: float32 (H, W) in [0, 1] of each mask, or None.
@@ -74,18 +74,18 @@ def make_columns(
 
 
 def reward_groups(
-    samples: Mapping[str, LoopRollouts],
+    rollouts: Mapping[str, LoopRollouts],
     groups: Sequence[RolloutGroup],
     rewards: Mapping[str, Mapping[str, Reward]],
     config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
 ) -> None:
-    """Compute terms and advantages and store them in the samples; the groups receive the advantages.
+    """Compute terms and advantages and store them in the rollouts; the groups receive the advantages.
 
     A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
 
     Args:
-        samples: loop -> samples.
+        rollouts: loop -> its rollouts.
         groups: P groups.
         rewards: loop -> name -> Reward.
         config: how terms are combined.
@@ -94,49 +94,42 @@ def reward_groups(
     Raises:
         ValueError: the number of values of a reward function differs from the number of generations.
     """
-    for loop, sampled in samples.items():
-        sampled.terms = _terms(rewards[loop], sampled, len(groups))
+    for loop, loop_rollouts in rollouts.items():
+        terms = _terms(rewards[loop], loop_rollouts.columns, len(groups))
         if shuffled_by is not None:
-            sampled.terms = {name: _shuffled(values, shuffled_by) for name, values in sampled.terms.items()}
-        weights = {name: reward.weight for name, reward in rewards[loop].items()}
-        paid = {name: sampled.terms[name] for name, weight in weights.items() if weight}
-        how, scale = config.multi_objective_aggregation, config.scale_rewards
-        sampled.advantages = (
-            group_advantages(paid, weights, how, scale, config.reward_floor) if paid else _nothing_paid(sampled)
-        )
-        for number, group in enumerate(groups):
-            values = torch.tensor(sampled.advantages.values[number]).float()
-            if loop == "loop1":
-                group.caption_advantages = values
-            else:
-                group.mask_advantages = values
+            terms = {name: _shuffled(values, shuffled_by) for name, values in terms.items()}
+        weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
+        loop_rollouts.terms, loop_rollouts.advantages = terms, _advantages(terms, weights, config)
+        attribute = "caption_advantages" if loop == "loop1" else "mask_advantages"
+        for group, values in zip(groups, loop_rollouts.advantages.values, strict=True):
+            setattr(group, attribute, torch.tensor(values).float())
 
 
-def prompt_outcomes(prompts: Sequence[int], samples: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
-    """For P prompts: (number, mean reward over all loops and generations, whether rewards of a group differ).
+def prompt_outcomes(prompts: Sequence[int], rollouts: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
+    """For P prompts: (index, mean reward over all loops and generations, whether rewards of a group differ).
 
     The mean is NaN if a loop has no value of a reward.
     """
-    paid = [sampled.advantages for sampled in samples.values() if sampled.advantages is not None]
-    means = np.mean([sampled.rewards.mean(axis=1) for sampled in paid], axis=0)
-    spread = np.any([sampled.spread for sampled in paid], axis=0)
-    return [(number, float(mean), bool(any_)) for number, mean, any_ in zip(prompts, means, spread, strict=True)]
+    advantages = [loop.advantages for loop in rollouts.values() if loop.advantages is not None]
+    means = np.mean([loop.rewards.mean(axis=1) for loop in advantages], axis=0)
+    spread = np.any([loop.spread for loop in advantages], axis=0)
+    return list(zip(prompts, means.tolist(), spread.tolist(), strict=True))
 
 
 def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
     """Terms of mask rewards by name.
 
     Raises:
-        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has a flag of its own.
+        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has separate flags.
     """
     for name in weights:
         if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
             known = ", ".join(MASK_REWARDS)
-            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has flags of its own, --iou_weight")
+            raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has separate flags, --iou_weight")
     return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
 
 
-def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
+def check_weights(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOConfig) -> None:
     """Raise a ValueError if an enabled loop has no reward with a weight, and no pathwise gradient either."""
     loops = {
         "loop1": config.mask_to_caption_weight,
@@ -150,25 +143,29 @@ def check_paid(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPOCon
             )
 
 
-def _nothing_paid(samples: LoopRollouts) -> Advantages:
-    """Advantages of 0, for a loop that is trained by the pathwise gradient alone."""
-    zeros = np.zeros_like(next(iter(samples.terms.values())))
-    return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool), {})
+def _advantages(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], config: Sa2VAGRPOConfig) -> Advantages:
+    """Advantages of the weighted terms; 0 without weights, for a loop with the pathwise gradient alone."""
+    if not weights:
+        zeros = np.zeros_like(next(iter(terms.values())))
+        return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool))
+    weighted = {name: terms[name] for name in weights}
+    how, scale = config.multi_objective_aggregation, config.scale_rewards
+    return group_advantages(weighted, weights, how, scale, config.reward_floor)
 
 
-def _terms(rewards: Mapping[str, Reward], samples: LoopRollouts, prompts: int) -> dict[str, np.ndarray]:
+def _terms(rewards: Mapping[str, Reward], columns: dict[str, list[Any]], prompts: int) -> dict[str, np.ndarray]:
     """float64 (P, G) of each term; functions of columns first, then functions of other terms."""
-    terms = {name: _values(reward, samples, prompts) for name, reward in rewards.items() if not reward.of}
+    terms = {name: _values(reward, columns, prompts) for name, reward in rewards.items() if not reward.of}
     for name, reward in rewards.items():
         if reward.of:
             terms[name] = np.asarray(reward.function(*(terms[part] for part in reward.of)))
     return terms
 
 
-def _values(reward: Reward, samples: LoopRollouts, prompts: int) -> np.ndarray:
+def _values(reward: Reward, columns: dict[str, list[Any]], prompts: int) -> np.ndarray:
     """float64 (P, G), the values of a reward function; NaN where they are missing."""
-    values = np.array(reward.function(**samples.columns), dtype=float)
-    generations = len(samples.columns["prompts"])
+    values = np.array(reward.function(**columns), dtype=float)
+    generations = len(columns["prompts"])
     if values.shape != (generations,):
         raise ValueError(f"a reward function returned {values.shape} values for {generations} generations")
     return values.reshape(prompts, -1)

@@ -14,7 +14,7 @@ MASK_IOU, ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs 
 
 
 def rollout_statistics(groups: Sequence[RolloutGroup], rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
-    """Rewards by term, spread and lengths, and how similar the masks of a group are.
+    """Rewards by term, spread, lengths, and the similarity of the masks of a group.
 
     Args:
         groups: P of them.

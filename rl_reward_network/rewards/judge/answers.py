@@ -1,7 +1,7 @@
 """Multiple-choice questions about a caption: prompts, parsing of answers, and scores.
 
 The format is that of describe-anything (DLC-Bench): each question has lettered choices, and each choice a score in
-[-1, 1]. A recognition question asks whether the caption describes the right kind of object; if not, no question scores
+[-1, 1]. The recognition question is whether the caption describes the right kind of object; if not, no question scores
 above 0. The wording of the prompts is ours.
 
 Source: protocol of NVlabs/describe-anything, evaluation/eval_model_outputs.py.
@@ -68,6 +68,7 @@ def parse_choice(answer: str, choices: Sequence[str]) -> int | None:
     character never matches a part of a choice.
     """
     answer, words = answer.strip().lower(), [choice.strip().lower() for choice in choices]
+    letters = ascii_lowercase[: len(words)]
     for index, (letter, choice) in enumerate(zip(ascii_lowercase, words, strict=False)):
         if answer in (choice, letter, f"{letter}. {choice}"):
             return index
@@ -76,19 +77,14 @@ def parse_choice(answer: str, choices: Sequence[str]) -> int | None:
     inside = [index for index, choice in enumerate(words) if choice in answer]
     if len(inside) == 1:
         return inside[0]
-    if answer[1:2] == "." and answer[0] in _letters(words):
-        return ascii_lowercase.index(answer[0])
+    if answer[1:2] == "." and answer[0] in letters:
+        return letters.index(answer[0])
     if inside:
         return max(inside, key=lambda index: (answer.index(words[index]), len(words[index])))
     around = [index for index, choice in enumerate(words) if answer in choice]
     if around:
         return max(around, key=lambda index: len(words[index]))
-    return ascii_lowercase.index(answer[0]) if answer[1:2] == "\n" and answer[0] in _letters(words) else None
-
-
-def _letters(choices: Sequence[str]) -> str:
-    """The letters of these choices."""
-    return ascii_lowercase[: len(choices)]
+    return letters.index(answer[0]) if answer[1:2] == "\n" and answer[0] in letters else None
 
 
 def recognition_question(name: str) -> Question:

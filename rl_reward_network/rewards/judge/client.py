@@ -92,7 +92,7 @@ class JudgeClient:
         return {name: max(0, counted.get(name, 0)) for name in COUNTED}
 
     def failing(self) -> str | None:
-        """Why nothing is sent any more, with server, share of failures, last reason and remedy; None before that.
+        """Server, share of failures, last reason and remedy once the client has stopped sending; None before.
 
         The client stops sending when 26 of the last 50 calls failed or the server answered 401, 403 or 404, until
         `check` succeeds. Replies from the cache do not count as calls.
@@ -141,14 +141,11 @@ class JudgeClient:
                 return future.result(SILENT_S / 3)
             except TimeoutError:
                 if time.monotonic() - self._last_answer > SILENT_S:
-                    self._warn_of_silence()
+                    self._warned = True
+                    message = self._server.message(f"no answer for {SILENT_S:g} s", TIMED_OUT)
+                    patience = f"{self.config.timeout_s:g} s and {self.config.max_retries} retries"
+                    tqdm.write(f"warning: {message}; a request fails after {patience}", file=sys.stderr)
         return future.result()
-
-    def _warn_of_silence(self) -> None:
-        self._warned = True
-        message = self._server.message(f"no answer for {SILENT_S:g} s", TIMED_OUT)
-        patience = f"{self.config.timeout_s:g} s and {self.config.max_retries} retries"
-        tqdm.write(f"warning: {message}; a request fails after {patience}", file=sys.stderr)
 
     def _answer(self, key: str, request: Request) -> Answer:
         """The answer from the cache or the server; none once the client has stopped sending."""

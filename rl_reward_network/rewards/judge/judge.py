@@ -1,4 +1,4 @@
-"""The LLM judge as a reward: how many statements of a reference caption does a prediction contain?
+"""The LLM judge as a reward: the share of the statements of a reference caption that a prediction contains.
 
 For each reference, the judge writes an exam once: the name of the object and a multiple-choice question for each
 attribute in the reference. Each choice has a score in [-1, 1] (right 1, part mentioned without the attribute 0.5, not
@@ -22,6 +22,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from rl_reward_network.rewards.captions import check_pairs
 from rl_reward_network.rewards.judge.answers import (
     Question,
     answer_prompt,
@@ -91,7 +92,7 @@ class Judge:
         return self.client.last_failure
 
     def failing(self) -> str | None:
-        """Why nothing is sent any more, as `JudgeClient.failing`; None before that."""
+        """Reason and remedy once the client has stopped sending, as `JudgeClient.failing`; None before."""
         return self.client.failing()
 
     def check(self) -> None:
@@ -111,9 +112,14 @@ class Judge:
         Raises:
             ValueError: the lengths differ, a reference is empty, or the cache cannot be used.
         """
-        _check(predictions, references)
+        check_pairs(predictions, references)
+        for number, reference in enumerate(references):
+            if not reference.strip():
+                raise ValueError(f"reference {number} is empty; leave the sample out")
         pairs = list(zip(predictions, references, strict=True))
-        exams = self._exams([reference for text, reference in pairs if text.strip()])
+        unique = list(dict.fromkeys(reference for text, reference in pairs if text.strip()))
+        replies = self.client.ask([exam_request(reference) for reference in unique])
+        exams = {reference: reply.value for reference, reply in zip(unique, replies, strict=True)}
         requests = [_requests(text, exams.get(reference)) for text, reference in pairs]
         answers = self.client.ask([request for group in requests for request in group])
         chosen = [[answer.value for answer in islice(answers, len(group))] for group in requests]
@@ -121,12 +127,6 @@ class Judge:
             _score(text, exams.get(reference), choices)
             for (text, reference), choices in zip(pairs, chosen, strict=True)
         ]
-
-    def _exams(self, references: Sequence[str]) -> dict[str, Exam | None]:
-        """The exam of each reference, None without a readable one."""
-        unique = list(dict.fromkeys(references))
-        answers = self.client.ask([exam_request(reference) for reference in unique])
-        return {reference: answer.value for reference, answer in zip(unique, answers, strict=True)}
 
 
 def exam_request(reference: str) -> Request:
@@ -191,14 +191,3 @@ def _score(prediction: str, exam: Exam | None, chosen: Sequence[int | None]) -> 
     indices = [index for index in chosen if index is not None]
     scores = [question.choices[index][1] for question, index in zip(exam.questions, indices[1:], strict=True)]
     return caption_score(scores, recognised=indices[0] == 0)
-
-
-def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
-    """Raise a ValueError for lists of different lengths and for empty references."""
-    if isinstance(predictions, str) or isinstance(references, str):
-        raise ValueError("predictions and references must be lists of captions, got one string")
-    if len(predictions) != len(references):
-        raise ValueError(f"each prediction needs its reference, got {len(predictions)} and {len(references)}")
-    for number, reference in enumerate(references):
-        if not reference.strip():
-            raise ValueError(f"reference {number} is empty; leave the sample out")

@@ -94,10 +94,10 @@ def test_loss_and_gradient_are_those_of_trl(loss_type: Any, level: Any, beta: fl
     pytest.importorskip("trl", reason="trl is in the `test` extra")
     settings = LossSettings(loss_type, level, 0.2, 0.28, beta, entropy_coef, LONGEST)
     theirs, ours = case(), case()
-    expected, found = trl_loss(theirs, settings, 37.0), our_loss(ours, settings, 37.0)
+    expected, result = trl_loss(theirs, settings, 37.0), our_loss(ours, settings, 37.0)
     expected.backward()
-    found.loss.backward()
-    assert found.loss.item() == pytest.approx(expected.item(), abs=1e-9)
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(expected.item(), abs=1e-9)
     torch.testing.assert_close(ours["log_probs"].grad, theirs["log_probs"].grad, atol=1e-9, rtol=0)
     assert ours["log_probs"].grad.abs().max() > 1e-3, "a gradient that is 0 everywhere would prove nothing"
 

@@ -55,8 +55,8 @@ def test_the_score_is_that_of_the_soft_mask_at_image_size() -> None:
     picture = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
     expected = network(picture, mask).score
     assert expected.shape == (1,)
-    found = PathwiseReward(network, SIDE).scores([(group("a", image), logits)]).mean()
-    torch.testing.assert_close(found, expected[0])
+    result = PathwiseReward(network, SIDE).scores([(group("a", image), logits)]).mean()
+    torch.testing.assert_close(result, expected[0])
 
 
 def test_a_small_step_along_the_gradient_raises_the_score() -> None:

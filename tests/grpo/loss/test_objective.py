@@ -118,8 +118,8 @@ def over_parts(
 ) -> torch.Tensor:
     """A step's loss as trainer and ranks put it together: a sum over micro-batches, the mean over ranks."""
     whole = [value / (RANKS * MICRO_BATCHES) for value in count_step([groups])]
-    found = [losses(part, StepCounts(*whole)) for part in PARTS if part]
-    return torch.stack([loss / MICRO_BATCHES / RANKS for loss in found if loss is not None]).sum()
+    result = [losses(part, StepCounts(*whole)) for part in PARTS if part]
+    return torch.stack([loss / MICRO_BATCHES / RANKS for loss in result if loss is not None]).sum()
 
 
 def test_loop_1_over_micro_batches_and_ranks_is_trls_loss_of_the_whole_step() -> None:
@@ -143,10 +143,10 @@ def test_loop_1_over_micro_batches_and_ranks_is_trls_loss_of_the_whole_step() ->
         parts = caption_loss([(groups[n], outputs[n]) for n in part], settings, counts.tokens)
         return None if parts is None else parts.loss
 
-    found, expected = over_parts(losses, groups), trl_loss(whole, settings, float(sum(lengths)))
-    found.backward()
+    result, expected = over_parts(losses, groups), trl_loss(whole, settings, float(sum(lengths)))
+    result.backward()
     expected.backward()
-    assert found.item() == pytest.approx(expected.item(), abs=1e-7)
+    assert result.item() == pytest.approx(expected.item(), abs=1e-7)
     torch.testing.assert_close(log_probs.grad, whole["log_probs"].grad, atol=1e-7, rtol=0)
     assert log_probs.grad is not None
     assert log_probs.grad[2:4].abs().max() > 1e-4, "the KL holds the group without spread, too"
@@ -172,6 +172,6 @@ def test_loop_2_over_micro_batches_and_ranks_weighs_each_group_the_same(tmp_path
     whole = losses([0, 1, 2, 3], count_step([groups]))
     assert whole is not None
     (expected,) = torch.autograd.grad(whole, means)
-    (found,) = torch.autograd.grad(over_parts(losses, groups), means)
-    torch.testing.assert_close(found, expected)
+    (result,) = torch.autograd.grad(over_parts(losses, groups), means)
+    torch.testing.assert_close(result, expected)
     assert expected[1].abs().max() > 0, "the KL holds the group without spread, too"

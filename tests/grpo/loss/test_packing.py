@@ -1,4 +1,4 @@
-"""Packed trees: what each token sees, and that states and gradients are those of the separate texts."""
+"""Packed trees: the attention of each token, and states and gradients equal to those of the separate texts."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ def test_positions_and_sight_are_those_of_the_separate_texts() -> None:
     assert packed.position_ids[0].tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 3]
     assert packed.starts == [[0, 3, 5, 6, 8], [0, 2]]
     seen = [set(row.nonzero().flatten().tolist()) for row in packed.attention_mask[0, 0]]
-    assert seen[7] == {0, 1, 2, 3, 4, 6, 7}, "the second completion sees question and itself, not the first"
+    assert seen[7] == {0, 1, 2, 3, 4, 6, 7}, "the second completion attends to question and itself, not to the first"
     assert seen[8] == {0, 1, 2, 8}
     padding = packed.attention_mask[1, 0, 3:]
-    assert torch.equal(padding, torch.eye(9, dtype=torch.bool)[3:]), "padding sees itself alone"
+    assert torch.equal(padding, torch.eye(9, dtype=torch.bool)[3:]), "padding attends to itself alone"
 
 
 def test_an_empty_segment_is_refused() -> None:
@@ -31,7 +31,7 @@ def test_states_and_gradients_equal_the_separate_texts(tiny_model: Sa2VAForCondi
     language = tiny_model.model
     embed = tiny_model.get_input_embeddings()
     paths = [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 7, 8], [1, 2, 3, 9]]
-    ends = [5, 7, 8]  # where each path's last token stands in the packed row
+    ends = [5, 7, 8]  # position of each path's last token in the packed row
     packed = pack([TREE, SMALL], pad_id=0)
     weight = language.language_model.layers[0].mlp.down_proj.weight.requires_grad_(True)
 

@@ -120,13 +120,13 @@ def test_chunks_change_nothing_and_never_sampled_ids_have_no_share(monkeypatch: 
 def test_activations_computed_twice_give_the_same_gradient(made: tuple[Any, list[RolloutGroup]]) -> None:
     trainer, groups = made
     weight = next(p for name, p in trainer.sa2va.named_parameters() if "lora_B" in name)
-    found = []
+    result = []
     for twice in (False, True):
         if twice:
             trainer.policy.activation_checkpointing_enable()
         trainer.sa2va.train()
         outputs, _ = trainer.policy(groups[:2])
-        found.append(torch.autograd.grad(outputs[0].log_probs.sum(), weight)[0])
+        result.append(torch.autograd.grad(outputs[0].log_probs.sum(), weight)[0])
     trainer.sa2va.activation_checkpointing_disable()
     trainer.sa2va.eval()
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(result[0], result[1])

@@ -1,4 +1,4 @@
-"""An opened batch: what it draws and says is what the model predicts, and nothing is computed twice."""
+"""An opened batch: masks and captions equal to the model's predictions, each computed once."""
 
 from typing import Any
 
@@ -101,10 +101,10 @@ def test_equal_captions_of_a_row_are_drawn_once_and_empty_ones_never(
     assert list(drawn) == [(1, "a red square."), (1, "a blue triangle."), (2, "a red square.")]
     assert [len(questions) for questions in asked] == [3]
     (expected,) = batch.masks(context, [1], [segment_question("a blue triangle.")])
-    found = drawn[1, "a blue triangle."]
-    assert found is not None
+    result = drawn[1, "a blue triangle."]
+    assert result is not None
     assert expected is not None
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(result, expected, atol=1e-4)
     assert batch.masks_from_captions(context, [0], [""]) == {}
 
 

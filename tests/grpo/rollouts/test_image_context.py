@@ -23,10 +23,10 @@ LONG = "Please segment the large blue triangle, which lies somewhere in this pic
 def predict(model: Any, processor: Any, image: np.ndarray, text: str, mask: np.ndarray | None = None) -> dict[str, Any]:
     """The plain prediction, one question at a time; the answer without its stop word."""
     regions = None if mask is None else [mask[None]]
-    found = model.predict_forward(
+    result = model.predict_forward(
         image=image, text=f"<image>{text}", mask_prompts=regions, processor=processor, max_new_tokens=LONGEST
     )
-    return found | {"prediction": found["prediction"].removesuffix("<|im_end|>").strip()}
+    return result | {"prediction": result["prediction"].removesuffix("<|im_end|>").strip()}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def mixed(opened: tuple[Any, Any, PromptBatch]) -> list[Question]:
     """Captions of regions and masks of phrases, of very different lengths, about three images in no order."""
     _, _, batch = opened
     describe = [batch.caption_question(row, mask) for row, mask in enumerate(batch.truths) if mask is not None]
-    draw = [batch.mask_question(2, LONG), batch.mask_question(0, ITEMS[0].question), batch.mask_question(3, "Hello")]
+    draw = [batch.question(2, LONG), batch.question(0, ITEMS[0].question), batch.question(3, "Hello")]
     return [*describe[::-1], *draw]
 
 
@@ -55,11 +55,11 @@ def test_greedy_answers_are_those_of_one_prediction_at_a_time(
 ) -> None:
     model, processor, batch = opened
     assert len({len(question.suffix_ids) for question in mixed}) > 3, "so that shorter questions are padded"
-    found = texts(batch, batch.context(model).answer(mixed, Decoding(LONGEST)))
+    result = texts(batch, batch.context(model).answer(mixed, Decoding(LONGEST)))
     words = [(row, DESCRIBE, batch.truths[row]) for row in (3, 2, 1, 0)]
     words += [(2, LONG, None), (0, ITEMS[0].question, None), (3, "Hello", None)]
     alone = [predict(model, processor, batch.images[row], text, mask)["prediction"] for row, text, mask in words]
-    assert [said for (said,) in found] == alone
+    assert [said for (said,) in result] == alone
     assert len(set(alone)) >= 5, "answers must differ, or mixed-up rows would not be seen"
 
 
@@ -134,7 +134,7 @@ def test_segment_gives_the_embedding_whose_mask_is_predicted(opened: tuple[Any, 
     model, processor, batch = opened
     asked = [(2, LONG), (0, ITEMS[0].question), (3, "Hello"), (1, segment_question("a cross")), (3, NO_MASK)]
     context = batch.context(model)
-    answers = context.segment([batch.mask_question(row, text) for row, text in asked], LONGEST)
+    answers = context.segment([batch.question(row, text) for row, text in asked], LONGEST)
     logits = context.mask_logits(
         [batch.image_indices[row] for row, _ in asked], [embedding for _, embedding in answers]
     )
@@ -158,7 +158,7 @@ def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
 ) -> None:
     model, _, batch = opened
     context = batch.context(model)
-    answers = context.segment([batch.mask_question(row, item.question) for row, item in enumerate(ITEMS)])
+    answers = context.segment([batch.question(row, item.question) for row, item in enumerate(ITEMS)])
     embeddings = [embedding for _, embedding in answers]
     images = [batch.image_indices[row] for row in (3, 0, 2, 1, 0)]
     wanted = [embeddings[3], embeddings[0], None, embeddings[1], embeddings[1]]

@@ -1,4 +1,4 @@
-"""From samples to advantages, by hand: what is paid, what is only logged, and which groups tell nothing."""
+"""From rollouts to advantages, by hand: weighted terms, logged terms, and groups without spread."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import region_prompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import PromptBatch
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_paid, make_columns, reward_groups
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_weights, make_columns, reward_groups
 from rl_reward_network.grpo.stage import loop_rewards
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward
@@ -39,17 +39,17 @@ def gives(*values: float | None) -> Any:
     return lambda **_: list(values)
 
 
-def paid(
+def rewarded(
     folder: Path, terms: dict[str, Reward], loop: str = "loop1", shuffled_by: Any = None, **settings: Any
 ) -> tuple[list[RolloutGroup], LoopRollouts]:
-    """Two groups of three generations and their samples, paid by `terms`."""
-    own, samples = groups(), LoopRollouts({"prompts": ["?"] * 6})
-    reward_groups({loop: samples}, own, {loop: terms}, config(folder, **settings), shuffled_by)
-    return own, samples
+    """Two groups of three generations and their rollouts, rewarded by `terms`."""
+    rollout_groups, rollouts = groups(), LoopRollouts({"prompts": ["?"] * 6})
+    reward_groups({loop: rollouts}, rollout_groups, {loop: terms}, config(folder, **settings), shuffled_by)
+    return rollout_groups, rollouts
 
 
 class Processor:
-    """Counts letters."""
+    """A processor whose only token id of a text is its number of letters."""
 
     def token_ids(self, text: str) -> list[int]:
         return [len(text)]
@@ -77,47 +77,44 @@ def test_columns_are_those_of_the_reward_functions() -> None:
 
 def test_advantages_are_the_centred_rewards_over_their_deviation(tmp_path: Path) -> None:
     terms = {"a": Reward(gives(1, 2, 3, 0, 0, 6), 2.0)}
-    own, samples = paid(tmp_path, terms, multi_objective_aggregation="sum_then_normalize")
+    rollout_groups, samples = rewarded(tmp_path, terms, multi_objective_aggregation="sum_then_normalize")
     assert samples.terms["a"].tolist() == [[1, 2, 3], [0, 0, 6]]
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[2, 4, 6], [0, 0, 12]]
-    assert own[0].caption_advantages is not None
-    assert own[1].caption_advantages is not None
-    assert own[0].caption_advantages.dtype == torch.float32
-    assert own[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
-    assert own[1].caption_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
-    assert own[0].mask_advantages is None, "loop 2 was not sampled"
+    assert rollout_groups[0].caption_advantages is not None
+    assert rollout_groups[1].caption_advantages is not None
+    assert rollout_groups[0].caption_advantages.dtype == torch.float32
+    assert rollout_groups[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert rollout_groups[1].caption_advantages.tolist() == pytest.approx([-4 / 48**0.5, -4 / 48**0.5, 8 / 48**0.5])
+    assert rollout_groups[0].mask_advantages is None, "loop 2 was not sampled"
 
 
 def test_a_weight_of_0_is_noted_and_not_paid(tmp_path: Path) -> None:
     terms = {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0), "b": Reward(gives(9, 0, 0, 0, 0, 9), 0.0)}
-    own, samples = paid(tmp_path, terms)
+    rollout_groups, samples = rewarded(tmp_path, terms)
     assert samples.terms["b"].tolist() == [[9, 0, 0], [0, 0, 9]]
     assert samples.advantages is not None
     assert samples.advantages.rewards.tolist() == [[1, 2, 3], [3, 2, 1]]
-    assert samples.advantages.missing == {"a": 0}, "what is not paid takes no part at all"
-    assert [group.caption_advantages.tolist() for group in own if group.caption_advantages is not None] == [
+    assert [group.caption_advantages.tolist() for group in rollout_groups if group.caption_advantages is not None] == [
         pytest.approx([-1, 0, 1]),
         pytest.approx([1, 0, -1]),
     ]
 
 
 def test_a_missing_value_is_neutral_and_no_0(tmp_path: Path) -> None:
-    own, samples = paid(tmp_path, {"a": Reward(gives(1, None, 3, None, None, None), 1.0)})
+    rollout_groups, samples = rewarded(tmp_path, {"a": Reward(gives(1, None, 3, None, None, None), 1.0)})
     np.testing.assert_array_equal(samples.terms["a"], [[1, np.nan, 3], [np.nan] * 3])
-    assert samples.advantages is not None
-    assert samples.advantages.missing == {"a": 4}
-    assert own[0].caption_advantages is not None
-    assert own[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
-    assert own[1].caption_advantages is not None
-    assert own[1].caption_advantages.tolist() == [0, 0, 0], "a group without any value tells nothing"
+    assert rollout_groups[0].caption_advantages is not None
+    assert rollout_groups[0].caption_advantages.tolist() == pytest.approx([-1, 0, 1])
+    assert rollout_groups[1].caption_advantages is not None
+    assert rollout_groups[1].caption_advantages.tolist() == [0, 0, 0], "a group without any value has no advantages"
 
 
 @pytest.mark.parametrize("loop", ["loop1", "loop2"])
 def test_a_group_without_spread_has_advantages_of_0_and_still_counts(tmp_path: Path, loop: str) -> None:
-    own, _ = paid(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, loop)
-    assert [(group.describe_ids, group.segment_ids) for group in own] == [([2], [3])] * 2
-    first, second = [group.caption_advantages if loop == "loop1" else group.mask_advantages for group in own]
+    rollout_groups, _ = rewarded(tmp_path, {"a": Reward(gives(4, 4, 4, 1, 2, 3), 1.0)}, loop)
+    assert [(group.describe_ids, group.segment_ids) for group in rollout_groups] == [([2], [3])] * 2
+    first, second = [group.caption_advantages if loop == "loop1" else group.mask_advantages for group in rollout_groups]
     assert first is not None
     assert second is not None
     assert first.tolist() == [0, 0, 0]
@@ -128,7 +125,7 @@ def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
     terms = {"a": Reward(gives(0, 0, 10, 0, 0, 10), 1.0), "b": Reward(gives(0.2, 0.1, 0, 0.2, 0.1, 0), 1.0)}
 
     def first(**settings: Any) -> Any:
-        values = paid(tmp_path, terms, **settings)[0][0].caption_advantages
+        values = rewarded(tmp_path, terms, **settings)[0][0].caption_advantages
         assert values is not None
         return pytest.approx(values.tolist(), abs=1e-6)
 
@@ -143,47 +140,47 @@ def test_settings_say_how_terms_are_put_together(tmp_path: Path) -> None:
 
 def test_the_control_deals_the_same_values_out_anew(tmp_path: Path) -> None:
     reward = {"a": Reward(gives(1, 2, 3, 4, 5, None), 1.0)}
-    found = [paid(tmp_path, reward, shuffled_by=seed)[1].terms["a"] for seed in ((0, 1), (0, 1), (0, 2))]
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2], equal_nan=True)
-    for values in found:
+    shuffled = [rewarded(tmp_path, reward, shuffled_by=seed)[1].terms["a"] for seed in ((0, 1), (0, 1), (0, 2))]
+    np.testing.assert_array_equal(shuffled[0], shuffled[1])
+    assert not np.array_equal(shuffled[0], shuffled[2], equal_nan=True)
+    for values in shuffled:
         np.testing.assert_array_equal(np.sort(values.ravel()), [1, 2, 3, 4, 5, np.nan])
         assert not np.array_equal(values, [[1, 2, 3], [4, 5, np.nan]], equal_nan=True)
 
 
 def test_a_reward_function_must_answer_for_every_generation(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a reward function returned \(4,\) values for 6 generations"):
-        paid(tmp_path, {"a": Reward(gives(1, 2, 3, 4), 1.0)})
+    with pytest.raises(ValueError, match=r"\(4,\) values for 6 generations"):
+        rewarded(tmp_path, {"a": Reward(gives(1, 2, 3, 4), 1.0)})
 
 
 def test_an_infinite_reward_names_its_term(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="reward 'depth' is infinite"):
-        paid(tmp_path, {"depth": Reward(gives(1, 2, float("inf"), 4, 5, 6), 1.0)})
+        rewarded(tmp_path, {"depth": Reward(gives(1, 2, float("inf"), 4, 5, 6), 1.0)})
 
 
 def test_both_loops_are_paid_by_their_own_terms(tmp_path: Path) -> None:
-    own, settings = groups(), config(tmp_path)
+    rollout_groups, settings = groups(), config(tmp_path)
     samples = {"loop1": LoopRollouts({"prompts": ["?"] * 4}), "loop2": LoopRollouts({"prompts": ["?"] * 6})}
     terms = {
         "loop1": {"a": Reward(gives(0, 1, 1, 0), 1.0)},
         "loop2": {"a": Reward(gives(1, 2, 3, 3, 2, 1), 1.0)},
     }
     assert isinstance(settings, Sa2VAGRPOConfig)
-    reward_groups(samples, own, terms, settings)
+    reward_groups(samples, rollout_groups, terms, settings)
     half = 0.5 / np.std([0, 1], ddof=1)
-    assert own[0].caption_advantages is not None
-    assert own[1].mask_advantages is not None
-    assert own[0].caption_advantages.tolist() == pytest.approx([-half, half])
-    assert own[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
+    assert rollout_groups[0].caption_advantages is not None
+    assert rollout_groups[1].mask_advantages is not None
+    assert rollout_groups[0].caption_advantages.tolist() == pytest.approx([-half, half])
+    assert rollout_groups[1].mask_advantages.tolist() == pytest.approx([1, 0, -1])
 
 
 def test_a_loop_that_counts_must_pay_something(tmp_path: Path) -> None:
     nothing = {"loop1": {"iou": Reward(iou_reward, 0.0)}, "loop2": {"iou": Reward(iou_reward, 0.0)}}
-    with pytest.raises(ValueError, match=r"loop1: the weights of its rewards \(iou\) are all 0; give one a weight"):
-        check_paid(nothing, config(tmp_path))
-    with pytest.raises(ValueError, match=r"loop2: the weights of its rewards"):
-        check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0))
-    check_paid(nothing, config(tmp_path, mask_to_caption_weight=0.0, pathwise_weight=1.0))
+    with pytest.raises(ValueError, match=r"loop1: .*\(iou\) are all 0; .*mask_to_caption_weight"):
+        check_weights(nothing, config(tmp_path))
+    with pytest.raises(ValueError, match=r"loop2: .*\(iou\) are all 0"):
+        check_weights(nothing, config(tmp_path, mask_to_caption_weight=0.0))
+    check_weights(nothing, config(tmp_path, mask_to_caption_weight=0.0, pathwise_weight=1.0))
 
 
 def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
@@ -192,11 +189,10 @@ def test_a_term_may_be_made_of_others(tmp_path: Path) -> None:
         "b": Reward(gives(1, 0, 0, 0, 1, None), 0.0),
         "a": Reward(gives(1, 2, 3, 4, 5, 6), 0.0),
     }
-    _, samples = paid(tmp_path, terms)
+    _, samples = rewarded(tmp_path, terms)
     np.testing.assert_array_equal(samples.terms["both"], [[-9, 2, 3], [4, -5, np.nan]])
     assert samples.advantages is not None
     assert samples.advantages.rewards[0].tolist() == [-18, 4, 6]
-    assert samples.advantages.missing == {"both": 1}
 
 
 @pytest.mark.parametrize(
@@ -223,8 +219,8 @@ def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply
     samples = LoopRollouts(columns | {"predicted_masks": [None] * 6, "masks": [np.ones((2, 2), dtype=bool)] * 6})
     with judge_server(lambda prompt: reply if "broken" in prompt or "A nerve." in prompt else play(prompt)) as server:
         judge = Judge(JudgeConfig(server.url, "m", max_retries=1))
-        own = groups()
-        reward_groups({"loop1": samples}, own, loop_rewards(plan, "regions", judge, None), config(tmp_path))
+        rollout_groups = groups()
+        reward_groups({"loop1": samples}, rollout_groups, loop_rewards(plan, "regions", judge, None), config(tmp_path))
     meteor = samples.terms["meteor"]
     np.testing.assert_array_equal(samples.terms["judge"], [[0.5, 0.0, np.nan], [np.nan] * 3])
     np.testing.assert_allclose(samples.terms["caption"][0], 0.25 * meteor[0] + 0.75 * np.array([0.5, 0.0, 0.25]))
@@ -241,12 +237,12 @@ def test_captions_are_paid_although_the_judge_fails(tmp_path: Path, reply: Reply
 
 
 def test_the_control_deals_out_what_the_judge_paid(tmp_path: Path) -> None:
-    """The combination is made before: its values are those of the run that is not shuffled."""
+    """Terms are combined before they are shuffled."""
     terms = {
         "meteor": Reward(gives(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), 0.0),
         "judge": Reward(gives(1, None, 0, None, None, None), 0.0),
         "caption": Reward(caption_reward, 1.0, of=("meteor", "judge")),
     }
-    plain, dealt = (paid(tmp_path, terms, shuffled_by=seed)[1].terms["caption"] for seed in (None, (0, 1)))
+    plain, dealt = (rewarded(tmp_path, terms, shuffled_by=seed)[1].terms["caption"] for seed in (None, (0, 1)))
     assert dealt.tolist() != plain.tolist()
     assert sorted(dealt.ravel()) == sorted(plain.ravel())

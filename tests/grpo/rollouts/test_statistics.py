@@ -21,7 +21,7 @@ LEFT[:, 0], TOP[0], ALL[:] = True, True, True
 def loop_rollouts(terms: dict[str, Any], spread: list[bool], columns: Any = None) -> LoopRollouts:
     """Rollouts whose reward is the first term."""
     rewards = np.array(next(iter(terms.values())), dtype=float)
-    advantages = Advantages(np.zeros_like(rewards), rewards, np.array(spread), {})
+    advantages = Advantages(np.zeros_like(rewards), rewards, np.array(spread))
     return LoopRollouts(columns or {}, {name: np.array(term, dtype=float) for name, term in terms.items()}, advantages)
 
 

@@ -74,7 +74,7 @@ def judge_of(url: str) -> Judge:
 
 
 def play(prompt: str) -> str | Reply:
-    """Answers by the words of the question; what it says of shoes depends on the caption."""
+    """A judge that answers by the words of the question; about shoes, by the words of the caption."""
     asked = prompt.partition("The question about it")[2] or "Wing?"  # the check has no such part
     replies = {
         "wild bird": "A. Yes",
@@ -136,9 +136,9 @@ def test_a_recognition_that_cannot_be_read_is_an_error() -> None:
 
 
 def test_predictions_may_hold_more_than_the_benchmark() -> None:
-    found = read_predictions({"query": "Describe it.", "8": "A shoe.", "7": "", "9": 3}, BENCH, "pred.json")
-    assert found == {"7": "", "8": "A shoe."}
-    assert list(found) == ["7", "8"]
+    actual = read_predictions({"query": "Describe it.", "8": "A shoe.", "7": "", "9": 3}, BENCH, "pred.json")
+    assert actual == {"7": "", "8": "A shoe."}
+    assert list(actual) == ["7", "8"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ EXAM = parse_exam(json.dumps(WRITTEN))
 
 
 def play(prompt: str) -> str | Reply:
-    """A judge that knows vessels, dark, bright, thin and thick, by the words of the caption."""
+    """A judge of vessels (dark, bright, thin, thick) by the words of the caption."""
     if prompt == exam_request(REFERENCE).prompt:
         return f"Here it is:\n```json\n{json.dumps(WRITTEN)}\n```"
     if "Write an exam" in prompt:
