@@ -7,13 +7,7 @@ from itertools import product
 import numpy as np
 from numpy.random import Generator
 
-from rl_reward_network.embedded.nano.pictures import (
-    ABSENT,
-    MAX_OBJECTS,
-    Pictures,
-    attributes_of,
-    look_of_picture,
-)
+from rl_reward_network.embedded.nano.pictures import ABSENT, MAX_OBJECTS, Pictures, attributes_of, look_of_picture
 from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, target_mask
 from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject
 from rl_reward_network.env.prompts import PROMPTS

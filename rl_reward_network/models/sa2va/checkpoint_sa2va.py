@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.artefacts import read_json, write_remedy
-from rl_reward_network.models.default import DEFAULT_MODEL as DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
@@ -181,11 +181,8 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, t
     """
     missing = [key for key in expected if key not in actual]
     surplus = [key for key in actual if key not in expected]
-    other = [
-        f"{key} {actual[key]} instead of {expected[key]}"
-        for key in expected
-        if actual.get(key, expected[key]) != expected[key]
-    ]
+    wrong = [key for key in expected if actual.get(key, expected[key]) != expected[key]]
+    other = [f"{key} {actual[key]} instead of {expected[key]}" for key in wrong]
     lines = [
         f"{len(names)} {what}: {first_few(names)}"
         for what, names in (("missing", missing), ("not expected", surplus), ("of another shape", other))

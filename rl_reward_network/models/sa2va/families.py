@@ -28,10 +28,7 @@ COMMON_FIELDS = (
     "initializer_range",
 )
 # Key names of a checkpoint whose language model was saved by transformers; the syntax is that of `key_map_sa2va`.
-TRANSFORMERS_KEYS = (
-    ("language_model.lm_head.*", "lm_head.*"),
-    ("language_model.model.*", "model.language_model.*"),
-)
+TRANSFORMERS_KEYS = (("language_model.lm_head.*", "lm_head.*"), ("language_model.model.*", "model.language_model.*"))
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,7 @@ RENAMES = [
     (SAM + "sam_mask_decoder.output_upscaling.1.*", OURS + "mask_decoder.upscale_layer_norm.*"),
     (SAM + "sam_mask_decoder.output_upscaling.3.*", OURS + "mask_decoder.upscale_conv2.*"),
     (SAM + "sam_mask_decoder.transformer.norm_final_attn.*", OURS + "mask_decoder.transformer.layer_norm_final_attn.*"),
-    (
-        SAM + "sam_mask_decoder.transformer.layers.#.norm#.*",
-        OURS + "mask_decoder.transformer.layers.#.layer_norm#.*",
-    ),
+    (SAM + "sam_mask_decoder.transformer.layers.#.norm#.*", OURS + "mask_decoder.transformer.layers.#.layer_norm#.*"),
     (
         SAM + "sam_mask_decoder.transformer.layers.#.mlp.layers.0.*",
         OURS + "mask_decoder.transformer.layers.#.mlp.proj_in.*",
@@ -92,10 +89,7 @@ RENAMES = [
         for i in range(4)
         for j, name in enumerate(("conv", "layer_norm"))
     ),
-    (
-        SAM + "memory_encoder.mask_downsampler.encoder.12.*",
-        OURS + "memory_encoder.mask_downsampler.final_conv.*",
-    ),
+    (SAM + "memory_encoder.mask_downsampler.encoder.12.*", OURS + "memory_encoder.mask_downsampler.final_conv.*"),
     *(
         (SAM + f"memory_encoder.fuser.layers.#.{old}", OURS + f"memory_encoder.memory_fuser.layers.#.{new}")
         for old, new in (
@@ -156,9 +150,7 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
         elif key == GAUSSIAN:
-            tensors.update(
-                {name: tensor.clone() for name in OUR_GAUSSIANS}
-            )  # clones: safetensors refuses shared memory
+            tensors |= {name: tensor.clone() for name in OUR_GAUSSIANS}  # safetensors refuses shared memory
         elif key not in POINTS:
             name = _rename(key, [*language, *_TO_OURS])
             tensors[name or key] = tensor
