@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
 
@@ -72,13 +72,11 @@ class Difference:
     @property
     def word(self) -> str:
         """better, worse or cannot tell, by the 95 % interval of the gain."""
-        if self.gain.groups < MIN_PATIENTS or self.gain.low is None or self.gain.high is None:
-            return "cannot tell"
-        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "cannot tell"
+        return {1: "better", -1: "worse"}.get(self.gain.sign, "cannot tell")
 
 
 @dataclass(frozen=True, eq=False)
-class ShownItem:
+class ReportItem:
     """A test item on the page: uint8 (H, W, 3) image, masks bool (H, W) or None, and a caption of each."""
 
     title: str
@@ -112,7 +110,7 @@ class BeforeAfter:
     ids: tuple[tuple[str, str], ...]
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
-    shown: tuple[ShownItem, ...] = ()
+    shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
 
     def label(self, metric: str) -> str:
@@ -197,7 +195,7 @@ def _page(result: BeforeAfter) -> str:
     return page.whole_page(f"Fine-tuning: {verdict.label}", parts)
 
 
-def _item(item: ShownItem) -> str:
+def _item(item: ReportItem) -> str:
     """HTML of one test item: its masks and captions."""
     captions = [f"{when}: {words}" if words else when for when, words in zip(WHEN, item.words, strict=True)]
     masks = zip((item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)

@@ -20,7 +20,7 @@ CODED = (*PROMPTS, *COLOURS, *SHAPES, *SIZES, *PLACES)  # prompts and words with
 
 
 def phrase_prompt(region: RegionObject) -> str:
-    """The prompt that asks for the mask of a scene's object."""
+    """The prompt for the mask of an object of a scene."""
     return f"Please segment {region.caption.replace('a ', 'the ', 1)}."
 
 
