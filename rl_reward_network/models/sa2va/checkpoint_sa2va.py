@@ -141,20 +141,17 @@ def weight_files(folder: Path) -> list[Path]:
         ValueError: no safetensors file, or one named in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
-    files = [folder / name for name in _indexed(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
+    if index.exists():
+        try:
+            files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
     if missing := [file.name for file in files if not file.exists()]:
         raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
-
-
-def _indexed(index: Path) -> list[str]:
-    """Names of the files in an index."""
-    try:
-        return sorted(set(read_json(index)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

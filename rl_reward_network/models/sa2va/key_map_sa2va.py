@@ -6,7 +6,7 @@ matrix (kept twice by transformers).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -121,11 +121,12 @@ def _compile(pattern: str, target: str) -> tuple[re.Pattern[str], str]:
 
 
 Table = list[tuple[re.Pattern[str], str]]
-_TO_OURS: Table = [_compile(original, ours) for original, ours in RENAMES]
-_TO_ORIGINAL: Table = [_compile(ours, original) for original, ours in RENAMES]
+_TO_OURS: Table = [_compile(*names) for names in RENAMES]
+_TO_ORIGINAL: Table = [_compile(*names[::-1]) for names in RENAMES]
 
 
-def _rename(key: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str | None:
+def _rename(key: str, table: Table) -> str | None:
+    """The name of the first matching row; None without one."""
     for pattern, target in table:
         if match := pattern.match(key):
             return match.expand(target)
@@ -142,7 +143,7 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: keys that no Sa2VA of the family has, named in the message.
     """
-    language: Table = [_compile(theirs, ours) for theirs, ours in family_of(config.text_config).renames]
+    language: Table = [_compile(*names) for names in family_of(config.text_config).renames]
     tensors: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in original.items():
@@ -168,7 +169,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: a key that our model does not have.
     """
-    language: Table = [_compile(name, theirs) for theirs, name in family_of(config.text_config).renames]
+    language: Table = [_compile(*names[::-1]) for names in family_of(config.text_config).renames]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
         if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):

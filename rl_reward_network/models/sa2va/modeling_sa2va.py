@@ -103,9 +103,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         loaded = super().from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
         )
-        tokenizer = folder.tokenizer(config)
-        defaults = loaded.generation_config  # of transformers' `generate`, which does not apply stop words: for a
-        # template whose stop word is no token (phi3_chat), pass `stop_strings`
+        # Defaults of transformers' `generate`. It does not apply stop words: for a template whose stop word is no token
+        # (phi3_chat), pass `stop_strings`.
+        tokenizer, defaults = folder.tokenizer(config), loaded.generation_config
         defaults.eos_token_id, defaults.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         defaults.suppress_tokens = config.never_sampled_ids
         return loaded.eval()
@@ -194,6 +194,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             raise ValueError("beams and num_return_sequences are not supported with images; repeat the samples instead")
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
+    # Methods: their first argument `model` is this model.
     predict_forward = prediction_sa2va.predict_forward
     segment = prediction_sa2va.segment
 
