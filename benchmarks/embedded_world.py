@@ -19,28 +19,22 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.datasets import embedded_angiograms, read_looks
 from rl_reward_network.embedded.nano.card import score_table
-from rl_reward_network.embedded.nano.score import (
-    TEST_SCENES,
-    RegionScores,
-    VesselScores,
-    score_regions,
-    score_vessels,
-)
+from rl_reward_network.embedded.nano.score import TEST_SCENES, RegionScores, VesselScores, score_regions, score_vessels
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
 class Args:
-    """Measure the embedded world."""
+    """Measure the embedded data."""
 
     model_path: str = DEFAULT_MODEL
     """The model; a retrained one is named by its folder."""
     output_dir: Path = Path("outputs")
-    """Where the mask bank is kept."""
+    """Parent folder of the mask bank."""
     gpu: int | None = None
     """Index of the GPU; -1 is the CPU."""
 
@@ -49,13 +43,13 @@ def main(args: Args) -> None:
     """Measure and print."""
     folders = [embedded_angiograms(no_gap=no_gap) for no_gap in (False, True)]  # refuses what is not ours, first
     config = RunConfig(model_path=args.model_path, data_root=folders[0], output_dir=args.output_dir, gpu=args.gpu)
-    world = open_inputs(config)
-    vessels = score_vessels(world)
+    inputs = open_inputs(config)
+    vessels = score_vessels(inputs)
     no_gap = score_vessels(open_inputs(replace(config, data_root=folders[1]))).gap
-    regions = score_regions(world.segmenter.model, world.segmenter.processor, list(make_scenes(*TEST_SCENES)))
+    regions = score_regions(inputs.segmenter.model, inputs.segmenter.processor, list(make_scenes(*TEST_SCENES)))
     print(score_table(vessels))
     table = Table("what", "measured", "bar", title=f"{args.model_path}, {vessels.images} test images")
-    for line in [*vessel_lines(vessels), *other_lines(no_gap, look_accuracy(world), regions)]:
+    for line in [*vessel_lines(vessels), *other_lines(no_gap, look_accuracy(inputs), regions)]:
         table.add_row(*line)
     Console().print(table)
 
@@ -86,12 +80,12 @@ def other_lines(no_gap: float, looks: float, regions: RegionScores) -> list[tupl
     ]
 
 
-def look_accuracy(world: RunInputs) -> float:
+def look_accuracy(inputs: RunInputs) -> float:
     """Accuracy on validation patients of a logistic regression from the observation to the look."""
-    looks = read_looks(world.config.data_root)
+    looks = read_looks(inputs.config.data_root)
 
     def examples(*splits: str) -> tuple[np.ndarray, list[str]]:
-        samples = [sample for split in splits for sample in select(world.samples, world.split, split)]
+        samples = [sample for split in splits for sample in select(inputs.samples, inputs.split, split)]
         return np.stack([observe_image(s.load_image()) for s in samples]), [looks[s.image_path.name] for s in samples]
 
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))

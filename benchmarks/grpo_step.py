@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -34,11 +35,11 @@ from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch, to_device
+from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
 
@@ -204,7 +205,7 @@ def _inputs(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]])
         [image for image, _, _ in asked],
         None if asked[0][2] is None else [mask[None] for _, _, mask in asked],
     )
-    return to_device(inputs, trainer.sa2va.device)
+    return send_to_device(inputs, trainer.sa2va.device)
 
 
 def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]]) -> list[np.ndarray]:

@@ -48,7 +48,7 @@ def recognise_annotations(folder: Path) -> str:
 
 @dataclass
 class _Notes:
-    """What is collected while a file is read."""
+    """Remarks on an annotation file: keys that are not read, dropped polygons, images of more than 8 bit."""
 
     other_keys: set[str] = field(default_factory=set)
     dropped: int = 0
@@ -61,13 +61,9 @@ class _Notes:
         if self.other_keys:
             warnings.warn(f"{file}: keys that are not read: {', '.join(sorted(self.other_keys))}", stacklevel=3)
         if self.dropped:
+            bare = f"; {self.left_bare} phrase(s) of those records have no other part: unlabelled"
             message = f"{file}: dropped {self.dropped} polygon(s) of fewer than 3 points"
-            bare = (
-                f"; {self.left_bare} phrase(s) of those records have no other part: unlabelled"
-                if self.left_bare
-                else ""
-            )
-            warnings.warn(message + bare, stacklevel=3)
+            warnings.warn(message + bare * bool(self.left_bare), stacklevel=3)
 
 
 def read_annotations(
@@ -199,7 +195,7 @@ def _levels(value: Any, depth: int = 0) -> set[int]:
         return set()
     if value and not isinstance(value[0], list | dict):
         return {depth + 1}
-    return {level for item in value for level in _levels(item, depth + 1)}
+    return {level for part in value for level in _levels(part, depth + 1)}
 
 
 def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], notes: _Notes) -> list[Sample]:

@@ -227,14 +227,14 @@ def _questions_and_answers(turns: Any, where: str) -> list[tuple[str, Any]]:
 
 
 def _in_words(answer: Any) -> Any:
-    """`answer` with "the region" for `<PromptN>`, a capital at the start of a sentence."""
-    if not isinstance(answer, str):
-        return answer
-    return PROMPT.sub("the region", PROMPT_FIRST.sub(r"\1The region", answer.strip()))
+    """`answer` with "the region" for `<PromptN>`, a capital at the start of a sentence; other types as they are."""
+    if isinstance(answer, str):
+        return PROMPT.sub("the region", PROMPT_FIRST.sub(r"\1The region", answer.strip()))
+    return answer
 
 
 def _image_file(shard: Path, row: int) -> BinaryIO:
-    """The stored image file of a row, open for reading."""
+    """The stored image file of a row, open for reading; a path may be relative to the folder of `shard`."""
     import pyarrow as pa
 
     cell = _open_shard(shard).column("image").slice(row, 1).chunk(0)
@@ -245,25 +245,21 @@ def _image_file(shard: Path, row: int) -> BinaryIO:
         raise ValueError(f"{shard}: row {row}: column image holds no image file and no path; download the shard again")
     if cell.type in (pa.binary(), pa.large_binary()):
         return pa.BufferReader(_bytes_in(cell))
+    text = cell[0].as_py()
     try:
-        return _named_file(cell[0].as_py(), shard.parent)
+        if text.startswith("data:"):
+            return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
+        return (shard.parent / text).open("rb")
     except (OSError, ValueError) as error:  # no such file, or not base64
         raise ValueError(f"{shard}: row {row}: the image cannot be opened ({error}); put the file there") from error
 
 
 def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
-    """The bytes of an array of one item, not copied; `cell[0]` would copy, and so read all of them from the disk."""
+    """The bytes of an array of length 1, not copied; `cell[0]` would copy, and so read all of them from the disk."""
     _, offsets, data = cell.buffers()
     wide = np.int64 if str(cell.type) == "large_binary" else np.int32
     start, end = np.frombuffer(offsets, wide)[cell.offset : cell.offset + 2].tolist()
     return data.slice(start, end - start)
-
-
-def _named_file(text: str, folder: Path) -> BinaryIO:
-    """The file at a path, which may be relative to `folder`, or inside "data:base64,..."."""
-    if text.startswith("data:"):
-        return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
-    return (folder / text).open("rb")
 
 
 def _open_image(shard: Path, row: int, white_level: int | None) -> np.ndarray:

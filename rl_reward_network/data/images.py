@@ -170,16 +170,12 @@ def _to_rgb(image: Image.Image, name: Path | str, white_level: int | None) -> np
         return np.array(image.convert("RGB"))
     grey = _grey(image, name)
     white = white_level or robust_white(np.bincount(grey.ravel()))
-    shown = np.round(np.minimum(grey, white) * (255 / white)).astype(np.uint8)
-    return np.repeat(shown[:, :, None], 3, axis=2)
+    scaled = np.round(np.minimum(grey, white) * (255 / white)).astype(np.uint8)
+    return np.repeat(scaled[:, :, None], 3, axis=2)
 
 
 def _grey(image: Image.Image, name: Path | str) -> np.ndarray:
-    """(H, W) integers in 0..65535: the values of a grey image of more than 8 bit.
-
-    Raises:
-        ValueError: there are others.
-    """
+    """(H, W) integers in 0..65535: the values of a grey image of more than 8 bit; ValueError for other values."""
     grey = np.asarray(image)
     if grey.dtype.kind not in "iu" or grey.min() < 0 or grey.max() > WHITEST:
         raise ValueError(

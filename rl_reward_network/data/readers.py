@@ -15,12 +15,7 @@ from typing import Any, Protocol
 
 from rl_reward_network.data.annotations import read_annotations, recognise_annotations
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
-from rl_reward_network.data.grasp_any_region import (
-    is_hub_id,
-    locate,
-    read_grasp_any_region,
-    recognise_grasp_any_region,
-)
+from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
@@ -89,7 +84,7 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
 
 
 def _only(folder: Path, descriptions: dict[str, str], dataset_name: str) -> str:
-    """The one name in `descriptions`, if it is the one asked for."""
+    """The only name in `descriptions`; ValueError if there are several, or if it is not `dataset_name`."""
     if len(descriptions) > 1:
         raise ValueError(
             f"{folder}: holds {' and '.join(descriptions.values())}; give --dataset_name {' or '.join(descriptions)}"
@@ -120,10 +115,7 @@ def read_images(
 
 
 def read_region_data(
-    path: Path | str,
-    dataset_name: str = "auto",
-    limit: int | None = None,
-    white_level: int | None = None,
+    path: Path | str, dataset_name: str = "auto", limit: int | None = None, white_level: int | None = None
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
@@ -182,17 +174,8 @@ def _listing(folder: Path) -> str:
 
 def region_fingerprint(samples: Iterable[RegionSample]) -> str:
     """64 hex digits that change with any image, caption, mask, group or series, but not with their order."""
-    rows = sorted(
-        json.dumps(
-            [
-                s.image_id,
-                s.group_id,
-                s.series_id,
-                s.caption,
-                [r["size"] for r in s.mask_parts.rles],
-                s.mask_parts.digest(),
-            ]
-        )
+    rows = [
+        [s.image_id, s.group_id, s.series_id, s.caption, [r["size"] for r in s.mask_parts.rles], s.mask_parts.digest()]
         for s in samples
-    )
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    ]
+    return hashlib.sha256("\n".join(sorted(map(json.dumps, rows))).encode()).hexdigest()

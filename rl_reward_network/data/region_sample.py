@@ -54,7 +54,7 @@ class RegionSample:
         """
         try:
             image = self.open_image()
-        except (OSError, SyntaxError) as error:  # what Pillow makes of damaged bytes
+        except (OSError, SyntaxError) as error:  # raised by Pillow for damaged bytes
             raise ValueError(f"{self.where}: the image cannot be decoded ({error}); download it again") from error
         size = image.shape[:2]
         if wrong := [rle["size"] for rle in self.mask_parts.rles if tuple(rle["size"]) != size]:

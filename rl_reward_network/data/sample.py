@@ -68,7 +68,7 @@ class Sample:
         image = load_image(self.image_path, self.white_level)
         if image.shape[:2] != self.size:
             raise ValueError(
-                f"{self.image_path}: image is {image.shape[:2]} (H, W), its header said {self.size};"
+                f"{self.image_path}: image is {image.shape[:2]} (H, W), its header gave {self.size};"
                 " the file changed, or its EXIF data follow the pixels: save it again"
             )
         return image

@@ -24,7 +24,7 @@ OTHER_DATA = (
 
 
 class Grouped(Protocol):
-    """Anything that can be split, such as a `Sample`, a `RegionSample` or a GRPO item."""
+    """Anything that can be split, such as a `Sample` or a `RegionSample`."""
 
     @property
     def sample_id(self) -> str:

@@ -1,1 +1,1 @@
-"""The rendered world that comes with the project: angiograms, regions with captions, and the model trained on them."""
+"""The embedded data, rendered by the project: angiograms, regions with captions, and the model trained on them."""

@@ -103,9 +103,10 @@ def render_series(rng: Generator, look: str, frames: int) -> Iterator[Angiogram]
         now = moved(tubes, beat * shift, beat * swell)
         filling = settings["contrast"] * rng.uniform(0.95, 1.05)
         light = tissue * _contrast(now, filling, settings["blur"], angle)
-        light = gaussian_filter(light, sharpness) + _noise(rng, settings["noise"])
-        shown = np.clip(low + (high - low) * light, 0, 1)
-        image = (255 * (1 - shown if kind.bright else shown)).round().astype(np.uint8)
+        noise = gaussian_filter(rng.normal(0, 1, (SIDE, SIDE)), 0.5)  # a little correlated between neighbours
+        light = gaussian_filter(light, sharpness) + noise * settings["noise"] * 1.8
+        window = np.clip(low + (high - low) * light, 0, 1)
+        image = (255 * (1 - window if kind.bright else window)).round().astype(np.uint8)
         yield Angiogram(image, part_map(now), look)
 
 
@@ -169,11 +170,6 @@ def _ribs(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 
 
 def _diaphragm(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """(H, W) factor: a dome at the lower edge, in some pictures."""
+    """(H, W) factor: a dome at the lower edge, visible in some pictures."""
     top = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2
     return 1 - rng.uniform(0.1, 0.3) / (1 + np.exp((top - rows) / 0.012))
-
-
-def _noise(rng: Generator, strength: float) -> np.ndarray:
-    """(H, W) detector noise, a little correlated between neighbours."""
-    return gaussian_filter(rng.normal(0, 1, (SIDE, SIDE)), 0.5) * strength * 1.8

@@ -97,10 +97,9 @@ def write_angiograms(folder: Path, patients: int, looks: tuple[str, ...], seed: 
     Equal arguments give equal files, on one machine and with equal versions of NumPy and SciPy.
     """
     (folder / "images").mkdir(parents=True)
-    bar = tqdm(
-        [(patient, series) for patient in range(patients) for series in range(SERIES)], "rendering", unit="series"
-    )
-    records = [record for job in bar for record in _write_series(folder, looks, seed, *job)]
+    pairs = [(patient, series) for patient in range(patients) for series in range(SERIES)]
+    bar = tqdm(pairs, "rendering", unit="series")
+    records = [record for pair in bar for record in _write_series(folder, looks, seed, *pair)]
     write_json(folder / "looks.json", {record["image"]: record.pop("look") for record in records})
     write_json(folder / "annotations.json", records)
 

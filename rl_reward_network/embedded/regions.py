@@ -98,9 +98,9 @@ def parse_caption(text: str) -> dict[str, str] | None:
     """
     plain = " ".join(re.findall("[a-z]+", text.lower()))
     words_of = {name: set(re.findall(rf"\b(?:{'|'.join(words)})\b", plain)) for name, words in WORDS.items()}
-    return (
-        {name: words.pop() for name, words in words_of.items()} if all(len(w) == 1 for w in words_of.values()) else None
-    )
+    if any(len(words) != 1 for words in words_of.values()):
+        return None
+    return {name: words.pop() for name, words in words_of.items()}
 
 
 def caption_correct(text: str, obj: RegionObject) -> bool:
@@ -109,11 +109,7 @@ def caption_correct(text: str, obj: RegionObject) -> bool:
 
 
 def write_regions(
-    folder: Path,
-    count: int,
-    seed: int,
-    side: int = REFERENCE_SIDE,
-    light: tuple[float, float, float] = DAYLIGHT,
+    folder: Path, count: int, seed: int, side: int = REFERENCE_SIDE, light: tuple[float, float, float] = DAYLIGHT
 ) -> None:
     """Write the scenes of `make_scenes` in GAR's layout; `folder` appears whole or not at all, replacing an older.
 
@@ -133,21 +129,16 @@ def write_regions(
     masks, turns = [{"size": [number], "counts": text}], [{"from": text, "value": text}]
     columns = hf.Features({"image": hf.Image(), "mask_rle": masks, "conversations": turns, "catagory": text})
     hf.disable_progress_bars()
-    rows = [
-        _to_row(_lit(scene, light)) for scene in make_scenes(count, seed, side)
-    ]  # from_generator would write into ~/.cache
+    # not `from_generator`, which would write into ~/.cache
+    rows = [_to_row(scene, light) for scene in make_scenes(count, seed, side)]
     with whole_folder(folder) as temporary:
         hf.Dataset.from_list(rows, features=columns).save_to_disk(str(temporary), num_shards=-(-count // SHARD_ROWS))
 
 
-def _lit(scene: Scene, light: tuple[float, float, float]) -> Scene:
-    """The scene under coloured light."""
-    return Scene((scene.image * np.array(light)).round().astype(np.uint8), scene.objects)
-
-
-def _to_row(scene: Scene) -> dict[str, Any]:
-    """One scene as a row of GAR's table."""
-    Image.fromarray(scene.image).save(png := io.BytesIO(), "PNG", compress_level=1)  # noise hardly shrinks anyway
+def _to_row(scene: Scene, light: tuple[float, float, float]) -> dict[str, Any]:
+    """One scene under coloured light, as a row of GAR's table."""
+    lit = (scene.image * np.array(light)).round().astype(np.uint8)
+    Image.fromarray(lit).save(png := io.BytesIO(), "PNG", compress_level=1)  # noise hardly shrinks anyway
     pairs = [({"from": "human", "value": QUESTION}, {"from": "gpt", "value": obj.caption}) for obj in scene.objects]
     pairs[0][0]["value"] = f"<image>\n{QUESTION}"
     return {

@@ -72,14 +72,10 @@ def _sprout(rng: Generator, tree: list[Tube], parents: list[Tube], part: int, ca
         side = rng.choice((-1, 1)) * rng.uniform(0.6, 1.15)  # radians off the parent's direction
         tube = _tube(rng, parent.points[at], np.arctan2(direction[1], direction[0]) + side, part, calibre)
         root = int(parent.radius[at] + tube.radius[0] + 10)  # the first points are inside or beside the parent
-        if _inside(tube.points) > 0.8 and all(_clear(tube, other, root if other is parent else 0) for other in tree):
+        inside = ((tube.points > 6) & (tube.points < 250)).all(axis=1).mean()  # share of points inside the picture
+        if inside > 0.8 and all(_clear(tube, other, root if other is parent else 0) for other in tree):
             tree.append(tube)
             return
-
-
-def _inside(points: np.ndarray, side: int = 256, margin: int = 6) -> float:
-    """Share of points inside the picture."""
-    return float(((points > margin) & (points < side - margin)).all(axis=1).mean())
 
 
 def _clear(tube: Tube, other: Tube, skip: int) -> bool:
@@ -121,7 +117,7 @@ def turned(tubes: list[Tube], angle: float, flip: bool, side: int = 256) -> list
 
 
 def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray, side: int = 256) -> list[Tube]:
-    """The tubes a heart beat later: shifted by (x, y) pixels and stretched smoothly by `swell` pixels."""
+    """The tubes at another phase of the heart beat: shifted by (x, y) pixels, stretched smoothly by `swell` pixels."""
     wave = [np.sin(np.pi * tube.points[:, ::-1] / side) for tube in tubes]
     return [replace(tube, points=tube.points + shift + w * swell) for tube, w in zip(tubes, wave, strict=True)]
 

@@ -35,15 +35,16 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
     """
     predicted, true, image_ids = (np.asarray(x) for x in (predicted, true, image_ids))
     _check(predicted, true, image_ids)
-    images = [image_ids == name for name in np.unique(image_ids)]
     undefined = _constant(predicted) or _constant(true)
     middle = (true >= MIDDLE[0]) & (true <= MIDDLE[1])
+    pairs = [(predicted[image_ids == name], true[image_ids == name]) for name in np.unique(image_ids)]
+    regrets = [t.max() - t[p == p.max()].mean() for p, t in pairs]
     return {
         "mae": float(np.abs(predicted - true).mean()),
         "pearson": _pearson(predicted, true),
         "spearman": None if undefined else float(stats.spearmanr(predicted, true).statistic),
-        "within_image_spearman": None if undefined else _within(predicted, true, images),
-        "top1_regret": float(np.mean([_regret(predicted[image], true[image]) for image in images])),
+        "within_image_spearman": None if undefined else _within(pairs),
+        "top1_regret": float(np.mean(regrets)),
         "auroc_poor": _auroc(predicted, true < POOR),
         "pearson_middle": _pearson(predicted[middle], true[middle]) if middle.sum() >= MIN_MASKS else None,
     }
@@ -56,9 +57,8 @@ def coverage(predicted: np.ndarray, half_width: np.ndarray, true: np.ndarray) ->
 
 def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:
     """Pearson correlation; None if undefined."""
-    if _constant(predicted) or _constant(true):
-        return None
-    return float(stats.pearsonr(predicted, true).statistic)
+    undefined = _constant(predicted) or _constant(true)
+    return None if undefined else float(stats.pearsonr(predicted, true).statistic)
 
 
 def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
@@ -69,21 +69,10 @@ def _auroc(predicted: np.ndarray, poor: np.ndarray) -> float | None:
     return float(wins / (poor.sum() * (~poor).sum()))
 
 
-def _within(predicted: np.ndarray, true: np.ndarray, images: list[np.ndarray]) -> float | None:
-    """Mean Spearman over images with different true scores."""
-    ranked = [image for image in images if not _constant(true[image])]
-    values = [_spearman_or_zero(predicted[image], true[image]) for image in ranked]
+def _within(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float | None:
+    """Mean Spearman over images with different true scores, from (predicted, true) of each image."""
+    values = [0.0 if _constant(p) else stats.spearmanr(p, t).statistic for p, t in pairs if not _constant(t)]
     return float(np.mean(values)) if values else None
-
-
-def _spearman_or_zero(predicted: np.ndarray, true: np.ndarray) -> float:
-    """Spearman correlation, 0 for constant predictions."""
-    return 0.0 if _constant(predicted) else float(stats.spearmanr(predicted, true).statistic)
-
-
-def _regret(predicted: np.ndarray, true: np.ndarray) -> float:
-    """Best true score minus the true score of the mask predicted best."""
-    return float(true.max() - true[predicted == predicted.max()].mean())
 
 
 def _constant(values: np.ndarray) -> bool:

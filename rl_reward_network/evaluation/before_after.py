@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, Verdict, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
 
@@ -31,6 +31,7 @@ METRIC_TITLES = {
     "recall": "recall",
     "learned": "reward net's score",
 }
+REWARD_TITLES = {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)}
 VALIDATION_TITLES = {
     "val/score": "reward net's score (proxy)",
     "val/gt_dice": "Dice (gold)",
@@ -71,13 +72,11 @@ class Difference:
     @property
     def word(self) -> str:
         """better, worse or cannot tell, by the 95 % interval of the gain."""
-        if self.gain.groups < MIN_PATIENTS or self.gain.low is None or self.gain.high is None:
-            return "cannot tell"
-        return "better" if self.gain.low > 0 else "worse" if self.gain.high < 0 else "cannot tell"
+        return {1: "better", -1: "worse"}.get(self.gain.sign, "cannot tell")
 
 
 @dataclass(frozen=True, eq=False)
-class ShownItem:
+class ReportItem:
     """A test item on the page: uint8 (H, W, 3) image, masks bool (H, W) or None, and a caption of each."""
 
     title: str
@@ -111,7 +110,7 @@ class BeforeAfter:
     ids: tuple[tuple[str, str], ...]
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
-    shown: tuple[ShownItem, ...] = ()
+    shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
 
     def label(self, metric: str) -> str:
@@ -143,12 +142,9 @@ def compare_models(
 
 def write_before_after(folder: Path, result: BeforeAfter) -> Path:
     """Write eval.json, eval.csv and report.html, each whole or not at all; returns the path of report.html."""
-    whole = _page(result)
+    texts = {"eval.csv": _per_item(result), "report.html": _page(result)}
     write_json(folder / "eval.json", summary(result))
-    for name, content in (("eval.csv", _per_item(result)), ("report.html", whole)):
-        with whole_file(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8", newline="")
-    return folder / "report.html"
+    return page.write_files(folder, texts)
 
 
 def summary(result: BeforeAfter) -> dict[str, Any]:
@@ -165,6 +161,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
 
 
 def _per_item(result: BeforeAfter) -> str:
+    """CSV text: one line per test item and model."""
     metrics = [row.metric for row in result.rows]
     lines: list[list[object]] = [["sample_id", "group_id", "model", *metrics]]
     for model, values in result.values.items():
@@ -174,7 +171,10 @@ def _per_item(result: BeforeAfter) -> str:
 
 
 def _page(result: BeforeAfter) -> str:
+    """The HTML file."""
     verdict = result.verdict
+    figure = curves(result.curves)
+    totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
     parts = [
         "<h1>What did fine-tuning change?</h1>",
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
@@ -182,11 +182,11 @@ def _page(result: BeforeAfter) -> str:
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
         page.table(
             ["metric", "before", "after", "after - before", ""],
-            [_cells(result.label(row.metric), row) for row in result.rows],
+            [[result.label(row.metric), row.before, row.after, row.gain.signed, row.word] for row in result.rows],
         ),
         f"<p>{legend([row.metric for row in result.rows])}</p>",
-        page.table(["over all items", "before", "after"], _totals(result)) if result.totals else "",
-        *_training(result.curves),
+        page.table(["over all items", "before", "after"], totals) if totals else "",
+        "<h2>Training</h2>\n" + page.image(png(figure), "png", "Rewards and validation") if figure else "",
         "<h2>Images</h2>" if result.shown else "",
         *(_item(item) for item in result.shown),
         "<h2>What was evaluated</h2>",
@@ -195,61 +195,38 @@ def _page(result: BeforeAfter) -> str:
     return page.whole_page(f"Fine-tuning: {verdict.label}", parts)
 
 
-def _cells(name: str, row: Difference) -> list[str]:
-    return [name, str(row.before), str(row.after), row.gain.signed, row.word]
-
-
-def _totals(result: BeforeAfter) -> list[list[str]]:
-    return [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
-
-
-def _item(item: ShownItem) -> str:
-    titles = [f"{when}: {words}" if words else when for when, words in zip(WHEN, item.words, strict=True)]
-    panels = zip(titles, (item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)
-    figures = "".join(
-        f"<figure>{page.image(draw_mask(item.image, mask, colour), 'jpeg', name)}"
-        f"<figcaption>{page.text(name)}</figcaption></figure>"
-        for name, mask, colour in panels
-    )
-    return f'<h3>{page.text(item.title)}</h3><div class="panels">{figures}</div>'
-
-
-def _training(lines: Sequence[dict[str, Any]]) -> list[str]:
-    figure = curves(lines)
-    return ["<h2>Training</h2>", page.image(png(figure), "png", "Rewards and validation")] if figure else []
+def _item(item: ReportItem) -> str:
+    """HTML of one test item: its masks and captions."""
+    captions = [f"{when}: {words}" if words else when for when, words in zip(WHEN, item.words, strict=True)]
+    masks = zip((item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)
+    pictures = [draw_mask(item.image, mask, colour) for mask, colour in masks]
+    return page.panels(item.title, zip(captions, pictures, strict=True))
 
 
 def curves(lines: Sequence[dict[str, Any]]) -> Figure | None:
     """Rewards in training beside metrics on validation items; None without either."""
-    rewards = {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)}
-    panels = {
-        "reward of sampled rollouts (training)": {tag: name for tag, name in rewards.items() if _has(lines, tag)},
-        "validation": {tag: name for tag, name in VALIDATION_TITLES.items() if _has(lines, tag)},
+    panels = {"reward of sampled rollouts (training)": REWARD_TITLES, "validation": VALIDATION_TITLES}
+    logged = {tag for line in lines for tag in line}
+    drawn = {
+        title: {tag: name for tag, name in names.items() if tag in logged}
+        for title, names in panels.items()
+        if logged & names.keys()
     }
-    drawn = {title: tags for title, tags in panels.items() if tags}
     if not drawn:
         return None
     figure = Figure(figsize=(5 * len(drawn), 3), layout="constrained")
     for axes, (title, tags) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
         for number, (tag, name) in enumerate(tags.items()):
-            _plot(axes, *_points(lines, tag), f"C{number}", name)
+            _plot(axes, lines, tag, f"C{number}", name)
         axes.set(xlabel="optimisation step", title=title)
         axes.legend()
     return figure
 
 
-def _has(lines: Sequence[dict[str, Any]], tag: str) -> bool:
-    return any(tag in line for line in lines)
-
-
-def _points(lines: Sequence[dict[str, Any]], tag: str) -> tuple[np.ndarray, np.ndarray]:
-    points = [(line["step"], line[tag]) for line in lines if tag in line]
-    steps, values = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    return steps, values
-
-
-def _plot(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, name: str) -> None:
+def _plot(axes: Axes, lines: Sequence[dict[str, Any]], tag: str, colour: str, name: str) -> None:
     """A line with markers; with 20 points or more, a pale line and its running mean."""
+    points = [(line["step"], line[tag]) for line in lines if tag in line]
+    steps, values = np.array(points, dtype=float).T
     width = len(values) // 10
     if width < 2:
         axes.plot(steps, values, marker="o", color=colour, label=name)

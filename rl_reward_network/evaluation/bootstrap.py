@@ -29,6 +29,13 @@ class Estimate:
         """A difference: as above, every number with its sign."""
         return f"{self.mean:+.3f}" if self.low is None else f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval of at least `MIN_PATIENTS` patients is above or below 0; else 0."""
+        if self.low is None or self.high is None or self.groups < MIN_PATIENTS:
+            return 0
+        return (self.low > 0) - (self.high < 0)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -105,14 +112,14 @@ def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_
     if is_no_gap(val_gap):
         gap = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
         return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
-    if difference.low is None or difference.high is None or difference.groups < MIN_PATIENTS:
+    if difference.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
-    if difference.low > 0:
+    if difference.sign > 0:
         how = "choosing the prompt per image helps"
         if different_choices == 1:
             how = "the policy always chooses one prompt, which is better than the one chosen on training images"
         return Verdict("better", f"Better: {how}. {measured}")
-    if difference.high < 0:
+    if difference.sign < 0:
         return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
     return Verdict("cannot tell", f"Cannot tell: the interval contains 0. {measured}")
 
@@ -129,8 +136,7 @@ def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str
     gain = group_bootstrap(network - other, groups, 0)
     advice = ""
     if gain.mean > 0:
-        significant = gain.groups >= MIN_PATIENTS and gain.low is not None and gain.low > 0
-        advice = f": a plain segmenter {'serves' if significant else 'may serve'} these images better than {than}"
+        advice = f": a plain segmenter {'serves' if gain.sign > 0 else 'may serve'} these images better than {than}"
     network_dice, other_dice = (group_bootstrap(values, groups, 0) for values in (network, other))
     return (
         f"The reward network's own segmentation of these images has Dice {network_dice}, {what} {other_dice}{advice}."

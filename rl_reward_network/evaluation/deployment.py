@@ -67,13 +67,11 @@ def decide(train: Sequence[SampleTable], val: Sequence[SampleTable], chosen: np.
     reason = f"on {gain.groups} validation patients PPO minus best fixed prompt is {gain} {criterion.capitalize()}"
     if criterion == "score":
         reason += " (the reward net's score, not ground truth: no validation image is labelled)"
-    if gain.low is None or gain.groups < MIN_PATIENTS:
-        return Deployment(False, best, fixed_by, criterion, gain, f"{reason}, too few patients for a decision")
-    if is_no_gap(gap):
-        return Deployment(
-            False, best, fixed_by, criterion, gain, f"{reason}, and the oracle's gain is negligible ({gap})"
-        )
-    return Deployment(gain.low > 0, best, fixed_by, criterion, gain, reason)
+    if gain.groups < MIN_PATIENTS:
+        reason += ", too few patients for a decision"
+    elif is_no_gap(gap):
+        reason += f", and the oracle's gain is negligible ({gap})"
+    return Deployment(gain.sign > 0 and not is_no_gap(gap), best, fixed_by, criterion, gain, reason)
 
 
 def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Estimate | None:

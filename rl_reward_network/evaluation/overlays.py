@@ -50,18 +50,12 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: tuple[int, int, int]
         uint8 (h, w, 3).
     """
     painted = image.astype(np.float32)
-    mask = _resized(mask, *image.shape[:2])
+    if mask.shape != image.shape[:2]:
+        grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
+        mask = np.asarray(grey.resize(image.shape[1::-1], Image.Resampling.BOX)) > COVERED
     painted[mask] += opacity * (np.array(colour) - painted[mask])
     painted[find_boundaries(mask, mode="outer")] = colour
     return painted.round().astype(np.uint8)
-
-
-def _resized(mask: np.ndarray, height: int, width: int) -> np.ndarray:
-    """bool (height, width): pixels of which a bool (H, W) mask covers more than a quarter."""
-    if mask.shape == (height, width):
-        return mask
-    grey = Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0)))
-    return np.asarray(grey.resize((width, height), Image.Resampling.BOX)) > COVERED
 
 
 def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:

@@ -1,12 +1,15 @@
-"""Parts of a report: a self-contained HTML page, tables, embedded pictures, and CSV text."""
+"""Parts of a report: a self-contained HTML page, tables, embedded pictures, CSV text, and their files."""
 
 import base64
 import csv
 import html
 import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
+
+from rl_reward_network.artefacts import whole_file
 
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
@@ -52,6 +55,15 @@ def image(data: bytes, kind: str, description: str) -> str:
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{text(description)}">'
 
 
+def panels(title: str, pictures: Iterable[tuple[str, bytes]]) -> str:
+    """A heading, and JPEG pictures side by side, each with its caption."""
+    figures = "".join(
+        f"<figure>{image(data, 'jpeg', caption)}<figcaption>{text(caption)}</figcaption></figure>"
+        for caption, data in pictures
+    )
+    return f'<h3>{text(title)}</h3><div class="panels">{figures}</div>'
+
+
 def csv_text(lines: Iterable[Iterable[object]]) -> str:
     """Lines as CSV."""
     file = io.StringIO()
@@ -62,3 +74,11 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
 def digits(numbers: np.ndarray) -> list[str]:
     """Six decimals each."""
     return [f"{number:.6f}" for number in numbers]
+
+
+def write_files(folder: Path, texts: dict[str, str]) -> Path:
+    """Write text files in the given order, each whole or not at all; returns the path of the last."""
+    for name, content in texts.items():
+        with whole_file(folder / name) as temporary:
+            temporary.write_text(content, encoding="utf-8", newline="")
+    return folder / name

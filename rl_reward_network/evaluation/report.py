@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.artefacts import whole_file, write_json
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, ComparisonRow
 from rl_reward_network.evaluation.bootstrap import group_means
@@ -62,12 +62,10 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
 
     Files: eval.json, eval.csv (per image), eval_patients.csv (per patient), report.html.
     """
-    whole, images, patients, summary = _page(result), _per_image(result), _per_patient(result), _summary(result)
-    write_json(folder / "eval.json", summary)
-    for name, text in (("eval.csv", images), ("eval_patients.csv", patients), ("report.html", whole)):
-        with whole_file(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="")
-    return folder / "report.html"
+    tables = {"eval.csv": _per_image(result), "eval_patients.csv": _per_patient(result)}
+    texts = tables | {"report.html": _page(result)}
+    write_json(folder / "eval.json", _summary(result))
+    return page.write_files(folder, texts)
 
 
 def _summary(result: EvaluationResult) -> dict[str, Any]:
@@ -188,14 +186,11 @@ def _choices(result: EvaluationResult) -> list[str]:
     """HTML: histogram and table of the selected prompts."""
     comparison = result.comparison
     counts = [comparison.row(name).weights.sum(axis=0).astype(int) for name in (POLICY, DEPLOYED)]
+    rows = zip(range(len(result.prompts)), result.prompts, *counts, strict=True)
     return [
         "<h2>Choices</h2>",
         page.image(figures.png(figures.histogram(comparison)), "png", "How often each prompt is chosen"),
-        page.table(
-            ["index", "prompt", POLICY, DEPLOYED],
-            zip(range(len(counts[0])), result.prompts, *counts, strict=True),
-            "wrap",
-        ),
+        page.table(["index", "prompt", POLICY, DEPLOYED], rows, "wrap"),
     ]
 
 
@@ -222,9 +217,4 @@ def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
         value = comparison.values(comparison.row(name), comparison.criterion)[index]
         panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
     panels.append((f"{POLICY}: errors expected by the reward net", draw_errors(overlay.image, overlay.error_map)))
-    figures_html = "".join(
-        f"<figure>{page.image(data, 'jpeg', name)}<figcaption>{page.text(name)}</figcaption></figure>"
-        for name, data in panels
-    )
-    title = f"{overlay.title}: {result.named(overlay.sample_id)}"
-    return f'<h3>{page.text(title)}</h3><div class="panels">{figures_html}</div>'
+    return page.panels(f"{overlay.title}: {result.named(overlay.sample_id)}", panels)

@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import spread
-from rl_reward_network.evaluation.before_after import BeforeAfter, ShownItem, compare_models, write_before_after
+from rl_reward_network.evaluation.before_after import BeforeAfter, ReportItem, compare_models, write_before_after
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
@@ -203,7 +203,7 @@ def _network_dice(network: RewardNetwork, prompt: GRPOPrompt) -> float:
     return float(dice((foreground_prob(network, image) > 0.5)[None], truth[None])[0])
 
 
-def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ShownItem, ...]:
+def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
     """The prompts with the largest gains, and those with the largest losses."""
     gain = after.values[criterion] - before.values[criterion]
     order = np.argsort(-np.nan_to_num(gain), kind="stable")
@@ -214,7 +214,7 @@ def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, crit
         image, truth = prompts[number].load()
         texts = (prompts[number].caption or prompts[number].question, before.captions[number], after.captions[number])
         masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
-        shown.append(ShownItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, texts))
+        shown.append(ReportItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, texts))
     return tuple(shown)
 
 

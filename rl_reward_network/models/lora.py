@@ -83,19 +83,14 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
         "SAM 2 prompt encoder": "grounding_encoder.prompt_encoder.",
         "SAM 2 mask decoder": "grounding_encoder.mask_decoder.",
     }
-    rows = []
-    rest = dict(model.named_parameters())
-    for part, prefix in parts.items():
-        members = [rest.pop(name) for name in list(rest) if name.startswith(prefix) and "lora_" not in name]
-        rows.append((part, _count(members), _count(p for p in members if p.requires_grad)))
-    lora = [rest.pop(name) for name in list(rest) if "lora_" in name]
-    for part, members in (("LoRA", lora), ("SAM 2 memory", list(rest.values()))):
-        rows.append((part, _count(members), _count(p for p in members if p.requires_grad)))
-    return rows
-
-
-def _count(parameters: Iterable[Tensor]) -> int:
-    return sum(parameter.numel() for parameter in parameters)
+    members: dict[str, list[Tensor]] = {part: [] for part in (*parts, "LoRA", "SAM 2 memory")}
+    for name, parameter in model.named_parameters():
+        part = next((part for part, prefix in parts.items() if name.startswith(prefix)), "SAM 2 memory")
+        members["LoRA" if "lora_" in name else part].append(parameter)
+    return [
+        (part, sum(p.numel() for p in tensors), sum(p.numel() for p in tensors if p.requires_grad))
+        for part, tensors in members.items()
+    ]
 
 
 def unreached_parameters(model: nn.Module, losses: Iterable[Tensor]) -> list[str]:
@@ -127,12 +122,14 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 def save_trainable(model: PreTrainedModel, folder: Path) -> None:
     """Write LoRA and the other trained tensors, as a folder that appears whole."""
     state = trainable_state(model)
-    lora = {_peft_name(name): state.pop(name) for name in list(state) if "lora_" in name}
+    # peft's names, without the adapter's: x.lora_A.default.weight -> base_model.model.x.lora_A.weight
+    names = {name: PEFT_PREFIX + name.replace(".default.", ".") for name in state if "lora_" in name}
+    lora = {peft_name: state.pop(name) for name, peft_name in names.items()}
     with whole_folder(folder) as temporary:
         save_file(state, temporary / WEIGHTS)
         if lora:
             save_file(lora, temporary / PEFT_WEIGHTS)
-            _lora_config(model).save_pretrained(str(temporary))
+            model.peft_config["default"].save_pretrained(str(temporary))
         settings = _lora_settings(model) if lora else None
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
@@ -145,7 +142,8 @@ def read_trainable(folder: Path) -> dict[str, Tensor]:
     """
     state = _read_tensors(folder / WEIGHTS)
     if (folder / PEFT_WEIGHTS).exists():
-        state |= {_own_name(name): tensor for name, tensor in _read_tensors(folder / PEFT_WEIGHTS).items()}
+        for name, tensor in _read_tensors(folder / PEFT_WEIGHTS).items():
+            state[re.sub(r"\.(lora_[AB])\.", r".\1.default.", name.removeprefix(PEFT_PREFIX))] = tensor
     return state
 
 
@@ -154,16 +152,6 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file}: not a whole safetensors file ({error})") from error
-
-
-def _peft_name(name: str) -> str:
-    """`x.lora_A.default.weight` -> `base_model.model.x.lora_A.weight`: without the adapter's name."""
-    return PEFT_PREFIX + name.replace(".default.", ".")
-
-
-def _own_name(peft_name: str) -> str:
-    """The inverse of `_peft_name`."""
-    return re.sub(r"\.(lora_[AB])\.", r".\1.default.", peft_name.removeprefix(PEFT_PREFIX))
 
 
 def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
@@ -213,13 +201,9 @@ def lora_off(model: nn.Module) -> Iterator[None]:
             layer.scaling.update(scaling)
 
 
-def _lora_config(model: PreTrainedModel) -> LoraConfig:
-    config: Any = model.peft_config["default"]
-    return config
-
-
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
-    config = _lora_config(model)
+    """The arguments of `setup_lora` that a model's LoRA layers were made with."""
+    config: Any = model.peft_config["default"]
     return {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
 
 

@@ -9,7 +9,6 @@ precision, recall and the error map of a mask follow from this probability and t
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -178,22 +177,15 @@ class RewardNetwork(nn.Module):
         Images larger than a tile are processed in tiles with margins: the same result in bounded memory. Computed in
         float32 also under autocast, because half precision would change every score.
         """
-        with torch.autocast(image.device.type, enabled=False):
-            return self._foreground_probs(image)
-
-    def _foreground_probs(self, image: Tensor) -> Tensor:
         step = 2 ** len(self.config.channels)
         margin = 8 * step  # more than the receptive field reaches
-        height, width = image.shape[-2:]
-        padded = F.pad(image, (0, -width % step, 0, -height % step), mode="replicate")
         tile = max(step, TILE // step * step)
-        rows = [
-            torch.cat(
-                [self._tile(padded, top, left, tile, margin) for left in range(0, padded.shape[-1], tile)], dim=-1
-            )
-            for top in range(0, padded.shape[-2], tile)
-        ]
-        return torch.cat(rows, dim=-2)[..., :height, :width]
+        height, width = image.shape[-2:]
+        with torch.autocast(image.device.type, enabled=False):
+            padded = F.pad(image, (0, -width % step, 0, -height % step), mode="replicate")
+            tops, lefts = range(0, padded.shape[-2], tile), range(0, padded.shape[-1], tile)
+            rows = [torch.cat([self._tile(padded, top, left, tile, margin) for left in lefts], dim=-1) for top in tops]
+            return torch.cat(rows, dim=-2)[..., :height, :width]
 
     def _tile(self, image: Tensor, top: int, left: int, tile: int, margin: int) -> Tensor:
         """Foreground probabilities (K, B, 1, h, w) of one tile, computed with a margin around it."""
@@ -209,19 +201,16 @@ class RewardNetwork(nn.Module):
         Computed in float32 also under autocast.
         """
         with torch.autocast(mask.device.type, enabled=False):
-            return self._mask_quality(mask, foreground_probs)
-
-    def _mask_quality(self, mask: Tensor, foreground_probs: Tensor) -> RewardOutput:
-        members = soft_overlap(mask, foreground_probs)  # (4, K, B)
-        weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
-        weighted = torch.einsum("n,nkb->kb", weights, members)
-        mean = weighted.mean(dim=0)
-        spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
-        score = mean - self.config.caution * spread
-        foreground_prob = foreground_probs.mean(dim=0).expand_as(mask)
-        dice, iou, precision, recall = members.mean(dim=1)
-        errors = error_map(mask, foreground_prob)
-        return RewardOutput(dice, iou, precision, recall, score, members, spread, foreground_prob, errors)
+            members = soft_overlap(mask, foreground_probs)  # (4, K, B)
+            weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
+            weighted = torch.einsum("n,nkb->kb", weights, members)
+            mean = weighted.mean(dim=0)
+            spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
+            score = mean - self.config.caution * spread
+            foreground_prob = foreground_probs.mean(dim=0).expand_as(mask)
+            dice, iou, precision, recall = members.mean(dim=1)
+            errors = error_map(mask, foreground_prob)
+            return RewardOutput(dice, iou, precision, recall, score, members, spread, foreground_prob, errors)
 
     def member(self, index: int) -> "RewardNetwork":
         """One member as a network with one member and caution 0; the weights are shared."""
@@ -241,8 +230,7 @@ class RewardNetwork(nn.Module):
             ValueError: the folder contains other files, which would be lost.
         """
         folder = Path(folder)
-        foreign = {path.name for path in folder.glob("*")} - {CONFIG, WEIGHTS}
-        if foreign:
+        if foreign := {path.name for path in folder.glob("*")} - {CONFIG, WEIGHTS}:
             raise ValueError(f"{folder}: contains {len(foreign)} other files; name a new folder for the reward network")
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with whole_folder(folder) as temporary:
@@ -274,11 +262,10 @@ class RewardNetwork(nn.Module):
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     """Two layers of 3x3 convolution, BatchNorm (constant in evaluation mode, so that tiles agree) and SiLU."""
-
-    def layers(width: int) -> Iterator[nn.Module]:
-        yield from (nn.Conv2d(width, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.SiLU())
-
-    return nn.Sequential(*layers(inputs), *layers(outputs))
+    layers: list[nn.Module] = []
+    for width in (inputs, outputs):
+        layers += [nn.Conv2d(width, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.SiLU()]
+    return nn.Sequential(*layers)
 
 
 def _check(image: Tensor, mask: Tensor) -> None:
@@ -298,8 +285,7 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     if not isinstance(values, dict) or values.get("version") != VERSION:
         version = values.get("version") if isinstance(values, dict) else None
         raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION}; {TRAIN_ONE}")
-    missing = {"training", *(field.name for field in fields(RewardNetworkConfig))} ^ set(values)
-    if missing:
+    if missing := {"training", *(field.name for field in fields(RewardNetworkConfig))} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
     training_info = values.pop("training")
     try:

@@ -18,8 +18,8 @@ from rl_reward_network.evaluation.overlays import Overlay
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak

@@ -203,16 +203,16 @@ def test_all_faults_are_told_at_once(read):
     records = [record(image=f"{n}.png") | fields for n, fields in enumerate([{}, *spoiled, {}])]
     with pytest.raises(ValueError, match=r"annotations\.json: 5 records have faults\n") as caught:
         read(*records)
-    head, *told = str(caught.value).splitlines()
+    head, *faults = str(caught.value).splitlines()
     assert "1.png" not in head
-    assert [line.split(":")[0] for line in told] == [
+    assert [line.split(":")[0] for line in faults] == [
         "  record 1 (image '1.png')",
         "  record 2 (image '2.png')",
         "  record 3 (image 'missing.png')",
         "  record 4 (image '4.png')",
         "  record 5 (image '5.png')",
     ]
-    for line, word in zip(told, ("`text`", "`group`", "not found", "5 numbers", "`width`"), strict=True):
+    for line, word in zip(faults, ("`text`", "`group`", "not found", "5 numbers", "`width`"), strict=True):
         assert word in line
 
 
@@ -368,8 +368,8 @@ def test_chase_has_28_photographs_of_14_children(chase):
 def test_chase_polygons_are_its_png_masks(chase, tmp_path):
     (tmp_path / "images").symlink_to(CHASE / "images")
     records = json.loads((CHASE / "annotations.json").read_text())
-    kept = [{k: r[k] for k in ("image", "text", "mask", "group", "width", "height")} for r in records]
-    (tmp_path / "annotations.json").write_text(json.dumps(kept))
+    known = [{k: r[k] for k in ("image", "text", "mask", "group", "width", "height")} for r in records]
+    (tmp_path / "annotations.json").write_text(json.dumps(known))
     for drawn, stored in zip(read_annotations(tmp_path), chase, strict=True):
         polygons, png = drawn.load_mask(), stored.load_mask()
         assert 2 * (polygons & png).sum() / (polygons.sum() + png.sum()) >= 0.999

@@ -81,14 +81,14 @@ def grey(sample: RegionSample) -> int:
 
 
 def test_each_region_has_its_own_image_mask_and_caption(tmp_path: Path) -> None:
-    found = read_describe_anything(write_coco(tmp_path / "COCOStuff"))
-    assert [sample.caption for sample in found] == ["a dog", "a cat", "a cow", "a hen"]
-    assert [grey(sample) for sample in found] == [55, 55, 105, 155]
-    assert [int(sample.load()[1].argmax(axis=1).max()) for sample in found] == [2, 9, 2, 2]
-    dog, cat, cow, hen = (sample.group_id for sample in found)
+    regions = read_describe_anything(write_coco(tmp_path / "COCOStuff"))
+    assert [sample.caption for sample in regions] == ["a dog", "a cat", "a cow", "a hen"]
+    assert [grey(sample) for sample in regions] == [55, 55, 105, 155]
+    assert [int(sample.load()[1].argmax(axis=1).max()) for sample in regions] == [2, 9, 2, 2]
+    dog, cat, cow, hen = (sample.group_id for sample in regions)
     assert dog == cat
     assert len({cat, cow, hen}) == 3
-    assert all(sample.group_id == sample.series_id == sample.image_id for sample in found)
+    assert all(sample.group_id == sample.series_id == sample.image_id for sample in regions)
 
 
 def test_nothing_is_unpacked_and_nothing_decoded_before_it_is_asked_for(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_the_names_are_tried_in_order(tmp_path: Path) -> None:
             region("4", image="x/z.jpg", img_id="z"),
         ]
     }
-    found = read_describe_anything(write_subset(tmp_path / "PACO", annotations, {"00000000.tar": tar}))
-    assert [grey(sample) for sample in found] == [50, 100, 150, 200]
+    regions = read_describe_anything(write_subset(tmp_path / "PACO", annotations, {"00000000.tar": tar}))
+    assert [grey(sample) for sample in regions] == [50, 100, 150, 200]
 
 
 def test_a_bare_name_that_two_members_share_chooses_neither(tmp_path: Path) -> None:
@@ -151,22 +151,22 @@ def test_a_bare_name_that_two_members_share_chooses_neither(tmp_path: Path) -> N
 
 def test_a_name_that_two_pictures_have_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
     tar = {"train/1.png": picture(50), "val/1.png": picture(100), "2.png": picture(150)}
-    found = read_describe_anything(
+    regions = read_describe_anything(
         write_subset(tmp_path / "PACO", {"k": [region(image="2.png")]}, {"00000000.tar": tar})
     )
-    assert [grey(sample) for sample in found] == [150]
+    assert [grey(sample) for sample in regions] == [150]
     with pytest.raises(ValueError, match=r"00000000\.tar: 2 pictures are named 1\.png, expected one"):
         read_describe_anything(write_subset(tmp_path / "Two", {"k": [region(image="1.png")]}, {"00000000.tar": tar}))
 
 
 def test_frames_of_a_video_go_by_number_and_stay_in_one_group(tmp_path: Path) -> None:
-    found = read_describe_anything(write_video(tmp_path / "SAV"))
-    assert [grey(sample) for sample in found] == [20 * k for k in range(11)]
-    assert [int(sample.load()[1].argmax(axis=1).max()) for sample in found] == list(range(11))
-    assert {sample.caption for sample in found} == {"a runner"}
-    assert len({sample.group_id for sample in found}) == len({sample.series_id for sample in found}) == 1
-    assert len({sample.image_id for sample in found}) == len({sample.sample_id for sample in found}) == 11
-    assert found[0].group_id not in {sample.image_id for sample in found}
+    regions = read_describe_anything(write_video(tmp_path / "SAV"))
+    assert [grey(sample) for sample in regions] == [20 * k for k in range(11)]
+    assert [int(sample.load()[1].argmax(axis=1).max()) for sample in regions] == list(range(11))
+    assert {sample.caption for sample in regions} == {"a runner"}
+    assert len({sample.group_id for sample in regions}) == len({sample.series_id for sample in regions}) == 1
+    assert len({sample.image_id for sample in regions}) == len({sample.sample_id for sample in regions}) == 11
+    assert regions[0].group_id not in {sample.image_id for sample in regions}
 
 
 def test_objects_of_one_video_share_its_group(tmp_path: Path) -> None:
@@ -174,17 +174,17 @@ def test_objects_of_one_video_share_its_group(tmp_path: Path) -> None:
     annotations = {f"sav_1_{n}": region(f"runner {n}", mask_rle=masks, video_id="sav_1") for n in (0, 1)}
     annotations["sav_2_0"] = region("runner", mask_rle=masks, video_id="sav_2")
     tar = {f"{key}.{k}.jpg": picture(20 * k) for key in annotations for k in (0, 1)}
-    found = read_describe_anything(write_subset(tmp_path / "SAV", annotations, {"00000000.tar": tar}))
-    assert len(found) == 6
-    assert len({sample.group_id for sample in found[:4]}) == 1
-    assert found[4].group_id != found[0].group_id
+    regions = read_describe_anything(write_subset(tmp_path / "SAV", annotations, {"00000000.tar": tar}))
+    assert len(regions) == 6
+    assert len({sample.group_id for sample in regions[:4]}) == 1
+    assert regions[4].group_id != regions[0].group_id
 
 
 def test_frames_may_be_named_by_the_video(tmp_path: Path) -> None:
     tar = {f"sav_1.{k}.jpg": picture(20 * k) for k in range(2)}
     row = region(mask_rle=[to_rle(square(k)) for k in range(2)], video_id="sav_1")
-    found = read_describe_anything(write_subset(tmp_path / "SAV", {"0": [row]}, {"00000000.tar": tar}))
-    assert [grey(sample) for sample in found] == [0, 20]
+    regions = read_describe_anything(write_subset(tmp_path / "SAV", {"0": [row]}, {"00000000.tar": tar}))
+    assert [grey(sample) for sample in regions] == [0, 20]
 
 
 def test_frames_without_a_mask_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -43,20 +43,20 @@ def test_without_deep_images_there_is_nothing(write):
 
 
 def test_few_images_are_read(write, monkeypatch):
-    seen = []
+    measured = []
 
     def histogram(path):
-        seen.append(path.name)
+        measured.append(path.name)
         return np.bincount([1000])
 
     monkeypatch.setattr(grey_levels, "grey_histogram", histogram)
     monkeypatch.setattr(grey_levels, "MAX_IMAGES", 8)
     names = [write(f"{n:03d}.png", 1000) for n in range(33)]
     measured_levels(dict.fromkeys(names, DATA_SET))
-    assert sorted(seen) == [f"{n:03d}.png" for n in range(0, 33, 5)]
-    seen.clear()
+    assert sorted(measured) == [f"{n:03d}.png" for n in range(0, 33, 5)]
+    measured.clear()
     measured_levels(dict.fromkeys(names, "series"))
-    assert len(seen) == 4
+    assert len(measured) == 4
 
 
 def test_a_damaged_image_is_named(write):

@@ -127,9 +127,9 @@ def test_8_bit_images_have_no_white_level(tmp_path, mode):
     Image.fromarray(UPRIGHT).convert(mode).save(tmp_path / "x.png")
     assert np.array_equal(load_image(tmp_path / "x.png", 100), load_image(tmp_path / "x.png"))
     assert image_header(tmp_path / "x.png") == ((2, 3), False)
-    image, said = load_for_model(tmp_path / "x.png", 100)
+    image, note = load_for_model(tmp_path / "x.png", 100)
     assert np.array_equal(image, load_image(tmp_path / "x.png"))
-    assert said == ""
+    assert note == ""
 
 
 @pytest.mark.parametrize("bits", [10, 12, 14, 16])
@@ -138,16 +138,16 @@ def test_a_hot_pixel_does_not_make_a_picture_black(tmp_path, bits):
     grey[5, 5] = 65535
     Image.fromarray(grey).save(tmp_path / "x.png")
     assert image_header(tmp_path / "x.png") == ((64, 64), True)
-    image, said = load_for_model(tmp_path / "x.png")
+    image, note = load_for_model(tmp_path / "x.png")
     assert 126 < image.mean() < 130
     assert (image[5, 5] == 255).all()
     level = robust_white(grey_histogram(tmp_path / "x.png"))
     assert 0.995 * 2**bits < level < 2**bits
-    assert re.match(rf"x\.png: .*white is {level}, .*99\.9 %.*--bit_depth", said)
+    assert re.match(rf"x\.png: .*white is {level}, .*99\.9 %.*--bit_depth", note)
     assert np.array_equal(image, load_image(tmp_path / "x.png"))
-    given, said = load_for_model(tmp_path / "x.png", 2 ** (bits - 1))
+    given, note = load_for_model(tmp_path / "x.png", 2 ** (bits - 1))
     assert 189 < given.mean() < 193, "the brighter half is white"
-    assert said == f"x.png: grey of more than 8 bit, white is {2 ** (bits - 1)}"
+    assert note == f"x.png: grey of more than 8 bit, white is {2 ** (bits - 1)}"
 
 
 def test_an_8_bit_picture_in_a_16_bit_file_is_not_stretched(tmp_path):

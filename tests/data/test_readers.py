@@ -26,12 +26,12 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_each_set_is_recognised_and_told(both: tuple[Path, Path]) -> None:
     gar, dam = both
-    samples, seen = read_region_data(gar)
+    samples, description = read_region_data(gar)
     assert recognise(gar) == "gar"
-    assert (len(samples), seen) == (4, "Grasp-Any-Region, 2 shards, 3 images, 4 regions")
-    samples, seen = read_region_data(str(dam))
+    assert (len(samples), description) == (4, "Grasp-Any-Region, 2 shards, 3 images, 4 regions")
+    samples, description = read_region_data(str(dam))
     assert recognise(str(dam)) == "dam"
-    assert (len(samples), seen) == (15, "describe-anything: LVIS, SAV, 14 images, 15 regions")
+    assert (len(samples), description) == (15, "describe-anything: LVIS, SAV, 14 images, 15 regions")
 
 
 def test_naming_the_right_set_changes_nothing(both: tuple[Path, Path]) -> None:
@@ -43,8 +43,8 @@ def test_naming_the_right_set_changes_nothing(both: tuple[Path, Path]) -> None:
 
 def test_the_embedded_regions_are_grasp_any_region(tmp_path: Path) -> None:
     write_regions(tmp_path / "regions", count=2, seed=1, side=96)
-    samples, seen = read_region_data(tmp_path / "regions")
-    assert seen == f"Grasp-Any-Region, 1 shard, 2 images, {len(samples)} regions"
+    samples, description = read_region_data(tmp_path / "regions")
+    assert description == f"Grasp-Any-Region, 1 shard, 2 images, {len(samples)} regions"
 
 
 def test_a_part_of_the_shards_and_a_limit_are_told(both: tuple[Path, Path]) -> None:

@@ -139,8 +139,8 @@ def test_collecting_reads_no_further_than_the_limit() -> None:
             assert number < 3, "read beyond the limit"
             yield region(caption=f"dog {number}")
 
-    kept = collect(endless(), 3, Counter())
-    assert [made.caption for made in kept] == ["dog 0", "dog 1", "dog 2"]
+    collected = collect(endless(), 3, Counter())
+    assert [made.caption for made in collected] == ["dog 0", "dog 1", "dog 2"]
 
 
 @pytest.mark.parametrize("limit", [0, -1])

@@ -28,15 +28,15 @@ def contrast(frame: Angiogram) -> float:
 
 
 def test_looks_differ_in_what_they_are_named_for() -> None:
-    seen = {look: [one(look, seed) for seed in range(4)] for look in LOOKS}
-    mean = {look: np.mean([contrast(frame) for frame in frames]) for look, frames in seen.items()}
+    series = {look: [one(look, seed) for seed in range(4)] for look in LOOKS}
+    mean = {look: np.mean([contrast(frame) for frame in frames]) for look, frames in series.items()}
     assert mean["bright"] < -10 < 10 < mean["plain"]
     assert 0 < mean["faint"] < 0.6 * mean["plain"]
-    thin = {look: np.mean([(f.parts & THIN > 0).mean() for f in frames]) for look, frames in seen.items()}
+    thin = {look: np.mean([(f.parts & THIN > 0).mean() for f in frames]) for look, frames in series.items()}
     assert thin["branching"] > 2 * thin["plain"]
     edges = {
         look: np.mean([np.abs(np.diff(f.image.astype(float), axis=0))[(f.parts & TREE > 0)[1:]].mean() for f in frames])
-        for look, frames in seen.items()
+        for look, frames in series.items()
     }
     assert edges["blurred"] < edges["plain"]
 

@@ -15,7 +15,7 @@ from rl_reward_network.evaluation.before_after import (
     MASK_LEGEND,
     BeforeAfter,
     Difference,
-    ShownItem,
+    ReportItem,
     compare_models,
     curves,
     summary,
@@ -39,7 +39,7 @@ def result(**changed: Any) -> BeforeAfter:
     after = {"meteor": before["meteor"] + 0.1, "dice": before["dice"]}
     mask = np.zeros((20, 30), dtype=bool)
     mask[5:9, 5:20] = True
-    item = ShownItem(
+    item = ReportItem(
         "gained most: +0.1", np.full((20, 30, 3), 90, np.uint8), mask, None, ~mask, ("<b>red</b>", "a & b", '"c"')
     )
     made = BeforeAfter(
@@ -58,20 +58,20 @@ def result(**changed: Any) -> BeforeAfter:
 
 def test_rows_are_means_over_groups_and_of_paired_differences() -> None:
     before, after = {"dice": np.array([0.2, 0.4, 0.9])}, {"dice": np.array([0.6, 0.4, 0.7])}
-    (found,) = compare_models(before, after, ["a", "a", "b"])
-    assert found.metric == "dice"
-    assert found.before.mean == pytest.approx((0.3 + 0.9) / 2)
-    assert found.after.mean == pytest.approx((0.5 + 0.7) / 2)
-    assert found.gain.mean == pytest.approx((0.2 - 0.2) / 2)
-    assert found.gain.groups == 2
-    assert (found.gain.low, found.gain.high) == (pytest.approx(-0.2), pytest.approx(0.2)), "one of two, drawn twice"
+    (actual,) = compare_models(before, after, ["a", "a", "b"])
+    assert actual.metric == "dice"
+    assert actual.before.mean == pytest.approx((0.3 + 0.9) / 2)
+    assert actual.after.mean == pytest.approx((0.5 + 0.7) / 2)
+    assert actual.gain.mean == pytest.approx((0.2 - 0.2) / 2)
+    assert actual.gain.groups == 2
+    assert (actual.gain.low, actual.gain.high) == (pytest.approx(-0.2), pytest.approx(0.2)), "one of two, drawn twice"
 
 
 def test_groups_are_drawn_by_the_seed() -> None:
     before, gain = {"iou": FLAT}, np.random.default_rng(0).random(8)
     for seed in (0, 7):
-        (found,) = compare_models(before, {"iou": gain}, GROUPS, seed)
-        assert found.gain == group_bootstrap(gain, GROUPS, seed)
+        (actual,) = compare_models(before, {"iou": gain}, GROUPS, seed)
+        assert actual.gain == group_bootstrap(gain, GROUPS, seed)
     assert group_bootstrap(gain, GROUPS, 0) != group_bootstrap(gain, GROUPS, 7)
 
 
@@ -79,10 +79,10 @@ def test_items_without_a_number_on_one_side_are_left_out() -> None:
     nan = np.nan
     before = {"iou": np.array([0.5, nan, 0.1, 0.2]), "recall": np.full(4, nan)}
     after = {"iou": np.array([0.7, 0.9, nan, 0.3]), "recall": np.ones(4)}
-    (found,) = compare_models(before, after, ["a", "b", "c", "d"])
-    assert found.metric == "iou", "a metric that one model has nowhere has no row"
-    assert (found.before.mean, found.after.mean) == (pytest.approx(0.35), pytest.approx(0.5))
-    assert (found.gain.mean, found.gain.groups) == (pytest.approx(0.15), 2)
+    (actual,) = compare_models(before, after, ["a", "b", "c", "d"])
+    assert actual.metric == "iou", "a metric that one model has nowhere has no row"
+    assert (actual.before.mean, actual.after.mean) == (pytest.approx(0.35), pytest.approx(0.5))
+    assert (actual.gain.mean, actual.gain.groups) == (pytest.approx(0.15), 2)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_items_without_a_number_on_one_side_are_left_out() -> None:
 )
 def test_the_word_is_that_of_the_interval(shift: np.ndarray, word: str) -> None:
     before = np.linspace(0.3, 0.7, 8)
-    (found,) = compare_models({"iou": before}, {"iou": before + shift}, GROUPS)
-    assert found.word == word
-    assert found.gain.mean == pytest.approx(shift.mean())
+    (actual,) = compare_models({"iou": before}, {"iou": before + shift}, GROUPS)
+    assert actual.word == word
+    assert actual.gain.mean == pytest.approx(shift.mean())
 
 
 def test_few_groups_decide_nothing() -> None:
     before = np.linspace(0.3, 0.7, 8)
-    (found,) = compare_models({"iou": before}, {"iou": before + 0.2}, [f"g{n % 5}" for n in range(8)])
-    assert found.gain.low == pytest.approx(0.2)
-    assert found.word == "cannot tell", "all 5 groups gained, but 5 are too few"
+    (actual,) = compare_models({"iou": before}, {"iou": before + 0.2}, [f"g{n % 5}" for n in range(8)])
+    assert actual.gain.low == pytest.approx(0.2)
+    assert actual.word == "cannot tell", "all 5 groups gained, but 5 are too few"
     assert row(0.01, 0.2, 6).word == "better"
     assert row(None, None, 1).word == "cannot tell"
 
@@ -122,14 +122,14 @@ def test_the_verdict_is_on_the_criterion() -> None:
 
 def test_the_summary_is_plain_json(tmp_path: Path) -> None:
     write_before_after(tmp_path, result())
-    found = json.loads((tmp_path / "eval.json").read_text())
-    assert found == json.loads(json.dumps(summary(result())))
-    assert (found["items"], found["criterion"], found["verdict"]["label"]) == (8, "meteor", "better")
-    assert [entry["metric"] for entry in found["rows"]] == ["meteor", "dice"]
-    assert found["rows"][0]["gain"]["mean"] == pytest.approx(0.1)
-    assert [entry["word"] for entry in found["rows"]] == ["better", "cannot tell"]
-    assert found["totals"] == {"cIoU": {"before": 0.5, "after": 0.75}}
-    assert found["notes"] == ["An <em>extra</em> note."]
+    actual = json.loads((tmp_path / "eval.json").read_text())
+    assert actual == json.loads(json.dumps(summary(result())))
+    assert (actual["items"], actual["criterion"], actual["verdict"]["label"]) == (8, "meteor", "better")
+    assert [entry["metric"] for entry in actual["rows"]] == ["meteor", "dice"]
+    assert actual["rows"][0]["gain"]["mean"] == pytest.approx(0.1)
+    assert [entry["word"] for entry in actual["rows"]] == ["better", "cannot tell"]
+    assert actual["totals"] == {"cIoU": {"before": 0.5, "after": 0.75}}
+    assert actual["notes"] == ["An <em>extra</em> note."]
 
 
 def test_the_table_has_a_line_for_each_item_and_model(tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_the_table_has_a_line_for_each_item_and_model(tmp_path: Path) -> None:
 def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     path = write_before_after(tmp_path, result())
     assert path == tmp_path / "report.html"
-    found = Page(path.read_text(encoding="utf-8"))
-    assert not {"script", "em", "b"} & set(found.tags)
-    assert found.loose_tables == 0
-    assert found.tags.count("img") == 3 + 1, "truth, before, after, and the curve"
-    assert all(link.startswith("data:image/") for link in found.links)
+    actual = Page(path.read_text(encoding="utf-8"))
+    assert not {"script", "em", "b"} & set(actual.tags)
+    assert actual.loose_tables == 0
+    assert actual.tags.count("img") == 3 + 1, "truth, before, after, and the curve"
+    assert all(link.startswith("data:image/") for link in actual.links)
     for shown in ("truth: <b>red</b>", "before: a & b", 'after: "c"', "<script>alert(1)</script>", "An <em>extra</em>"):
-        assert shown in found.text
+        assert shown in actual.text
     for shown in (
         "Better: METEOR (exact+stem) +0.100",
         MASK_LEGEND,
@@ -161,7 +161,7 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
         "cIoU",
         "0.750",
     ):
-        assert shown in found.text
+        assert shown in actual.text
 
 
 def test_curves_show_what_was_paid_and_proxy_beside_gold() -> None:
@@ -181,12 +181,12 @@ def test_curves_show_what_was_paid_and_proxy_beside_gold() -> None:
 
 def test_what_there_is_not_has_no_heading(tmp_path: Path) -> None:
     bare = result(shown=(), curves=({"step": 1, "loss/mask": 0.1},), totals={}, notes=())
-    found = Page(write_before_after(tmp_path, bare).read_text(encoding="utf-8"))
-    assert "img" not in found.tags
-    assert found.tags.count("table") == 2
-    assert "Images" not in found.text
-    assert "Training" not in found.text
-    assert "Note:" not in found.text
+    actual = Page(write_before_after(tmp_path, bare).read_text(encoding="utf-8"))
+    assert "img" not in actual.tags
+    assert actual.tags.count("table") == 2
+    assert "Images" not in actual.text
+    assert "Training" not in actual.text
+    assert "Note:" not in actual.text
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,3 +95,13 @@ def test_a_policy_that_always_chooses_one_prompt_is_not_praised_for_choosing():
     sentence = verdict_on(UP, GAP, different_choices=1).sentence
     assert "choosing the prompt per image helps" not in sentence
     assert "always chooses one prompt" in sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "groups", "sign"),
+    [(0.01, 0.05, 6, 1), (-0.05, -0.01, 6, -1), (-0.01, 0.05, 6, 0), (0.01, 0.05, 5, 0), (None, None, 1, 0)],
+)
+def test_a_sign_needs_an_interval_beside_0_from_enough_patients(
+    low: float | None, high: float | None, groups: int, sign: int
+) -> None:
+    assert Estimate(0.0, low, high, groups).sign == sign

@@ -3,11 +3,12 @@
 import base64
 import csv
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rl_reward_network.evaluation.page import csv_text, digits, image, table, text, whole_page
+from rl_reward_network.evaluation.page import csv_text, digits, image, panels, table, text, whole_page, write_files
 from tests.evaluation.test_report import Page
 
 
@@ -66,3 +67,17 @@ def test_csv_comes_back_as_it_was() -> None:
 
 def test_numbers_have_six_decimals() -> None:
     assert digits(np.array([1 / 3, -2.0, np.nan])) == ["0.333333", "-2.000000", "nan"]
+
+
+def test_panels_escape_their_words_and_hold_every_picture() -> None:
+    page = Page(panels("<worst>", [("a & b", b"1"), ("c", b"2")]))
+    assert page.tags.count("figure") == page.tags.count("img") == 2
+    assert "worst" not in page.tags
+
+
+def test_files_are_written_in_order_and_whole(tmp_path: Path) -> None:
+    assert write_files(tmp_path, {"a.csv": "1\r\n", "b.html": "é"}) == tmp_path / "b.html"
+    assert (tmp_path / "a.csv").read_bytes() == b"1\r\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_files(tmp_path, {"a.csv": "2", "b.html": "\ud800"})
+    assert (tmp_path / "b.html").read_text(encoding="utf-8") == "é"

@@ -76,10 +76,10 @@ def test_autocast_sees_what_is_swapped() -> None:
     net, row = model(), torch.ones(1, 3)
     other = {"0.weight": torch.zeros(2, 3), "0.bias": torch.zeros(2)}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        own = net[0](row)
+        output = net[0](row)
         with swapped(net, other):
             assert not net[0](row).any()
-        assert torch.equal(net[0](row), own)
+        assert torch.equal(net[0](row), output)
 
 
 def test_what_does_not_fit_is_refused() -> None:

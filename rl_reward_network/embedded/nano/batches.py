@@ -74,18 +74,16 @@ def _cells(regions: np.ndarray, processor: Sa2VAProcessor) -> torch.Tensor:
 def _with_image(conversations: list[Conversation], processor: Sa2VAProcessor) -> dict[str, Any]:
     """Model inputs and labels of conversations with their image."""
     cells = [None if c.regions is None else _cells(c.regions, processor) for c in conversations]
-    texts = [_tokens(c.turns, processor, cell) for c, cell in zip(conversations, cells, strict=True)]
+    texts = []
+    for conversation, cell in zip(conversations, cells, strict=True):
+        (question, answer), *rest = conversation.turns
+        turns = [(IMAGE_PLACEHOLDER + question, answer), *rest]
+        texts.append(processor.tokenize_conversation(turns, 1, cell))
     return _padded(texts, processor) | {
         "pixel_values": processor.pixel_values([tile for c in conversations for tile in processor.tiles(c.image)]),
         "prompt_masks": [cell for cell in cells if cell is not None],
         "vp_overall_mask": torch.tensor([cell is not None for cell in cells]),
     }
-
-
-def _tokens(turns: list[tuple[str, str]], processor: Sa2VAProcessor, cells: torch.Tensor | None) -> dict[str, Any]:
-    """Ids and labels of a conversation whose first question holds the image."""
-    (question, answer), *rest = turns
-    return processor.tokenize_conversation([(IMAGE_PLACEHOLDER + question, answer), *rest], 1, cells)
 
 
 def _padded(texts: list[dict[str, Any]], processor: Sa2VAProcessor) -> dict[str, Any]:

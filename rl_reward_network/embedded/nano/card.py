@@ -43,13 +43,12 @@ class CardFacts:
     versions: dict[str, str]
 
 
-def write_card(folder: Path, world: RunInputs, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
+def write_card(folder: Path, inputs: RunInputs, vessels: VesselScores, regions: RegionScores, facts: CardFacts) -> None:
     """Add README.md, scores.json and overlays.png to a model folder."""
-    write_json(
-        folder / "scores.json", {"angiograms": asdict(vessels), "regions": asdict(regions), "made": asdict(facts)}
-    )
+    scores = {"angiograms": asdict(vessels), "regions": asdict(regions), "made": asdict(facts)}
+    write_json(folder / "scores.json", scores)
     with whole_file(folder / "overlays.png") as temporary:
-        Image.fromarray(overlay_sheet(world)).save(temporary, optimize=True)
+        Image.fromarray(overlay_sheet(inputs)).save(temporary, optimize=True)
     with whole_file(folder / "README.md") as temporary:
         temporary.write_text(card_text(vessels, regions, facts), encoding="utf-8")
 
@@ -133,23 +132,23 @@ def target_table() -> str:
     return "\n".join([*lines, "", *(f"- {name}: {meaning}" for name, meaning in TARGETS.items())])
 
 
-def overlay_sheet(world: RunInputs) -> np.ndarray:
+def overlay_sheet(inputs: RunInputs) -> np.ndarray:
     """uint8 (H, W, 3): two test images per look, each as picture, default mask and best mask, truth outlined."""
-    looks_of = read_looks(world.config.data_root)
+    looks_of = read_looks(inputs.config.data_root)
     chosen: dict[str, list[Sample]] = {look: [] for look in LOOKS}
-    for sample in select(world.samples, world.split, "test"):
+    for sample in select(inputs.samples, inputs.split, "test"):
         same_look = chosen[looks_of[sample.image_path.name]]
         if len(same_look) < PER_LOOK and sample.group_id not in {other.group_id for other in same_look}:
             same_look.append(sample)
-    rows = [np.hstack([_strip(world, sample, look) for sample in samples]) for look, samples in chosen.items()]
+    rows = [np.hstack([_strip(inputs, sample, look) for sample in samples]) for look, samples in chosen.items()]
     return np.vstack(rows)
 
 
-def _strip(world: RunInputs, sample: Sample, look: str) -> np.ndarray:
+def _strip(inputs: RunInputs, sample: Sample, look: str) -> np.ndarray:
     """uint8 (TILE, 3 TILE, 3): one test image as picture, default mask and best mask."""
     image, truth = sample.load_image(), sample.load_mask()
     assert truth is not None  # every embedded image is labelled
-    masks = world.probabilities(image) > 0.5
+    masks = inputs.probabilities(image) > 0.5
     values = dice(masks, np.broadcast_to(truth, masks.shape))
     best = int(values.argmax())
     tiles = [

@@ -7,13 +7,7 @@ from itertools import product
 import numpy as np
 from numpy.random import Generator
 
-from rl_reward_network.embedded.nano.pictures import (
-    ABSENT,
-    MAX_OBJECTS,
-    Pictures,
-    attributes_of,
-    look_of_picture,
-)
+from rl_reward_network.embedded.nano.pictures import ABSENT, MAX_OBJECTS, Pictures, attributes_of, look_of_picture
 from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, target_mask
 from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject
 from rl_reward_network.env.prompts import PROMPTS
@@ -26,7 +20,7 @@ CODED = (*PROMPTS, *COLOURS, *SHAPES, *SIZES, *PLACES)  # prompts and words with
 
 
 def phrase_prompt(region: RegionObject) -> str:
-    """The prompt that asks for the mask of a scene's object."""
+    """The prompt for the mask of an object of a scene."""
     return f"Please segment {region.caption.replace('a ', 'the ', 1)}."
 
 

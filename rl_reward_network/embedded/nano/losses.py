@@ -81,9 +81,8 @@ def _region_loss(
     model: Sa2VAForConditionalGeneration, reader: torch.nn.Linear, features: Tensor, batch: dict[str, Any]
 ) -> Tensor:
     """Cross-entropy of each attribute from the mean feature of a region, summed over the four attributes."""
-    means = [
-        _region_means(model, features[batch["with_image"]["vp_overall_mask"]], batch["with_image"]["prompt_masks"])
-    ]
+    with_image = batch["with_image"]
+    means = [_region_means(model, features[with_image["vp_overall_mask"]], with_image["prompt_masks"])]
     truth = [batch["attributes"]]
     if scenes := batch.get("region_scenes"):
         means.append(_region_means(model, model.model.get_vision_features(scenes["pixel_values"]), scenes["cells"]))

@@ -119,8 +119,6 @@ def new_nano(tokenizer: Qwen2Tokenizer, seed: int) -> tuple[Sa2VAForConditionalG
     places.data[0, 1:] = plane_waves(int((places.shape[1] - 1) ** 0.5), places.shape[2])
     for part in (model.model, model.lm_head, model.text_hidden_fcs):
         for module in part.modules():
-            if isinstance(
-                module, nn.Linear
-            ):  # the usual 0.02 is too small at width 128: position embeddings would dominate the words
+            if isinstance(module, nn.Linear):  # 0.02 would be too small at width 128: positions would dominate words
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
     return model, Sa2VAProcessor.from_config(config, tokenizer)

@@ -46,33 +46,33 @@ class VesselScores:
     gap: float
 
 
-def vessel_tables(world: RunInputs, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
+def vessel_tables(inputs: RunInputs, split: str, desc: str) -> tuple[list[Sample], list[SampleTable]]:
     """The samples of a split, with the metrics of every prompt's mask; scores are 0, there is no reward network."""
-    samples = select(world.samples, world.split, split)
-    scores = np.zeros(len(world.prompts))
+    samples = select(inputs.samples, inputs.split, split)
+    scores = np.zeros(len(inputs.prompts))
     return samples, [
-        measure_sample(s.sample_id, s.group_id, scores, world.probabilities(s.load_image()) > 0.5, s.load_mask())
+        measure_sample(s.sample_id, s.group_id, scores, inputs.probabilities(s.load_image()) > 0.5, s.load_mask())
         for s in tqdm(samples, desc=desc, unit="image")
     ]
 
 
-def score_vessels(world: RunInputs) -> VesselScores:
-    """All numbers of the angiograms, on the test patients of a world on embedded data."""
-    looks_of = read_looks(world.config.data_root)
-    samples, tables = vessel_tables(world, "test", "test patients")
-    fixed, _ = best_fixed_prompt(vessel_tables(world, "policy", "policy patients")[1])
+def score_vessels(inputs: RunInputs) -> VesselScores:
+    """All numbers of the angiograms, on the test patients of the embedded data."""
+    looks_of = read_looks(inputs.config.data_root)
+    samples, tables = vessel_tables(inputs, "test", "test patients")
+    fixed, _ = best_fixed_prompt(vessel_tables(inputs, "policy", "policy patients")[1])
     looks = np.array([looks_of[sample.image_path.name] for sample in samples])
     dice, recall = (np.stack([table.column(name) for table in tables]) for name in ("dice", "recall"))  # (N, P)
     best = dice.argmax(axis=1)
     rows = np.arange(len(best))
     return VesselScores(
         images=len(samples),
-        dice={prompt: _by_look(dice[:, i], looks) for i, prompt in enumerate(world.prompts)},
+        dice={prompt: _by_look(dice[:, i], looks) for i, prompt in enumerate(inputs.prompts)},
         oracle_dice=_by_look(dice.max(axis=1), looks),
         oracle_recall=_by_look(recall[rows, best], looks),
         default_recall=_mean(recall[:, DEFAULT]),
-        best_on={prompt: _mean(best == i) for i, prompt in enumerate(world.prompts)},
-        best_fixed=world.prompts[fixed],
+        best_on={prompt: _mean(best == i) for i, prompt in enumerate(inputs.prompts)},
+        best_fixed=inputs.prompts[fixed],
         gap=_mean(dice.max(axis=1) - dice[:, fixed]),
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -30,7 +31,6 @@ from rl_reward_network.embedded.nano.losses import Helpers, nano_losses
 from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
 from rl_reward_network.embedded.nano.pictures import Pictures
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.prediction_sa2va import to_device
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 from rl_reward_network.runs.curves import Curves
@@ -113,6 +113,7 @@ class NanoTrainer:
         config = self.model.config
         self.helpers = Helpers(config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size)
         self.helpers.to(self.device)
+        self.parameters = [*self.model.parameters(), *self.helpers.parameters()]
         self.settings: dict[str, Any] = {"pictures": self.pictures.name, "seed": self.seed, "stages": []}
 
     def train(self, number: int, stage: Stage) -> Path:
@@ -138,32 +139,28 @@ class NanoTrainer:
             schedule.step()
             seconds, done = time.monotonic() - started, step + 1
             if done % LOG_EVERY == 0 or done == stage.steps:
-                row = {"stage": number + 1, "step": done, "seconds": seconds} | _floats(losses)
-                curves.add_row({name: round(value, 5) for name, value in row.items()})
+                row = {"stage": number + 1, "step": done, "seconds": seconds, **losses}
+                curves.add_row({name: round(float(value), 5) for name, value in row.items()})
             if done % CHECKPOINT_EVERY == 0 and done < stage.steps:
                 self._checkpoint({"stage": number, "step": done, "seconds": seconds}, optimiser, schedule)
         return self._finish(result, seconds)
 
     def _optimiser(self, stage: Stage) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-        optimiser = torch.optim.AdamW(
-            self._parameters(), lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=WEIGHT_DECAY
-        )
+        rate, betas = stage.learning_rate, (0.9, 0.98)
+        optimiser = torch.optim.AdamW(self.parameters, lr=rate, betas=betas, weight_decay=WEIGHT_DECAY)
         return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, stage.steps))
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [*self.model.parameters(), *self.helpers.parameters()]
 
     def _step(self, stage: Stage, key: list[int], optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
         batch = batch_of(stage, self.pictures, self.processor, key)
-        losses = nano_losses(self.model, self.helpers, to_device(batch, self.device), stage.by_codes)
+        losses = nano_losses(self.model, self.helpers, send_to_device(batch, self.device), stage.by_codes)
         optimiser.zero_grad(set_to_none=True)
         total = torch.stack(list(losses.values())).sum()
         if not torch.isfinite(total):
             raise RuntimeError(f"seed, stage, step {key}: the loss is {total.item()}; lower the stage's learning_rate")
         total.backward()
-        torch.nn.utils.clip_grad_norm_(self._parameters(), CLIP_NORM)
+        torch.nn.utils.clip_grad_norm_(self.parameters, CLIP_NORM)
         optimiser.step()
-        return losses
+        return {name: loss.detach() for name, loss in losses.items()}
 
     def _finish(self, result: Path, seconds: float) -> Path:
         """Write the stage's model, for `from_pretrained`; the folder is written last and marks the stage complete."""
@@ -234,10 +231,6 @@ def machine_name(device: str) -> str:
 
 def _beside(result: Path, kind: str) -> Path:
     return result.with_name(f"{result.name}_{kind}")
-
-
-def _floats(losses: dict[str, Tensor]) -> dict[str, float]:
-    return {name: value.item() for name, value in losses.items()}
 
 
 def _rate(step: int, steps: int) -> float:

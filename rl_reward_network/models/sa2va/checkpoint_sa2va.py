@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.artefacts import read_json, write_remedy
-from rl_reward_network.models.default import DEFAULT_MODEL as DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
@@ -141,20 +141,17 @@ def weight_files(folder: Path) -> list[Path]:
         ValueError: no safetensors file, or one named in the index is missing.
     """
     index = folder / "model.safetensors.index.json"
-    files = [folder / name for name in _indexed(index)] if index.exists() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
+    if index.exists():
+        try:
+            files = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
     if missing := [file.name for file in files if not file.exists()]:
         raise ValueError(f"{index}: lists missing files: {first_few(missing)}; download the model again")
     if not files:
         raise ValueError(f"{folder}: no .safetensors file; pickled weights are not read, convert them first")
     return files
-
-
-def _indexed(index: Path) -> list[str]:
-    """Names of the files in an index."""
-    try:
-        return sorted(set(read_json(index)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index}: field weight_map is missing or not a table; download the model again") from None
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -181,11 +178,8 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, t
     """
     missing = [key for key in expected if key not in actual]
     surplus = [key for key in actual if key not in expected]
-    other = [
-        f"{key} {actual[key]} instead of {expected[key]}"
-        for key in expected
-        if actual.get(key, expected[key]) != expected[key]
-    ]
+    wrong = [key for key in expected if actual.get(key, expected[key]) != expected[key]]
+    other = [f"{key} {actual[key]} instead of {expected[key]}" for key in wrong]
     lines = [
         f"{len(names)} {what}: {first_few(names)}"
         for what, names in (("missing", missing), ("not expected", surplus), ("of another shape", other))

@@ -151,7 +151,7 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
 
     Args:
         original: the parsed `config.json` of a `Sa2VAChatModel` folder.
-        sizes: SAM 2 sizes, `HIERA_L` unless the folder says otherwise.
+        sizes: SAM 2 sizes, `HIERA_L` unless the folder has other sizes.
         where: path of the file, for error messages.
 
     Raises:

@@ -36,11 +36,14 @@ def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     with whole_folder(target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)
-        _copy_tokenizer(source.path, folder)
+        for file in source.path.iterdir():  # the tokenizer; no weights, configuration or code
+            if file.suffix in (".json", ".txt", ".jinja") and file.name not in REWRITTEN:
+                shutil.copyfile(file, folder / file.name)
     return "ours" if source.original else "official layout", len(tensors)
 
 
 def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
+    """Write the configuration in the layout that `source` does not have."""
     if source.original:
         config.architectures = ["Sa2VAForConditionalGeneration"]
         config.save_pretrained(folder)
@@ -49,10 +52,3 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
     write_json(folder / "config.json", config.original_config)
     if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
         write_json(folder / "sam2_sizes.json", sizes)
-
-
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """Tokenizer files as they are; weights, configuration and code are not copied."""
-    for file in source.iterdir():
-        if file.suffix in (".json", ".txt", ".jinja") and file.name not in REWRITTEN:
-            shutil.copyfile(file, folder / file.name)

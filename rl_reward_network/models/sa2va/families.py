@@ -28,10 +28,7 @@ COMMON_FIELDS = (
     "initializer_range",
 )
 # Key names of a checkpoint whose language model was saved by transformers; the syntax is that of `key_map_sa2va`.
-TRANSFORMERS_KEYS = (
-    ("language_model.lm_head.*", "lm_head.*"),
-    ("language_model.model.*", "model.language_model.*"),
-)
+TRANSFORMERS_KEYS = (("language_model.lm_head.*", "lm_head.*"), ("language_model.model.*", "model.language_model.*"))
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,11 @@ def original_family(llm_config: dict[str, Any]) -> Family:
     Raises:
         ValueError: no family of the table has this architecture.
     """
-    architectures = llm_config.get("architectures")
-    for family in FAMILIES:
-        if architectures == [family.architecture]:
+    architectures, families = llm_config.get("architectures"), {family.architecture: family for family in FAMILIES}
+    for name, family in families.items():
+        if architectures == [name]:
             return family
-    known = [family.architecture for family in FAMILIES]
-    raise ValueError(f"llm_config.architectures is {architectures!r}, expected one of {known}")
+    raise ValueError(f"llm_config.architectures is {architectures!r}, expected one of {list(families)}")
 
 
 def family_of(text_config: Any) -> Family:
@@ -93,8 +89,7 @@ def family_of(text_config: Any) -> Family:
     Raises:
         ValueError: no family of the table has this `model_type`.
     """
-    for family in FAMILIES:
-        if text_config.model_type == family.config_class.model_type:
-            return family
-    known = [family.config_class.model_type for family in FAMILIES]
-    raise ValueError(f"text_config.model_type is {text_config.model_type!r}, expected one of {known}")
+    families = {family.config_class.model_type: family for family in FAMILIES}
+    if text_config.model_type not in families:
+        raise ValueError(f"text_config.model_type is {text_config.model_type!r}, expected one of {list(families)}")
+    return families[text_config.model_type]

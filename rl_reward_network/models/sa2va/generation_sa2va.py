@@ -101,9 +101,8 @@ def decode(
         raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
     answers = [Answer() for _ in inputs_embeds]
     how = replace(how, guess_ids=how.guess_ids[:LONGEST_GUESS])
-    step = _Stepper(
-        model, attention_mask, cache if cache is not None else DynamicCache(config=model.config.text_config)
-    )
+    cache = DynamicCache(config=model.config.text_config) if cache is None else cache
+    step = _Stepper(model, attention_mask, cache)
     choose = _chooser(processor.never_sampled_ids, how)
     state = _prefill(model, processor, inputs_embeds, step, answers, choose, how)
     while not all(answer.finished for answer in answers):

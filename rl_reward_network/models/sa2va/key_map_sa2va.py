@@ -6,7 +6,7 @@ matrix (kept twice by transformers).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -51,10 +51,7 @@ RENAMES = [
     (SAM + "sam_mask_decoder.output_upscaling.1.*", OURS + "mask_decoder.upscale_layer_norm.*"),
     (SAM + "sam_mask_decoder.output_upscaling.3.*", OURS + "mask_decoder.upscale_conv2.*"),
     (SAM + "sam_mask_decoder.transformer.norm_final_attn.*", OURS + "mask_decoder.transformer.layer_norm_final_attn.*"),
-    (
-        SAM + "sam_mask_decoder.transformer.layers.#.norm#.*",
-        OURS + "mask_decoder.transformer.layers.#.layer_norm#.*",
-    ),
+    (SAM + "sam_mask_decoder.transformer.layers.#.norm#.*", OURS + "mask_decoder.transformer.layers.#.layer_norm#.*"),
     (
         SAM + "sam_mask_decoder.transformer.layers.#.mlp.layers.0.*",
         OURS + "mask_decoder.transformer.layers.#.mlp.proj_in.*",
@@ -92,10 +89,7 @@ RENAMES = [
         for i in range(4)
         for j, name in enumerate(("conv", "layer_norm"))
     ),
-    (
-        SAM + "memory_encoder.mask_downsampler.encoder.12.*",
-        OURS + "memory_encoder.mask_downsampler.final_conv.*",
-    ),
+    (SAM + "memory_encoder.mask_downsampler.encoder.12.*", OURS + "memory_encoder.mask_downsampler.final_conv.*"),
     *(
         (SAM + f"memory_encoder.fuser.layers.#.{old}", OURS + f"memory_encoder.memory_fuser.layers.#.{new}")
         for old, new in (
@@ -127,11 +121,12 @@ def _compile(pattern: str, target: str) -> tuple[re.Pattern[str], str]:
 
 
 Table = list[tuple[re.Pattern[str], str]]
-_TO_OURS: Table = [_compile(original, ours) for original, ours in RENAMES]
-_TO_ORIGINAL: Table = [_compile(ours, original) for original, ours in RENAMES]
+_TO_OURS: Table = [_compile(*names) for names in RENAMES]
+_TO_ORIGINAL: Table = [_compile(*names[::-1]) for names in RENAMES]
 
 
-def _rename(key: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str | None:
+def _rename(key: str, table: Table) -> str | None:
+    """The name of the first matching row; None without one."""
     for pattern, target in table:
         if match := pattern.match(key):
             return match.expand(target)
@@ -148,7 +143,7 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: keys that no Sa2VA of the family has, named in the message.
     """
-    language: Table = [_compile(theirs, ours) for theirs, ours in family_of(config.text_config).renames]
+    language: Table = [_compile(*names) for names in family_of(config.text_config).renames]
     tensors: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in original.items():
@@ -156,9 +151,7 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 tensors[OUR_QKV.format(match[1], part, match[2])] = rows.clone()
         elif key == GAUSSIAN:
-            tensors.update(
-                {name: tensor.clone() for name in OUR_GAUSSIANS}
-            )  # clones: safetensors refuses shared memory
+            tensors |= {name: tensor.clone() for name in OUR_GAUSSIANS}  # safetensors refuses shared memory
         elif key not in POINTS:
             name = _rename(key, [*language, *_TO_OURS])
             tensors[name or key] = tensor
@@ -176,7 +169,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: a key that our model does not have.
     """
-    language: Table = [_compile(name, theirs) for theirs, name in family_of(config.text_config).renames]
+    language: Table = [_compile(*names[::-1]) for names in family_of(config.text_config).renames]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
         if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):

@@ -50,7 +50,7 @@ def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Ten
 
 
 def _on_grid(masks: Tensor, mask_logits: Tensor) -> Tensor:
-    """float (K, h, w): masks sampled on the logits' grid; a ValueError unless there is one for each."""
+    """float (K, h, w): masks sampled on the logits' grid; a ValueError unless there is one for each mask's logits."""
     if len(mask_logits) != len(masks) or not len(masks):
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
+from rl_reward_network.models.sa2va import prediction_sa2va
 from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
@@ -32,7 +33,6 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import (
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
-from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, predict_forward, segment
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 
@@ -103,7 +103,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         loaded = super().from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
         )
-        loaded._set_generation_defaults(folder)
+        # Defaults of transformers' `generate`. It does not apply stop words: for a template whose stop word is no token
+        # (phi3_chat), pass `stop_strings`.
+        tokenizer, defaults = folder.tokenizer(config), loaded.generation_config
+        defaults.eos_token_id, defaults.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        defaults.suppress_tokens = config.never_sampled_ids
         return loaded.eval()
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -115,17 +119,6 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         if getattr(self, "_hf_peft_config_loaded", False):
             raise ValueError("the model has LoRA layers: merge_lora(model) first, or save_trainable(model, folder)")
         super().save_pretrained(*args, **kwargs)
-
-    def _set_generation_defaults(self, folder: CheckpointFolder) -> None:
-        """Set the end-of-sequence id and the ids that must never be sampled, for transformers' `generate`.
-
-        `generate` does not apply stop words: for a template whose stop word is no token (phi3_chat), pass
-        `stop_strings`.
-        """
-        tokenizer = folder.tokenizer(self.config)
-        self.generation_config.eos_token_id = tokenizer.eos_token_id
-        self.generation_config.pad_token_id = tokenizer.pad_token_id
-        self.generation_config.suppress_tokens = self.config.never_sampled_ids
 
     def forward(
         self,
@@ -201,13 +194,9 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             raise ValueError("beams and num_return_sequences are not supported with images; repeat the samples instead")
         return super()._expand_inputs_for_generation(expand_size=expand_size, **kwargs)  # type: ignore[misc]
 
-    def predict_forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Answer and masks for one image, as from the official method; see `prediction_sa2va.predict_forward`."""
-        return predict_forward(self, *args, **kwargs)
-
-    def segment(self, *args: Any, **kwargs: Any) -> list[list[Segmentation]]:
-        """Answers and masks of images x prompts in batches; see `prediction_sa2va.segment`."""
-        return segment(self, *args, **kwargs)
+    # Methods: their first argument `model` is this model.
+    predict_forward = prediction_sa2va.predict_forward
+    segment = prediction_sa2va.segment
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
         """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
@@ -94,7 +95,7 @@ def predict_forward(
     if processor is None and tokenizer is None:
         raise ValueError("processor and tokenizer are None; give processor=Sa2VAProcessor.from_pretrained(...)")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
-    inputs = to_device(processor(text, image, mask_prompts, past_text), model.device)
+    inputs = send_to_device(processor(text, image, mask_prompts, past_text), model.device)
     result: dict[str, Any] = {"prediction_masks": [], "mask_probabilities": []}
     with evaluating(model):
         (answer,) = answer_batch(model, processor, inputs, Decoding(max_new_tokens=max_new_tokens))
@@ -244,16 +245,3 @@ def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
         keys, values = layer.keys, layer.values  # type: ignore[union-attr]
         copy.update(keys.repeat(times, 1, 1, 1), values.repeat(times, 1, 1, 1), number)  # type: ignore[union-attr]
     return copy
-
-
-def to_device(inputs: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """A batch with every tensor on `device`, also inside lists and dictionaries."""
-    return {name: _moved(value, device) for name, value in inputs.items()}
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, dict):
-        return to_device(value, device)
-    if isinstance(value, list):
-        return [_moved(item, device) for item in value]
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -17,13 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
-from rl_reward_network.models.sa2va.pixels_sa2va import (
-    ImageLike,
-    cut_tiles,
-    region_cells,
-    sam_pixels,
-    tile_pixels,
-)
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_CONTEXT,
     IMAGE_END,
@@ -58,7 +52,7 @@ class Sa2VAProcessor:
         sam_image_size: int = 1024,
         max_tiles: int = 12,
     ) -> None:
-        """See the class.
+        """Check the settings and look up the special tokens.
 
         Raises:
             ValueError: a special token is missing, the template is unknown, or max_tiles is below 1.
@@ -158,20 +152,9 @@ class Sa2VAProcessor:
             )
         if num_tiles and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
-        text = text.replace(IMAGE_PLACEHOLDER, self._image_string(num_tiles) + self._region_sentence(cells))
+        image = IMAGE_START + IMAGE_CONTEXT * (self.tokens_per_tile * num_tiles) + IMAGE_END
+        text = text.replace(IMAGE_PLACEHOLDER, image + _region_sentence(cells))
         return past_text + self.template.user_turn(text)
-
-    def _image_string(self, num_tiles: int) -> str:
-        return IMAGE_START + IMAGE_CONTEXT * (self.tokens_per_tile * num_tiles) + IMAGE_END
-
-    def _region_sentence(self, cells: torch.Tensor | None) -> str:
-        if cells is None:
-            return ""
-        counts = [int(cell.sum()) for cell in cells]
-        regions = ", ".join(
-            f"region{i}{REGION_START}{IMAGE_CONTEXT * count}{REGION_END}" for i, count in enumerate(counts, start=1)
-        )
-        return f"\nThere are {len(counts)} part regions in the picture: {regions}.\n"
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -266,6 +249,15 @@ class Sa2VAProcessor:
         ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
         mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def _region_sentence(cells: torch.Tensor | None) -> str:
+    """The sentence that holds the placeholders of regions bool (N, g, g); "" without regions."""
+    if cells is None:
+        return ""
+    contexts = [IMAGE_CONTEXT * int(cell.sum()) for cell in cells]
+    regions = [f"region{i}{REGION_START}{context}{REGION_END}" for i, context in enumerate(contexts, start=1)]
+    return f"\nThere are {len(regions)} part regions in the picture: {', '.join(regions)}.\n"
 
 
 def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoProcessor
 
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va import Sa2VAConfig, Sa2VAForConditionalGeneration, Sa2VAProcessor
 from rl_reward_network.models.sa2va.card import WHOLE_MODEL
-from rl_reward_network.models.sa2va.checkpoint_sa2va import DEFAULT_MODEL, EMBEDDED
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from tests.cards import card_code
 from tests.conftest import tube_image
 
