@@ -299,7 +299,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "reward network missing": (
         nothing,
         ("--reward_net", "nowhere"),
-        ("nowhere: no reward network here (config.json not found); train one with `bash run_experiment3.sh quick`",),
+        ("nowhere: no reward network here (config.json not found); train one with `sa2va-rl reward quick`",),
     ),
     "output folder is a file": (
         nothing,
@@ -381,7 +381,7 @@ def test_a_reward_network_that_knows_the_patients(refused: Refused, split: str) 
     save_network(patients(split), patients("val"))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
     assert f"net: the reward network was trained on {len(patients(split))} patients of the {split} split" in message
-    assert "train one on these data and this split: bash run_experiment3.sh quick" in message
+    assert "sa2va-rl reward quick" in message
 
 
 def test_a_reward_network_chosen_on_test_patients(refused: Refused) -> None:
@@ -395,4 +395,4 @@ def test_a_reward_network_of_another_version(refused: Refused) -> None:
     file = Path("net/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
-    assert "net/config.json: field version is 1, this code reads 2; train one with `bash run_experiment3.sh" in message
+    assert all(part in message for part in ("net/config.json: field version is 1", "reads 2", "sa2va-rl reward quick"))

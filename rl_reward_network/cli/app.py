@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
-from rl_reward_network.flags import rare_hidden
+from rl_reward_network.flags import common_flags
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
@@ -57,24 +57,28 @@ def run(
 
 def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unknown: bool) -> Any:
     """The parsed flags; `--help` and `--help-all` end the process."""
-    prog, words = os.environ.get(CALLED_AS) or prog, sys.argv[1:] if words is None else words
+    settings: dict[str, Any] = {
+        "prog": os.environ.get(CALLED_AS) or prog,
+        "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
+    }
+    words = sys.argv[1:] if words is None else words
     if HELP_ALL in words:
-        return _cli(args_type, prog, HELP[:1], False)
-    if not set(HELP) & set(words):
-        return _cli(args_type, prog, words, ignore_unknown)
-    with rare_hidden(args_type) as hidden:
-        try:
-            return _cli(args_type, prog, HELP[:1], False)
-        finally:
-            if hidden:
-                print(f"{hidden} more flags: {prog} {HELP_ALL}")
-
-
-def _cli(args_type: Any, prog: str, words: Sequence[str], ignore_unknown: bool) -> Any:
-    one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
+        return tyro.cli(args_type, args=HELP[:1], **settings)
+    if set(HELP) & set(words):
+        return _short_help(args_type, settings)
     if ignore_unknown:
-        return tyro.cli(args_type, prog=prog, args=words, config=one_name, return_unknown_args=True)[0]
-    return tyro.cli(args_type, prog=prog, args=words, config=one_name)
+        return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
+    return tyro.cli(args_type, args=words, **settings)
+
+
+def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
+    """Print the common flags and the number of the others, and end the process."""
+    hidden: set[tuple[type, str]] = set()
+    try:
+        tyro.cli(args_type, args=HELP[:1], registry=common_flags(hidden), **settings)
+    finally:
+        if hidden:
+            print(f"{len(hidden)} more flags: {settings['prog']} {HELP_ALL}")
 
 
 def _module() -> str:

@@ -188,12 +188,13 @@ def read_policy_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file or a field is missing; names the remedy.
     """
-    path, remedy = folder / "config.json", "name the final_model folder of a run of this version, or train one"
+    path = folder / "config.json"
+    remedy = "name the final_model folder of a run of this version, or train one: sa2va-rl prompts quick"
     try:
         config = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{error}; {remedy}: bash run_step2_finetune.sh quick") from None
+        raise ValueError(f"{error}; {remedy}") from None
     for field in ("prompts", "world", "observation", "vision_features", "net_arch", "plan", "deployment"):
         if not isinstance(config, dict) or field not in config:
-            raise ValueError(f"{path}: field {field} is missing; {remedy}: bash run_step2_finetune.sh quick")
+            raise ValueError(f"{path}: field {field} is missing; {remedy}")
     return dict(config)
