@@ -1,7 +1,7 @@
 """Two levels of help: `--help` shows the common flags of a command, `--help-all` every flag."""
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
@@ -27,7 +27,7 @@ def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:
         open_types.remove(info.type)
         if not isinstance(spec, StructConstructorSpec):
             return spec
-        rare = {field.name for field in spec.fields if RARE in metadata(field.type)}
+        rare = {field.name for field in spec.fields if RARE in getattr(field.type, "__metadata__", ())}
         hidden.update((info.type, name) for name in rare)
         return replace(spec, fields=tuple(field for field in spec.fields if field.name not in rare))
 
@@ -38,8 +38,3 @@ def changed(settings: Any, *names: str) -> list[str]:
     """Flags of the named fields whose value is not the default, e.g. ["--beta"]."""
     defaults = {field.name: field.default for field in fields(settings)}
     return [f"--{name}" for name in names if getattr(settings, name) != defaults[name]]
-
-
-def metadata(hint: Any) -> tuple[Any, ...]:
-    """The metadata of an `Annotated` type; empty for other types."""
-    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()

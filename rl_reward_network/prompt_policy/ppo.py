@@ -61,7 +61,7 @@ def train_prompt_policy(
         restore_ppo(model, state)
     validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, state.get("peak"))
     bar = tqdm(total=config.whole_timesteps, initial=done, desc="PPO", unit="step")
-    with closing(venv), curves, bar, one_thread():
+    with closing(venv), closing(curves), bar, one_thread():
         callbacks = [RolloutCurves(curves, bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, validation)]
         model.learn(config.whole_timesteps - done, callbacks, reset_num_timesteps=not state)
     if validation.restore_peak():
