@@ -157,7 +157,7 @@ def test_a_judge_from_the_command_line(
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
     told: list[Any] = []
     monkeypatch.setattr(
-        "rl_reward_network.grpo.stage.run_grpo_stage", lambda world, plan, *rest: told.append((plan, rest[2]))
+        "rl_reward_network.grpo.stage.run_grpo_stage", lambda inputs, plan, *rest: told.append((plan, rest[2]))
     )
     own = [flag, "--output_dir", str(tmp_path)]
     for name, value in (JUDGE_SETTINGS if models is None else {}).items():

@@ -63,12 +63,10 @@ def test_of_several_prompts_tried_the_best_scored_is_kept():
     object.__setattr__(contexts[0], "scores", np.array([0.9, 0.3, 0.2, 0.4], np.float32))
     object.__setattr__(contexts[1], "scores", np.array([0.1, 0.6, 0.7, 0.9], np.float32))
     with_score, without = Scripted(), Scripted()
-    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [
-        3,
-        1,
-    ]  # image 0: 1, 2, 3; image 1: 1, then 0, 0
+    # image 0: 1, 2, 3; image 1: 1, then 0, 0
+    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [3, 1]
     np.testing.assert_allclose(with_score.seen[2], [[2 / 3, 0.3], [2 / 3, 0.6]], rtol=1e-6)
-    assert choose_prompts(without, contexts, max_steps=3, sees_scores=False).tolist() == [3, 3]
+    assert choose_prompts(without, contexts, max_steps=3, observe_scores=False).tolist() == [3, 3]
     assert all((seen[:, 1] == 0).all() for seen in without.seen)
     one = try_prompts(Scripted(), contexts, lambda tried: pytest.fail("one prompt needs no score"))
     assert one.tolist() == [1, 1]
