@@ -1,4 +1,4 @@
-"""How every command starts and ends: flags by tyro, two levels of help, a user's mistake or a full disk as one line."""
+"""Start and end of every command: flags by tyro, two levels of help, errors of the user or a full disk as one line."""
 
 import gc
 import logging
@@ -29,19 +29,19 @@ def run(
 ) -> None:
     """Parse the flags of a command and call it.
 
-    With ONLY_CHECK in the environment `check` is called in place of `main`: it refuses what can be refused before
+    If ONLY_CHECK is set in the environment, `check` is called in place of `main`; it raises errors of the flags before
     anything is read or written. `--help` shows the common flags, `--help-all` every flag.
 
-    A ValueError is a message for the user: it is printed alone and the exit status is 2. Any other error is a bug and
-    keeps its traceback, but for ctrl-C (see `cli/__init__.py`).
+    The message of a ValueError is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C
+    (see `cli/__init__.py`), is a bug and keeps its traceback.
 
     Args:
         main: called with the parsed arguments.
         args_type: a dataclass.
         prog: the command as a user types it; by default the running module.
-        words: the flags; by default what was typed.
+        words: the flags; by default those of the command line.
         check: called with the parsed arguments, in place of `main`.
-        ignore_unknown: let flags of a later command pass by.
+        ignore_unknown: ignore flags that the command does not have.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
@@ -50,7 +50,7 @@ def run(
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
     if message := _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown))):
-        gc.collect()  # closes the progress bars that the error left open, so that the message comes last
+        gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
@@ -88,12 +88,12 @@ def _module() -> str:
 
 
 def _outcome(call: Callable[[], object]) -> str | None:
-    """The message for the user, if any; the error itself is dropped."""
+    """The message of an error of the user or of the disk; None without such an error."""
     try:
         call()
     except ValueError as error:
         return str(error)
-    except OSError as error:  # where a library reads or writes by itself
+    except OSError as error:  # raised inside a library
         if error.errno not in (*FULL, *REFUSED):
             raise
         name = f"{error.filename}: " if error.filename else ""

@@ -117,6 +117,6 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
     ],
 )
 def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -> None:
-    said = typed(*words)
-    assert message in said
-    assert "loaded: 2 []" in said
+    output = typed(*words)
+    assert message in output
+    assert "loaded: 2 []" in output

@@ -26,13 +26,13 @@ OWN |= {"world": {}, "plan": {}, "deployment": {}}
 def test_observations_are_standardised_by_the_training_images(tmp_path):
     contexts = toy_contexts(20, seed=0)
     policy = train(tmp_path, contexts).policy
-    seen = policy.features_extractor(torch.tensor(observations(contexts))).numpy()
+    standard = policy.features_extractor(torch.tensor(observations(contexts))).numpy()
     raw = np.stack([context.features for context in contexts]).astype(np.float64)
     varied = np.flatnonzero(raw.std(axis=0) > 1e-3)
     assert len(varied) > 15
-    np.testing.assert_allclose(seen[:, varied].mean(axis=0), 0, atol=1e-3)
-    np.testing.assert_allclose(seen[:, varied].std(axis=0), 1, atol=1e-3)
-    np.testing.assert_array_equal(seen[:, -2:], 0)
+    np.testing.assert_allclose(standard[:, varied].mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(standard[:, varied].std(axis=0), 1, atol=1e-3)
+    np.testing.assert_array_equal(standard[:, -2:], 0)
     far = policy.features_extractor(torch.tensor(observations(make_contexts(count=50))))
     assert far.abs().max() == 10, "an image unlike all others is clipped"
 

@@ -26,7 +26,7 @@ def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped(tmp_path: Pat
     assert keep_rows(path, {"step": 0}) == []
     assert path.read_text() == ""
     assert keep_rows(tmp_path / "none.jsonl", {"step": 5}) == []
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
 def test_the_first_field_of_a_position_counts_most(tmp_path: Path) -> None:
