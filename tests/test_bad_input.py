@@ -1,6 +1,7 @@
 """What a user can get wrong, command by command: one line that names the file, the field, what came and the remedy."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
