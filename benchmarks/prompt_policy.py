@@ -38,7 +38,7 @@ from rl_reward_network.prompt_policy.stage import policy_plan
 class Args:
     """Measure the mask bank and PPO on it."""
 
-    world: tyro.conf.OmitArgPrefixes[RunConfig]
+    inputs: tyro.conf.OmitArgPrefixes[RunConfig]
     steps: int = 100
     """Environment steps with one `predict_forward` each."""
     repeats: int = 11
@@ -47,17 +47,17 @@ class Args:
 
 def main(args: Args) -> None:
     """Measure and print."""
-    world, plan = open_inputs(args.world), policy_plan("quick")
-    train = world.pick("policy", plan.images)
-    every = [*train, *world.pick("val", plan.val_images), *world.pick("test", len(world.samples))]
-    bank = banked(world, train)
-    single = one_per_step(world, train, args.steps) * plan.ppo.total_timesteps
-    whole = banked(world, every)
-    print(f"bank of {len(train)} images x {len(world.prompts)} prompts: {bank:.2f} s of Sa2VA")
+    inputs, plan = open_inputs(args.inputs), policy_plan("quick")
+    train = inputs.pick("policy", plan.images)
+    every = [*train, *inputs.pick("val", plan.val_images), *inputs.pick("test", len(inputs.samples))]
+    bank = banked(inputs, train)
+    single = one_per_step(inputs, train, args.steps) * plan.ppo.total_timesteps
+    whole = banked(inputs, every)
+    print(f"bank of {len(train)} images x {len(inputs.prompts)} prompts: {bank:.2f} s of Sa2VA")
     print(f"one predict_forward per step, {plan.ppo.total_timesteps} steps: {single:.1f} s of Sa2VA")
     print(f"ratio, training: {single / bank:.1f}x; the whole run with {len(every)} images: {whole:.1f} s")
     ppo = plan.ppo
-    contexts = random_contexts(world, train)
+    contexts = random_contexts(inputs, train)
     sides = (lambda: on_cartpole(ppo), lambda: on_the_bank(contexts, ppo), lambda: as_step_2(contexts, ppo))
     rounds = [[seconds(side) for side in sides] for _ in range(args.repeats)]
     for place, name in enumerate(("CartPole", "the bank", "the bank, with validation, curves and checkpoints")):
@@ -67,36 +67,36 @@ def main(args: Args) -> None:
         print(f"PPO on {name}: {rate:.0f} steps/s, {statistics.median(ratios):.2f} of CartPole's ({spread})")
 
 
-def banked(world: RunInputs, samples: list[Sample]) -> float:
+def banked(inputs: RunInputs, samples: list[Sample]) -> float:
     """Seconds to fill an empty bank with these samples."""
     images = [sample.load_image() for sample in samples]
     with tempfile.TemporaryDirectory() as folder:
-        bank = MaskBank(Path(folder), world.segmenter.segment, world.segmenter.fingerprint, world.prompts)
+        bank = MaskBank(Path(folder), inputs.segmenter.segment, inputs.segmenter.fingerprint, inputs.prompts)
         return seconds(lambda: bank.build(images))
 
 
-def one_per_step(world: RunInputs, samples: list[Sample], steps: int) -> float:
+def one_per_step(inputs: RunInputs, samples: list[Sample], steps: int) -> float:
     """Mean seconds of one `predict_forward`, each on a random image with a random prompt."""
-    model, processor, rng = world.segmenter.model, world.segmenter.processor, np.random.default_rng(0)
+    model, processor, rng = inputs.segmenter.model, inputs.segmenter.processor, np.random.default_rng(0)
     images = [sample.load_image() for sample in samples]
 
     def step(_: int = 0) -> None:
-        image, prompt = images[rng.integers(len(images))], world.prompts[rng.integers(len(world.prompts))]
-        limit = world.segmenter.max_new_tokens
+        image, prompt = images[rng.integers(len(images))], inputs.prompts[rng.integers(len(inputs.prompts))]
+        limit = inputs.segmenter.max_new_tokens
         model.predict_forward(image=image, text="<image>" + prompt, processor=processor, max_new_tokens=limit)
 
     step()  # the first call of a process is slower
     return seconds(lambda: list(map(step, range(steps)))) / steps
 
 
-def random_contexts(world: RunInputs, samples: list[Sample]) -> list[PromptContext]:
+def random_contexts(inputs: RunInputs, samples: list[Sample]) -> list[PromptContext]:
     """Contexts of the samples with random scores, on which the speed of PPO does not depend."""
     rng = np.random.default_rng(0)
-    scores = rng.random((len(samples), len(world.prompts)), dtype=np.float32)
+    scores = rng.random((len(samples), len(inputs.prompts)), dtype=np.float32)
     answers = [(sample, sample.load_image()) for sample in samples]
     return [
         PromptContext(
-            sample.sample_id, observe_image(image, world.bank.answer(image).vision_features), row, {"dice": row}
+            sample.sample_id, observe_image(image, inputs.bank.answer(image).vision_features), row, {"dice": row}
         )
         for (sample, image), row in zip(answers, scores, strict=True)
     ]

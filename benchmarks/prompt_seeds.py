@@ -54,7 +54,7 @@ class Args:
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
     """As in step 2; the reward networks must be of the same mode."""
-    world: tyro.conf.OmitArgPrefixes[RunConfig]
+    inputs: tyro.conf.OmitArgPrefixes[RunConfig]
     seeds: int = 5
     """Seeds 0, 1, ..."""
 
@@ -63,7 +63,7 @@ def main(args: Args) -> None:
     """Measure all seeds and print their tables."""
     results: dict[str, list[dict[str, Any]]] = {}
     for seed in range(args.seeds):
-        config = replace(args.world, seed=seed)
+        config = replace(args.inputs, seed=seed)
         tables, plan = scored(config, args.mode), policy_plan(args.mode, seed=seed)
         for name, variant, data in (
             ("default", plan, tables),
@@ -74,24 +74,24 @@ def main(args: Args) -> None:
             results.setdefault(name, []).append(summary(comparison))
     for name, seeds in results.items():
         show(f"{args.mode}, {name}", seeds)
-    path = args.world.output_dir / "prompt_seeds" / f"{args.mode}_{args.world.data_root.name}.json"
+    path = args.inputs.output_dir / "prompt_seeds" / f"{args.mode}_{args.inputs.data_root.name}.json"
     write_json(path, results)
     print(f"\nall numbers: {path}")
 
 
 def scored(config: RunConfig, mode: str) -> Tables:
     """Every prompt's mask on this seed's images, scored by this seed's reward network."""
-    world, plan = open_inputs(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
-    reward_net = find_reward_network(world, reward_plan(config, mode), config.seed)
+    inputs, plan = open_inputs(config), policy_plan(mode, seed=config.seed)  # type: ignore[arg-type]
+    reward_net = find_reward_network(inputs, reward_plan(config, mode), config.seed)
     if reward_net is None:
         command = f"SEED={config.seed} DATA_ROOT={config.data_root} bash run_experiment3.sh {mode}"
         raise ValueError(f"{config.output_dir}: no {mode} reward network of seed {config.seed}; train one: {command}")
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(world.split, network, reward_net)
-    counts = {"policy": plan.images, "val": plan.val_images, "test": len(world.samples)}
+    check_no_leak(inputs.split, network, reward_net)
+    counts = {"policy": plan.images, "val": plan.val_images, "test": len(inputs.samples)}
     network = network.to(config.device)
     return {
-        name: prompt_tables(world, world.pick(name, count), network, f"seed {config.seed}, {name}", True)
+        name: prompt_tables(inputs, inputs.pick(name, count), network, f"seed {config.seed}, {name}", True)
         for name, count in counts.items()
     }
 

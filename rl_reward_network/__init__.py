@@ -1,4 +1,4 @@
-"""Reinforcement learning for Sa2VA: a reward network, a prompt environment, PPO, GRPO, and an honest evaluation.
+"""Reinforcement learning for Sa2VA: a reward network, a prompt environment, PPO, GRPO and their evaluation.
 
 Importing the package registers the environment `ENV_ID` with Gymnasium; nothing heavy (torch, transformers) is loaded.
 

@@ -61,23 +61,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}_"))
-        with _placed(temporary, path):
-            yield temporary
-
-
-@contextmanager
-def _placed(temporary: Path, path: Path) -> Iterator[None]:
-    """Move the folder `temporary` to `path` at the end."""
-    try:
-        yield
-        _open_to_readers(temporary)
         aside = temporary.with_name(temporary.name + "_old")
-        if path.exists():
-            os.replace(path, aside)  # if the process is killed here, the old folder is kept under this name
-        os.replace(temporary, path)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            yield temporary
+            for part in (temporary, *temporary.rglob("*")):  # mkdtemp and safetensors restrict them to the owner
+                os.chmod(part, (0o777 if part.is_dir() else 0o666) & ~UMASK)
+            if path.exists():
+                os.replace(path, aside)  # if the process is killed here, the old folder is kept under this name
+            os.replace(temporary, path)
+            shutil.rmtree(aside, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -121,12 +115,6 @@ def write_remedy(error: Exception) -> str | None:
     if number in REFUSED:
         return "name a folder in which you may write (OUTPUT_DIR)"
     return None
-
-
-def _open_to_readers(folder: Path) -> None:
-    """Give files and folders the usual permissions: mkdtemp and safetensors restrict them to the owner."""
-    for path in (folder, *folder.rglob("*")):
-        os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
 
 
 def write_json(path: Path, value: Any) -> None:

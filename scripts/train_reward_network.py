@@ -8,4 +8,4 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # the project, not this 
 from rl_reward_network.cli.main import main
 
 if __name__ == "__main__":
-    main(["reward", *sys.argv[1:]])
+    main(["reward", *sys.argv[1:]], f"python {sys.argv[0]}")

@@ -108,13 +108,13 @@ def test_the_table_agrees_with_the_masks(finished: Path) -> None:
     with (folder / "eval.csv").open() as file:
         images = {image["sample_id"] for image in csv.DictReader(file)}
     assert len(images) == 2  # 8 patients: 2 test
-    world = open_inputs(RunConfig(str(finished / "model"), finished / "data", finished / "outputs"))
+    inputs = open_inputs(RunConfig(str(finished / "model"), finished / "data", finished / "outputs"))
     dices = []
-    for sample in (sample for sample in world.samples if sample.sample_id in images):
-        mask = world.probabilities(sample.load_image())[0] > 0.5
+    for sample in (sample for sample in inputs.samples if sample.sample_id in images):
+        mask = inputs.probabilities(sample.load_image())[0] > 0.5
         truth = sample.load_mask()
         dices.append(2 * (mask & truth).sum() / (mask.sum() + truth.sum()))
-    assert world.bank.computed == 0
+    assert inputs.bank.computed == 0
     assert np.mean(dices) == pytest.approx(rows["default prompt"], abs=1e-9)
 
 

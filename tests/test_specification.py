@@ -1,4 +1,4 @@
-"""The original specification's command lines, as its users type them: each is taken, and means what they expect."""
+"""The command lines of the original specification: each is parsed, with the meaning that it has there."""
 
 import re
 import shlex
@@ -105,7 +105,7 @@ def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
         for line in (f"--dataset_name {name}", f"--dataset_name {name} --data_root {name}"):
             config, regions = checked(f"{line} --model_path M")
             assert (regions.dataset_name, config.data_root) == ("auto", Path(name)), line
-        with pytest.raises(ValueError, match=rf"^dataset_name is {name}, but data_root is D: two names for the data"):
+        with pytest.raises(ValueError, match=rf"^dataset_name is {name}, but data_root is D"):
             checked(f"--dataset_name {name} --data_root D")
     with pytest.raises(
         ValueError, match=r"^dataset_name is 'gra', expected one of auto, gar, dam, annotations, a hub id"
@@ -115,9 +115,7 @@ def test_dataset_name_takes_a_hub_id_or_a_folder(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own_never_works_on_rendered_data_that_nobody_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_reward_network.grpo.inputs.embedded_regions", lambda *_: pytest.fail("rendered"))
-    message = (
-        r"^model_path is M, but no data are named for it; name them by DATA_ROOT or --data_root \(the rendered ones"
-    )
+    message = r"^model_path is M, .*DATA_ROOT or --data_root"
     for line in ("--model_path M", "--model_path M --dataset_name gar"):
         args = grpo(line)
         for call in (train_sa2va_rl.check, train_sa2va_rl.main):
@@ -136,7 +134,7 @@ def test_a_model_of_ones_own_never_works_on_rendered_data_that_nobody_named(monk
 def test_a_gpu_that_is_not_there_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    message = r"^device is 'cuda:0', but 0 GPUs are visible; give -1, the CPU, as GPU or --gpu, or leave it out$"
+    message = r"^device is 'cuda:0', but 0 GPUs .*--gpu"
     for command, line in (
         (train_sa2va_rl, "--data_root nowhere --gpu 0"),
         (finetune_sa2va_with_rl, "quick --data_root nowhere --gpu 0"),
@@ -148,11 +146,11 @@ def test_a_gpu_that_is_not_there_is_refused_first(monkeypatch: pytest.MonkeyPatc
 
 
 def test_flash_attention_needs_a_gpu_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="use_flash_attn needs a CUDA device, got device='cpu'; leave it out on a CPU"):
+    with pytest.raises(ValueError, match=r"use_flash_attn .*device='cpu'; leave it out"):
         checked("--use_flash_attn --gpu -1")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("rl_reward_network.models.sa2va.loading_sa2va.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="use_flash_attn: the package is not installed; pip install flash-attn"):
+    with pytest.raises(ValueError, match=r"use_flash_attn: .*pip install flash-attn"):
         checked("--use_flash_attn --gpu 0")
 
 

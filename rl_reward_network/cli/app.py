@@ -1,4 +1,4 @@
-"""How every command starts and ends: flags by tyro, two levels of help, a user's mistake or a full disk as one line."""
+"""Start and end of every command: flags by tyro, two levels of help, errors of the user or a full disk as one line."""
 
 import gc
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
-from rl_reward_network.flags import rare_hidden
+from rl_reward_network.flags import common_flags
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
@@ -29,19 +29,19 @@ def run(
 ) -> None:
     """Parse the flags of a command and call it.
 
-    With ONLY_CHECK in the environment `check` is called in place of `main`: it refuses what can be refused before
+    If ONLY_CHECK is set in the environment, `check` is called in place of `main`; it raises errors of the flags before
     anything is read or written. `--help` shows the common flags, `--help-all` every flag.
 
-    A ValueError is a message for the user: it is printed alone and the exit status is 2. Any other error is a bug and
-    keeps its traceback, but for ctrl-C (see `cli/__init__.py`).
+    The message of a ValueError is printed without a traceback, and the exit status is 2. Any other error, except Ctrl-C
+    (see `cli/__init__.py`), is a bug and keeps its traceback.
 
     Args:
         main: called with the parsed arguments.
         args_type: a dataclass.
         prog: the command as a user types it; by default the running module.
-        words: the flags; by default what was typed.
+        words: the flags; by default those of the command line.
         check: called with the parsed arguments, in place of `main`.
-        ignore_unknown: let flags of a later command pass by.
+        ignore_unknown: ignore flags that the command does not have.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "huggingface_hub", "transformers", "matplotlib", "PIL"):
@@ -50,31 +50,35 @@ def run(
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
     if message := _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown))):
-        gc.collect()  # closes the progress bars that the error left open, so that the message comes last
+        gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
 
 def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unknown: bool) -> Any:
     """The parsed flags; `--help` and `--help-all` end the process."""
-    prog, words = os.environ.get(CALLED_AS) or prog, sys.argv[1:] if words is None else words
+    settings: dict[str, Any] = {
+        "prog": os.environ.get(CALLED_AS) or prog,
+        "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
+    }
+    words = sys.argv[1:] if words is None else words
     if HELP_ALL in words:
-        return _cli(args_type, prog, HELP[:1], False)
-    if not set(HELP) & set(words):
-        return _cli(args_type, prog, words, ignore_unknown)
-    with rare_hidden(args_type) as hidden:
-        try:
-            return _cli(args_type, prog, HELP[:1], False)
-        finally:
-            if hidden:
-                print(f"{hidden} more flags: {prog} {HELP_ALL}")
-
-
-def _cli(args_type: Any, prog: str, words: Sequence[str], ignore_unknown: bool) -> Any:
-    one_name = (tyro.conf.FlagCreatePairsOff,)  # no --no-no-ema beside --no-ema
+        return tyro.cli(args_type, args=HELP[:1], **settings)
+    if set(HELP) & set(words):
+        return _short_help(args_type, settings)
     if ignore_unknown:
-        return tyro.cli(args_type, prog=prog, args=words, config=one_name, return_unknown_args=True)[0]
-    return tyro.cli(args_type, prog=prog, args=words, config=one_name)
+        return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
+    return tyro.cli(args_type, args=words, **settings)
+
+
+def _short_help(args_type: Any, settings: dict[str, Any]) -> None:
+    """Print the common flags and the number of the others, and end the process."""
+    hidden: set[tuple[type, str]] = set()
+    try:
+        tyro.cli(args_type, args=HELP[:1], registry=common_flags(hidden), **settings)
+    finally:
+        if hidden:
+            print(f"{len(hidden)} more flags: {settings['prog']} {HELP_ALL}")
 
 
 def _module() -> str:
@@ -84,12 +88,12 @@ def _module() -> str:
 
 
 def _outcome(call: Callable[[], object]) -> str | None:
-    """The message for the user, if any; the error itself is dropped."""
+    """The message of an error of the user or of the disk; None without such an error."""
     try:
         call()
     except ValueError as error:
         return str(error)
-    except OSError as error:  # where a library reads or writes by itself
+    except OSError as error:  # raised inside a library
         if error.errno not in (*FULL, *REFUSED):
             raise
         name = f"{error.filename}: " if error.filename else ""

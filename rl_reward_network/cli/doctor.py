@@ -1,4 +1,4 @@
-"""Pre-flight table: is everything there that a run needs, and if not, what to do.
+"""Pre-flight table: what a run needs, whether it is available, and the remedy where it is missing.
 
     sa2va-rl doctor [--model_path MODEL --data_root DATA]
 

@@ -1,6 +1,6 @@
 """Flags of sa2va-rl grpo, and the plan they give."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from rl_reward_network.models.reward_network import RewardNetwork
 
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
-JUDGE_FLAGS = (
-    "llm_judge_base_url",
-    "llm_judge_model",
-    "llm_judge_timeout",
-    "llm_judge_retries",
-    "llm_judge_concurrency",
-    "llm_judge_cache",
-)
 ROLLOUT_FLAGS = (  # without effect in supervised training
     *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
     *("ema_decay", "scale_rewards", "multi_objective_aggregation"),
@@ -52,7 +44,7 @@ class RewardArgs:
     reward_net: Path | None = None
     """Folder of a reward network (REWARD_NET); with it annotated images need no labels."""
     use_llm_judge: bool = False
-    """Let a language model compare captions, too (loop 1)."""
+    """Let a language model compare captions as well (loop 1)."""
     use_llm_judge_loop2: Rare[bool] = False
     """Let the judge compare captions in loop 2; without --use_llm_judge in loop 2 alone."""
     iou_weight: Rare[float] = 1.0
@@ -77,11 +69,11 @@ class RewardArgs:
     llm_judge_model: Rare[str | None] = None
     """Model of the judge, by its name on the server; by default the only one that the server lists."""
     llm_judge_timeout: Rare[float] = JudgeConfig.timeout_s
-    """Longest wait for one attempt, in seconds."""
+    """Timeout of one attempt, in seconds."""
     llm_judge_retries: Rare[int] = JudgeConfig.max_retries
     """Attempts after the first."""
     llm_judge_concurrency: Rare[int] = JudgeConfig.max_concurrency
-    """Most requests under way at once, of each process."""
+    """Maximum number of concurrent requests of each process."""
     llm_judge_cache: Rare[Literal["off"] | Path | None] = None
     """File of the judge's replies, for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
 
@@ -102,6 +94,9 @@ class RewardArgs:
         if not self.judged_loops:
             return None
         return {"base_url": self.llm_judge_base_url, "model": model, "loops": self.judged_loops}
+
+
+JUDGE_FLAGS = [field.name for field in fields(RewardArgs) if field.name.startswith("llm_judge_")]
 
 
 @dataclass(frozen=True)
@@ -197,12 +192,15 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
 
 
 def check_together(args: Args, kind: str, learned: bool) -> None:
-    """Raise a ValueError for flags that exclude each other, or that have no effect.
+    """Check that no flags exclude each other, and that each has an effect.
 
     Args:
         args: flags.
         kind: of the data, regions or images.
         learned: whether there is a reward network.
+
+    Raises:
+        ValueError: names the flags.
     """
     _check_judge(args)
     if kind == "images":

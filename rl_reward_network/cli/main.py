@@ -23,23 +23,24 @@ COMMANDS = {
 }
 
 
-def main(words: list[str] | None = None) -> None:
-    """Call the command that the first word names.
+def main(words: list[str] | None = None, prog: str = "") -> None:
+    """Run the command that the first word names.
 
     Args:
-        words: what follows `sa2va-rl`; by default what was typed.
+        words: command and flags; by default those of the command line.
+        prog: how the command was called, for its usage line; by default `sa2va-rl <command>`.
     """
     try:
         try:
-            _call(sys.argv[1:] if words is None else words)
+            _call(sys.argv[1:] if words is None else words, prog)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # `sa2va-rl ... | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would report it once more at exit
+    except BrokenPipeError:  # `sa2va-rl ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
         sys.exit(1)
 
 
-def _call(words: list[str]) -> None:
+def _call(words: list[str], prog: str) -> None:
     if not words or words[0] in ("--help", "-h"):
         print(_overview())
     elif words[0] == "--version":
@@ -49,20 +50,13 @@ def _call(words: list[str]) -> None:
 
         module = import_module(f"rl_reward_network.cli.{words[0].replace('-', '_')}")
         check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
-        run(module.main, module.Args, f"sa2va-rl {words[0]}", words[1:], check, ignore_unknown)
+        run(module.main, module.Args, prog or f"sa2va-rl {words[0]}", words[1:], check, ignore_unknown)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
 
 
 def _overview() -> str:
-    lines = [f"  {name:<12} {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: sa2va-rl COMMAND [flags]",
-            "",
-            *lines,
-            "",
-            "sa2va-rl COMMAND --help explains its common flags, --help-all every flag.",
-        ]
-    )
+    lines = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
+    end = "sa2va-rl COMMAND --help explains its common flags, --help-all every flag."
+    return f"usage: sa2va-rl COMMAND [flags]\n\n{lines}\n\n{end}"

@@ -84,11 +84,11 @@ def main(args: Args) -> None:
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.prompt_policy.stage import policy_samples, run_policy_stage
-    from rl_reward_network.reward_training.stage import named
+    from rl_reward_network.reward_training.stage import find_reward_network, named
     from rl_reward_network.runs.resume import run_line
 
     inputs = open_inputs(args.inputs, args.prompting)
-    policy_samples(inputs, plan)  # errors in them must not wait for the end of step 1
+    policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
     run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POLICY_RUN)
     print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
@@ -97,7 +97,8 @@ def main(args: Args) -> None:
     if resumed and (resumed / FINAL).exists():
         print("nothing to resume: this run is finished")
     else:
-        reward_net = args.reward_net or _reward_net(resumed, inputs, rewards, args.resume)
+        reward_net = args.reward_net or (resumed and resumed / REWARD_NET) or find_reward_network(inputs, rewards)
+        reward_net = reward_net or _step_1(inputs, rewards, args.resume)
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(inputs, plan, reward_net, run, resume=resumed is not None)
         print(inputs.bank.counts())
@@ -123,15 +124,6 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "Re
     ):
         raise nothing_to_resume(args.inputs.output_dir, POLICY_RUN, origin_of(inputs, plan), "the reward network")
     return run
-
-
-def _reward_net(resumed: Path | None, inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
-    """Folder of the reward network: that of the resumed run, the newest that fits, or a new one."""
-    from rl_reward_network.reward_training.stage import find_reward_network
-
-    if resumed is not None:
-        return resumed / REWARD_NET
-    return find_reward_network(inputs, plan) or _step_1(inputs, plan, resume)
 
 
 def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:

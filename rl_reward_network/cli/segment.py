@@ -33,7 +33,7 @@ class Args:
     model_path: str | None = None
     """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
     prompt: str | None = None
-    """What to ask; by default the first built-in prompt."""
+    """Prompt; by default the first built-in one."""
     policy: Path | None = None
     """A run of step 2, or its final_model folder, whose policy then chooses the prompt of each image."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
@@ -43,14 +43,14 @@ class Args:
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
     max_tiles: int | None = None
-    """Most tiles an image is cut into: as in the policy's training, without a policy as the model's config says."""
+    """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
     percentile of the image."""
 
 
 def main(args: Args) -> None:
-    """Find the images, load what is needed once, segment, write."""
+    """Find the images, load the models once, segment, write."""
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.files import check_free, image_files, targets
     from rl_reward_network.segment.loading import load_mask_maker
@@ -76,7 +76,7 @@ def main(args: Args) -> None:
 
 
 def show_image(result: "Segmented") -> None:
-    """The answer and the mask of a single image in words."""
+    """Print the answer, the share of the mask and the files of a single image."""
     print(f"prompt: {result.prompt}\nanswer: {result.answer}")
     print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
     if result.quality:
@@ -85,7 +85,7 @@ def show_image(result: "Segmented") -> None:
 
 
 def show_table(results: "Sequence[Segmented]") -> None:
-    """A row for each image."""
+    """Print a row for each image."""
     same_prompt = len({result.prompt for result in results}) == 1
     has_quality = any(result.quality for result in results)
     table = Table(title=escape(f"prompt: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)

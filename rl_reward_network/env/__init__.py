@@ -1,4 +1,4 @@
-"""The prompt-choice environment; it is handed tables and needs neither weights nor a GPU."""
+"""The environment of prompt choice; it works on tables and needs neither weights nor a GPU."""
 
 from rl_reward_network import ENV_ID
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, Sa2VAFinetuneEnv

@@ -1,4 +1,4 @@
-"""Actions and the masks they stand for: each action is a prompt of Sa2VA, and what is done to the mask of that prompt.
+"""Actions and their masks: an action is a prompt of Sa2VA and a function of the mask of that prompt.
 
 A line of the prompts file is an action. The environment, PPO and the evaluation work on indices and scores of actions;
 only this file depends on what an action does.

@@ -37,7 +37,7 @@ class MaskBank:
     One safetensors file per image, named by the SHA-256 of the model's fingerprint and the image's pixels, holds one
     fp16 mask per prompt and the image's features. A new prompt costs one mask per image; another model or
     preprocessing shares no file; an interrupted run continues with the missing masks. Several processes may fill one
-    bank. Files are written atomically; a damaged file is computed again, with a warning.
+    bank. Files are written atomically; the masks of a damaged file are computed again, with a warning.
 
     Args:
         folder: folder of the files; made when the first one is written.
@@ -92,7 +92,7 @@ class MaskBank:
             self.answer(image)
 
     def counts(self) -> str:
-        """One line on how often the frozen model ran."""
+        """One line on the calls of the frozen model."""
         return (
             f"masks computed by Sa2VA: {self.computed}, read from the bank: {self.reused}; "
             f"images encoded: {self.encoded}"

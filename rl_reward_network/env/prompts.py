@@ -35,13 +35,10 @@ def load_prompts(path: Path | None = None) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}); give one prompt per line") from None
-    entries = _json_entries(path, text) if text.lstrip().startswith("[") else _line_entries(text)
-    return _checked(path, entries)
-
-
-def _line_entries(text: str) -> list[tuple[str, str]]:
-    """(place, prompt) of each line that is not empty."""
-    return [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if text.lstrip().startswith("["):
+        return _checked(path, _json_entries(path, text))
+    lines = enumerate(text.splitlines(), 1)
+    return _checked(path, [(f"line {number}", line) for number, line in lines if line.strip()])
 
 
 def _json_entries(path: Path, text: str) -> list[tuple[str, str]]:

@@ -113,9 +113,9 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     `Discrete(P)`: the index of a prompt; 0 is the default prompt.
 
     ## Reward
-    The improvement of the best reward of the episode, which starts at 0. With one step per episode (the default) it is
-    the reward of the mask; with more steps, the reward of a repeated prompt is 0 and the return is the best reward of
-    the episode. In [0, 1].
+    The increase of the best reward of the episode, which starts at 0; in [0, 1]. With one step per episode, the
+    default, it is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the
+    best reward of the episode.
 
     ## Start
     The next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new pass.
@@ -124,8 +124,8 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
 
     ## Info
-    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where
-    labelled, each of the metrics (`dice`, `iou`, ...).
+    `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where labelled, the metrics (`dice`,
+    `iou`, ...).
 
     ## Arguments
     `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
@@ -193,7 +193,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from where `state` was called on an environment with the same contexts."""
+        """Restore the state that `state` returned, in an environment with the same contexts."""
         self.np_random.bit_generator.state = state["generator"]
         self._remaining, self._current = list(state["remaining"]), state["current"]
         self._steps, self._best = state["steps"], state["best"]

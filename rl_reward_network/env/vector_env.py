@@ -14,8 +14,8 @@ from rl_reward_network.rewards.table import RewardName
 class CentredReward(VecEnvWrapper):
     """Subtracts the mean reward of the image's actions from each reward.
 
-    How easy an image is has no bearing on which prompt suits it, but it is most of the variance of the reward. The mean
-    does not depend on the action, so the best policy stays the same. Only for episodes of one step.
+    Most of the variance of the reward lies between images, not between prompts. The mean does not depend on the action,
+    so the best policy stays the same. Only for episodes of one step.
 
     Args:
         venv: environments whose step info names the image as `sample_id`.
@@ -64,7 +64,7 @@ def vector_state(venv: VecEnv) -> dict[str, Any]:
 
 
 def restore_vector_state(venv: VecEnv, state: dict[str, Any]) -> None:
-    """Continue from where `vector_state` was called."""
+    """Restore the state that `vector_state` returned."""
     monitor = _monitor(venv)
     for index, environment in enumerate(state["environments"]):
         venv.env_method("restore", environment, indices=index)

@@ -18,9 +18,9 @@ from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
     check_readable,
+    images_summary,
     read_samples,
-    seen_images,
-    seen_regions,
+    regions_summary,
     split_samples,
 )
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -97,7 +97,7 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
-    return GRPOInputs(config, regions, "images", seen_images(samples, root), prompts, split)
+    return GRPOInputs(config, regions, "images", images_summary(samples, root), prompts, split)
 
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
@@ -111,7 +111,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     else:
         split = make_split(samples, config.split_seed, region_fingerprint)
     prompts = [region_prompt(sample, question) for sample in samples]
-    return GRPOInputs(config, regions, "regions", seen_regions(summary, root), prompts, split)
+    return GRPOInputs(config, regions, "regions", regions_summary(summary, root), prompts, split)
 
 
 def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, RegionConfig]:

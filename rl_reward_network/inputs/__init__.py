@@ -1,1 +1,1 @@
-"""What a run works on: data, split, frozen model and the bank of its masks."""
+"""Inputs of a run: data, split, frozen model and the bank of its masks."""

@@ -1,4 +1,4 @@
-"""Settings of what a run works on: model, data, seeds, device. Without torch, so that `--help` is fast."""
+"""Settings of the inputs of a run: model, data, seeds, device. Imports no torch, so that `--help` is fast."""
 
 import os
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class RunConfig:
         """Name of the device for torch, e.g. "cpu" or "cuda:0"."""
         if self.gpu is not None:
             return "cpu" if self.gpu < 0 else f"cuda:{self.gpu}"
-        import torch  # not at the top: see the docstring of the module
+        import torch  # here, so that `--help` is fast
 
         return "cuda:0" if torch.cuda.is_available() else "cpu"
 
@@ -90,7 +90,7 @@ class PromptConfig:
 
 @dataclass(frozen=True)
 class RegionConfig:
-    """What only GRPO needs: the format of its data, its questions, and the tiles of an image."""
+    """Inputs of GRPO alone: the format of its data, its questions, and the tiles of an image."""
 
     dataset_name: str = "auto"
     """Format of data_root: gar, dam, annotations, or auto, which recognises it. A hub id or a folder is another way to
@@ -116,6 +116,6 @@ class RegionConfig:
 
 
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
-    """Settings from a flat mapping that may hold more, such as "world" of a run's config.json."""
+    """Settings from a flat mapping with further keys, such as "world" of a run's config.json."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
     return settings(**{name: saved[name] for name in names if name in saved})

@@ -26,12 +26,18 @@ from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
+    images_summary,
     read_samples,
-    seen_images,
-    seen_regions,
+    regions_summary,
     split_samples,
 )
-from rl_reward_network.inputs.preflight import NEARLY_FULL, Look, look_at_regions, look_at_samples, twins
+from rl_reward_network.inputs.preflight import (
+    NEARLY_FULL,
+    ImageStatistics,
+    duplicates,
+    region_statistics,
+    sample_statistics,
+)
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
@@ -46,11 +52,11 @@ CLONE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         details: one or more lines.
-        notes: what is readable but suspicious, each with its remedy.
+        notes: suspicious but readable files, each with its remedy.
     """
 
     details: str
@@ -91,26 +97,26 @@ def check_model(model_path: str, data_root: Path) -> Finding:
 
 
 def check_data(model_path: str, choice: DataChoice) -> Finding:
-    """Every image and mask decoded once, the split, and what looks wrong."""
+    """Decode every image and mask once; describe data and split, and note what is suspicious."""
     check_named(model_path, choice.data_root, DEFAULT_DATA)
     if _to_be_rendered(choice.data_root):
         return Finding("embedded data, not there yet: the run renders them")
-    if choice.dataset_name in REGIONS or (choice.dataset_name == "auto" and _captioned(choice.data_root)):
-        return _regions(choice)
-    return _images(choice)
+    return _regions(choice) if _captioned(choice) else _images(choice)
 
 
 def _to_be_rendered(root: Path) -> bool:
-    """Whether these are embedded data that are not there yet."""
+    """Whether these are embedded data that do not exist yet."""
     folders = (angiogram_folder, partial(angiogram_folder, no_gap=True), region_folder)
     embedded = [folder(parent).resolve() for parent in (DEFAULT_FOLDER, CLONE / "data") for folder in folders]
     return not root.exists() and root.resolve() in embedded
 
 
-def _captioned(root: Path) -> bool:
+def _captioned(choice: DataChoice) -> bool:
     """Whether these are captioned regions."""
+    if choice.dataset_name != "auto":
+        return choice.dataset_name in REGIONS
     try:
-        return recognise(root) in REGIONS
+        return recognise(choice.data_root) in REGIONS
     except ValueError:
         return False
 
@@ -121,13 +127,13 @@ def _images(choice: DataChoice) -> Finding:
     samples = read_samples(root, choice.group_regex, given_levels(choice.bit_depth, None))
     check_one_phrase(samples, root)
     split = split_samples(samples, root, choice.split_seed)
-    looks = look_at_samples(samples, root / "images")
+    images = sample_statistics(samples, root / "images")
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
-    summary = f"{seen_images(samples, root)}; patients: {patients}{hints}"
-    return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(looks)]), _notes(looks))
+    summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
+    return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), _notes(images))
 
 
 def _regions(choice: DataChoice) -> Finding:
@@ -135,16 +141,16 @@ def _regions(choice: DataChoice) -> Finding:
     name, root = choice.dataset_name, choice.data_root
     regions, summary = read_region_data(root, name, choice.max_regions, white_of(choice.bit_depth))
     split = make_split(regions, choice.split_seed, region_fingerprint)
-    looks = look_at_regions(regions)
+    images = region_statistics(regions)
     groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
-    first = f"{seen_regions(summary, root)}, for GRPO; groups: {groups}"
-    return Finding("\n".join([first, *_foreground(looks), captions]), _notes(looks))
+    first = f"{regions_summary(summary, root)}, for GRPO; groups: {groups}"
+    return Finding("\n".join([first, *_foreground(images), captions]), _notes(images))
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
-    """What is white, where images have more than 8 bit."""
+    """The white level, where images have more than 8 bit."""
     levels = levels_of(samples)
     if not levels:
         return []
@@ -155,9 +161,9 @@ def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
     return [f"grey above 8 bit in {images} images: white is {range_} ({source})"]
 
 
-def _foreground(looks: list[Look]) -> list[str]:
+def _foreground(images: list[ImageStatistics]) -> list[str]:
     """Share of the pixels that is foreground, over all masks."""
-    shares = [look.share for look in looks if look.share is not None]
+    shares = [image.share for image in images if image.share is not None]
     if not shares:
         return []
     return [
@@ -166,29 +172,29 @@ def _foreground(looks: list[Look]) -> list[str]:
     ]
 
 
-def _notes(looks: list[Look]) -> tuple[str, ...]:
-    """What is readable but suspicious, each with its remedy."""
+def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
+    """Files that are readable but suspicious, each kind with its remedy."""
     kinds: dict[str, list[str]] = {
         "empty mask(s), which mean that the object is absent; leave `mask` out where an image is not annotated": [
-            look.name for look in looks if look.share == 0
+            image.name for image in images if image.share == 0
         ],
         f"nearly full mask(s), above {NEARLY_FULL:.0%} of the picture": [
-            look.name for look in looks if look.share is not None and look.share > NEARLY_FULL
+            image.name for image in images if image.share is not None and image.share > NEARLY_FULL
         ],
         "mask(s) that cover most of the picture and of its border: inverted? 1 (or 255) must be the object": [
-            look.name for look in looks if look.inverted
+            image.name for image in images if image.inverted
         ],
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
-            look.name for look in looks if look.filled
+            image.name for image in images if image.filled
         ],
         "picture(s) that are the same in two patients or groups: training and test may share them; give both one "
-        "`group`, or delete one": [f"{first.name} = {second.name}" for first, second in twins(looks)],
+        "`group`, or delete one": [f"{first.name} = {second.name}" for first, second in duplicates(images)],
     }
-    return tuple(f"look: {len(names)} {what} ({_first_names(names)})" for what, names in kinds.items() if names)
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    return tuple(
+        f"look: {len(names)} {kind} ({', '.join([*names[:MAX_NAMES], *['...'] * (len(names) > MAX_NAMES)])})"
+        for kind, names in kinds.items()
+        if names
+    )
 
 
 def check_reward_network(path: str) -> Finding:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +40,7 @@ class RunInputs:
         config: settings, with the `white_levels` of the data.
         samples: all (image, phrase) pairs of the data.
         split: reward / policy / val / test, by patient.
-        prompts: the P prompts.
+        prompts: P prompts.
         segmenter: the frozen Sa2VA.
         bank: its masks, each computed once.
         prompt_config: settings of prompts and segmenter.
@@ -58,7 +57,7 @@ class RunInputs:
     @property
     def summary(self) -> str:
         """One line on the data."""
-        return seen_images(self.samples, self.config.data_root)
+        return images_summary(self.samples, self.config.data_root)
 
     @property
     def data_fingerprint(self) -> str:
@@ -69,7 +68,7 @@ class RunInputs:
         """At most `count` samples of one split, labelled ones first, one frame per series before a second.
 
         Raises:
-            ValueError: the split has no such sample, or a file of theirs is damaged: better now than hours later.
+            ValueError: the split has no such sample, or a file is damaged.
         """
         samples = select(self.samples, self.split, name)
         picked = spread([s for s in samples if s.labelled], count, self.config.seed)
@@ -103,8 +102,7 @@ def open_inputs(
         prompts: prompts of an earlier run, in place of those of `prompt_config`.
 
     Raises:
-        ValueError: data, split, prompts or model are refused; the data are read first, since they are the cheapest to
-            repair.
+        ValueError: data, split, prompts or model are refused, in this order.
     """
     check_inputs(config)
     limits = prompt_config or PromptConfig()
@@ -127,19 +125,19 @@ def check_inputs(config: RunConfig) -> None:
     """Check what can be checked before anything is read.
 
     Raises:
-        ValueError: no data are named for a model of the user's own, or the GPU is missing.
+        ValueError: no data are named for another model than the embedded one, or the GPU is missing.
     """
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     check_device(config.device)
 
 
 def check_named(model_path: str, data_root: Path, default: Path) -> None:
-    """Refuse to run a model of the user's own on rendered data by default.
+    """Refuse to run another model than the embedded one on rendered data by default.
 
     Args:
         model_path: the model.
-        data_root: the data; the very object `default` where none were named (an equal path was named).
-        default: where the embedded data are.
+        data_root: the data; the object `default` itself where none were named.
+        default: folder of the embedded data.
 
     Raises:
         ValueError: names the remedy.
@@ -151,15 +149,15 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def seen_images(samples: Sequence[Sample], data_root: Path) -> str:
+def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (the embedded world), 960 with a mask"."""
     kind = "rendered angiograms (the embedded world)" if is_rendered(data_root) else "annotated images"
     return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask"
 
 
-def seen_regions(seen: str, data_root: Path) -> str:
-    """What a reader said of captioned regions, and whether they are rendered."""
-    return f"rendered scenes of the embedded world, in the layout of {seen}" if is_rendered(data_root) else seen
+def regions_summary(summary: str, data_root: Path) -> str:
+    """The summary of a reader of captioned regions, with a mark where they are rendered."""
+    return f"rendered scenes of the embedded world, in the layout of {summary}" if is_rendered(data_root) else summary
 
 
 def read_samples(
@@ -168,14 +166,14 @@ def read_samples(
     """The samples of a data folder; the embedded data sets are rendered first when they are not there.
 
     Args:
-        data_root, group_regex, white_levels: as `read_images` takes them.
+        data_root, group_regex, white_levels: as in `read_images`.
 
     Raises:
         ValueError: as `read_images`.
     """
-    theirs = data_root.exists() and not is_rendered(data_root)
+    user_data = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
-        if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not theirs:
+        if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
     return read_images(data_root, group_regex, white_levels)
 
@@ -192,59 +190,48 @@ def check_files(samples: Sequence[Sample]) -> None:
     """Decode every image and mask once.
 
     Raises:
-        ValueError: what `check_readable` says.
+        ValueError: as `decode_files`.
     """
     check_readable([load for sample in samples for load in (sample.load_image, sample.load_mask)])
 
 
-def check_readable(loads: Sequence[Callable[[], object]]) -> None:
-    """Decode files: better now than hours later.
+def check_readable(reads: Sequence[Callable[[], object]]) -> None:
+    """As `decode_files`, without results: a damaged file is better reported now than hours later."""
+    decode_files(reads, keep=False)
+
+
+def decode_files(reads: Sequence[Callable[[], Result]], keep: bool = True) -> list[Result]:
+    """Decode files in threads; memory holds only those being decoded, and the results.
 
     Args:
-        loads: each decodes an image or a mask, or both, and raises a ValueError where it cannot.
+        reads: each decodes a file or two, returns its result, and raises a ValueError where it cannot.
+        keep: whether the results are returned.
 
     Raises:
-        ValueError: some cannot be read: the first one's message, and how many there are.
+        ValueError: some files cannot be read: the first one's message, and how many there are.
     """
-    survey([partial(_forget, load) for load in loads])
 
+    def attempt(read: Callable[[], Result]) -> list[Result] | ValueError:
+        try:
+            result = read()
+        except ValueError as error:
+            return ValueError(str(error))  # without the traceback, which would keep images in memory
+        return [result] if keep else []
 
-def survey(looks: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Results of reading files, each decoded in a thread; memory holds only those being decoded.
-
-    Args:
-        looks: each decodes a file or two, returns its result, and raises a ValueError where it cannot.
-
-    Raises:
-        ValueError: as `check_readable`.
-    """
-    with ThreadPoolExecutor() as threads:  # decoders run beside each other
-        bar = tqdm(threads.map(_tried, looks), "checking files", len(looks), leave=False, unit="file", delay=2)
+    with ThreadPoolExecutor() as threads:
+        bar = tqdm(threads.map(attempt, reads), "checking files", len(reads), leave=False, unit="file", delay=2)
         results = list(bar)
     if damaged := [str(result) for result in results if isinstance(result, ValueError)]:
-        more = f" (and {len(damaged) - 1} more of {len(looks)} looked at)" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1} more of {len(reads)} looked at)" if len(damaged) > 1 else ""
         raise ValueError(damaged[0] + more)
-    return [result for result in results if not isinstance(result, ValueError)]
+    return [value for result in results if not isinstance(result, ValueError) for value in result]
 
 
-def _tried(look: Callable[[], Result]) -> Result | ValueError:
-    """The result of reading a file, or its error."""
-    try:
-        return look()
-    except ValueError as error:
-        return ValueError(str(error))  # without the traceback, which would keep pictures in memory
-
-
-def _forget(load: Callable[[], object]) -> None:
-    """Decode a file and keep nothing of it."""
-    load()
-
-
-def check_one_phrase(samples: list[Sample], where: Path) -> None:
-    """Refuse several kinds of object: every prompt is tried on every image, so it must mean the same object."""
+def check_one_phrase(samples: list[Sample], data_root: Path) -> None:
+    """Refuse several kinds of object: a prompt is tried on every image and must mean the same object."""
     phrases = sorted({phrase_key(sample.text) for sample in samples})
     if len(phrases) > 1:
         raise ValueError(
-            f"{where / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
+            f"{data_root / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
             "a prompt policy is for one kind of object: make one data folder for each, with --prompts for it"
         )

@@ -1,7 +1,7 @@
-"""Measurements of pictures and masks that can be read but may still be wrong, for the doctor's table.
+"""Statistics of images and masks that can be read but may still be wrong, for the table of `sa2va-rl doctor`.
 
-Each picture and mask is decoded once, in threads. Nothing here is an error: only the user can tell whether a mask that
-covers most of the picture is right.
+Each image and mask is decoded once, in threads. Nothing here is an error: only the user can tell whether a mask that
+covers most of the image is right.
 """
 
 import hashlib
@@ -17,32 +17,30 @@ from skimage.morphology import skeletonize
 
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.inputs.loading import survey
+from rl_reward_network.inputs.loading import decode_files
 
 CHECKED = 1000  # captioned regions that are decoded, spread over all
-OUTLINED = 200  # masks whose outlines are measured, spread over all: whoever draws one tree's outline draws all alike
-NEARLY_FULL = 0.95  # share of the picture
-INVERTED = (0.5, 0.75)  # share of the picture, and of its border: an object seldom covers both, a background does
+OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators draw all trees alike
+NEARLY_FULL = 0.95  # share of the image
+INVERTED = (0.5, 0.75)  # share of the image, and of its border: an object seldom covers both, a background does
 FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
 WIDE = 3.0  # times the branches' width
-BRANCHES = (
-    0.35  # quantile of the widths along all centre lines that stands for the branches: filled loops have lines, too
-)
-PIXELS = 10**6  # of an outline; a larger one is thinned out first
+BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
+PIXELS = 10**6  # of an outline; a larger one is subsampled
 
 
 @dataclass(frozen=True)
-class Look:
-    """Measurements of one picture and its mask.
+class ImageStatistics:
+    """Statistics of one image and its mask.
 
     Attributes:
         name: file, or file and row; for the screen only, since it may name a patient.
         group_id: pseudonym of the patient or group.
-        pixels: digest of the decoded picture.
+        pixels: digest of the decoded image.
         share: of the pixels that are foreground; None without a mask.
-        border: the same of the pixels at the picture's border.
+        border: the same of the pixels at the image's border.
         bulge: widest place / width of the branches, and share of the mask in places wider than `WIDE` times that width;
-            (1, 0) where it was not looked at.
+            (1, 0) where it is not measured.
     """
 
     name: str
@@ -54,76 +52,74 @@ class Look:
 
     @property
     def inverted(self) -> bool:
-        """Whether it looks as if background were drawn."""
+        """Whether the mask is probably the background."""
         return self.share is not None and self.share > INVERTED[0] and self.border > INVERTED[1]
 
     @property
     def filled(self) -> bool:
-        """Whether it looks like the outer outline of a tree of thin branches, loops filled."""
+        """Whether the mask is probably the outer outline of a tree of thin branches, with its loops filled."""
         return self.bulge[0] > FILLED[0] and self.bulge[1] > FILLED[1]
 
 
-def look_at_samples(samples: Sequence[Sample], images: Path) -> list[Look]:
-    """A look at every image and mask.
+def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStatistics]:
+    """Statistics of every image and mask.
 
     Args:
-        samples: all of them.
-        images: the folder the images are in.
+        samples: all samples of a data folder.
+        images: the folder of the images.
 
     Raises:
-        ValueError: what `survey` says.
+        ValueError: as `decode_files`.
     """
     outlined = [s for s in samples if s.mask_parts and s.mask_parts.polygons and not s.mask_parts.pngs]
     measured = {s.sample_id for s in outlined[:: -(-len(outlined) // OUTLINED) or 1]}
-    return survey([partial(_look_at_sample, s, images, s.sample_id in measured) for s in samples])
+
+    def read(sample: Sample) -> ImageStatistics:
+        name, outline = sample.image_path.relative_to(images).as_posix(), sample.sample_id in measured
+        return image_statistics(name, sample.group_id, sample.load_image(), sample.load_mask(), outline)
+
+    return decode_files([partial(read, sample) for sample in samples])
 
 
-def look_at_regions(regions: Sequence[RegionSample]) -> list[Look]:
-    """A look at captioned regions, `CHECKED` of them at most.
+def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
+    """Statistics of captioned regions, `CHECKED` of them at most.
 
     Raises:
-        ValueError: what `survey` says.
+        ValueError: as `decode_files`.
     """
     picked = regions[:: -(-len(regions) // CHECKED) or 1]
-    return survey([partial(_look_at_region, region) for region in picked])
+    return decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
 
 
-def twins(looks: Sequence[Look]) -> list[tuple[Look, Look]]:
-    """Pictures that are pixel by pixel the same in two groups, each pair of groups once for each picture."""
-    first: dict[str, dict[str, Look]] = defaultdict(dict)
-    for look in looks:
-        first[look.pixels].setdefault(look.group_id, look)
-    return [(one, other) for groups in first.values() for one, *others in [groups.values()] for other in others]
+def duplicates(images: Sequence[ImageStatistics]) -> list[tuple[ImageStatistics, ImageStatistics]]:
+    """Pairs of images with equal pixels in two groups, each pair of groups once for each image."""
+    by_pixels: dict[str, dict[str, ImageStatistics]] = defaultdict(dict)
+    for image in images:
+        by_pixels[image.pixels].setdefault(image.group_id, image)
+    return [(first, other) for groups in by_pixels.values() for first, *rest in [groups.values()] for other in rest]
 
 
-def _look_at_sample(sample: Sample, images: Path, outlined: bool) -> Look:
-    name = sample.image_path.relative_to(images).as_posix()
-    return look_at(name, sample.group_id, sample.load_image(), sample.load_mask(), outlined)
-
-
-def _look_at_region(region: RegionSample) -> Look:
-    return look_at(region.where, region.group_id, *region.load())
-
-
-def look_at(name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None, outlined: bool = False) -> Look:
-    """One look.
+def image_statistics(
+    name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None, outlined: bool = False
+) -> ImageStatistics:
+    """Statistics of one image and its mask.
 
     Args:
-        name, group_id: see `Look`.
+        name, group_id: see `ImageStatistics`.
         image: uint8 (H, W, 3).
         mask: bool (H, W).
         outlined: whether `bulge` is measured.
     """
     pixels = f"{image.shape} {hashlib.sha256(image.tobytes()).hexdigest()}"
     if mask is None:
-        return Look(name, group_id, pixels)
+        return ImageStatistics(name, group_id, pixels)
     border = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     bulge = bulge_of(mask) if outlined and mask.any() else (1.0, 0.0)
-    return Look(name, group_id, pixels, float(mask.mean()), float(border.mean()), bulge)
+    return ImageStatistics(name, group_id, pixels, float(mask.mean()), float(border.mean()), bulge)
 
 
 def bulge_of(mask: np.ndarray) -> tuple[float, float]:
-    """How unevenly wide the largest part of a mask is: see `Look.bulge`.
+    """`ImageStatistics.bulge` of the largest part of a mask.
 
     Width is measured along the centre lines. A tube has (1, 0), a disc about that; an outer outline round a tree with
     loops is thin along many of its lines while most of its pixels lie in the filled loops.

@@ -1,4 +1,4 @@
-"""The inputs of a run in its config.json: how they are written, and opened again wherever the run folder is now."""
+"""Write the inputs of a run into its config.json, and read them back after the run folder was moved."""
 
 import os
 from dataclasses import asdict, replace
@@ -17,8 +17,8 @@ def describe_run(run: Path, inputs: RunInputs, stage: dict[str, Any]) -> dict[st
 
     Args:
         run: run folder.
-        inputs: what the run works on; its paths are written as `portable` gives them.
-        stage: what is particular to the stage (mode, preset, reward network ...).
+        inputs: inputs of the run; paths are written as `portable` returns them.
+        stage: entries of the stage (mode, preset, reward network, ...).
 
     Raises:
         ValueError: the folder holds a run already.
@@ -41,12 +41,12 @@ def describe_run(run: Path, inputs: RunInputs, stage: dict[str, Any]) -> dict[st
 
 
 def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:
-    """Settings as "world" of config.json: one flat mapping, paths as `portable` gives them, names and hub ids as is.
+    """Settings as "world" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
 
     Args:
         run: run folder.
         config: model, data, seeds and device.
-        further: settings of the road, dataclasses.
+        further: dataclasses with more settings of the stage.
     """
     values = {name: value for settings in (config, *further) for name, value in asdict(settings).items()}
     values = {name: portable(value, run) if isinstance(value, Path) else value for name, value in values.items()}
@@ -57,7 +57,7 @@ def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, 
 def saved_config(
     run: Path, config: dict[str, Any], data_root: Path | None = None, model_path: str | None = None
 ) -> tuple[RunConfig, PromptConfig]:
-    """Settings of a run of step 1 or 2, wherever its folder is now; the prompts are in `config` itself.
+    """Settings of a run of step 1 or 2 in its present folder; the prompts are in `config` itself.
 
     Args:
         run: run folder.

@@ -1,4 +1,4 @@
-"""Sa2VA as two plain callables: masks and features of one image, and masks at image size."""
+"""A frozen Sa2VA with two methods: masks and features of one image, and masks at image size."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
-MASK_RULES = 1  # count up when the way from image and words to a mask changes: old masks are then computed again
+MASK_RULES = 1  # increase when the computation of masks changes; stored masks are then computed again
 NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
 
 
@@ -54,7 +54,7 @@ class Sa2VASegmenter:
         return FrozenAnswer(torch.stack(logits).numpy(), answers[0].vision_features.cpu().float().numpy())
 
     def _within_memory(self, image: np.ndarray, prompts: list[str]) -> list[list[Segmentation]]:
-        """`model.segment`; out of memory for the first time means half of the batch from now on."""
+        """`model.segment`; the first time that memory runs out, the batch is halved for the rest of the run."""
         try:
             return self.model.segment(
                 [image], prompts, self.processor, batch_size=self.batch_size, max_new_tokens=self.max_new_tokens
@@ -82,7 +82,7 @@ def load_segmenter(
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
 
     Raises:
-        ValueError: what loading refuses.
+        ValueError: as `load_sa2va_model`.
     """
     model, processor = load_sa2va_model(model_path, device)
     processor.max_tiles = max_tiles

@@ -26,7 +26,7 @@ from rl_reward_network.models.fingerprint import weights_fingerprint
 
 VERSION = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-TRAIN_ONE = "train one with `bash run_experiment3.sh quick`"
+TRAIN_ONE = "train one with `sa2va-rl reward quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
 ONE_PIXEL = 1.0  # smoothing: keeps every ratio and its gradient finite for an empty mask
 INITIAL_LOGIT = -2.0  # foreground probability 0.12 before training

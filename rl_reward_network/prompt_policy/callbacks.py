@@ -20,7 +20,7 @@ from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.stop_rule import over_optimised
 
-CHECKPOINT_SECONDS = 1.0  # least time between checkpoints: writing one takes as long as ten steps
+CHECKPOINT_SECONDS = 1.0  # minimum time between checkpoints: writing one takes as long as ten steps
 
 
 class CurvesWriter(KVWriter):
@@ -71,14 +71,14 @@ class RolloutCurves(BaseCallback):
 
 
 class ValidationCallback(BaseCallback):
-    """Logs what the greedy policy reaches on the validation images, and stops a run that over-optimises its reward.
+    """Logs score and Dice of the greedy policy on the validation images, and applies the stop rule.
 
     Args:
         contexts: validation images; may be empty.
         max_steps: steps per episode.
         reward: the reward of training.
         curves: the curves so far.
-        peak: the attribute, of a run that is resumed.
+        peak: the attribute of that name, of a resumed run.
 
     Attributes:
         peak: `dice` and `policy`, the best mean Dice so far and the weights that reached it; None before the first.
@@ -114,9 +114,9 @@ class ValidationCallback(BaseCallback):
             self.peak = {"dice": float(np.mean(dices)), "policy": weights}
 
     def restore_peak(self) -> bool:
-        """After training, put the weights of the peak back if the reward is over-optimised; returns whether it was.
+        """After training, restore the weights of the peak if the reward is over-optimised; return whether it was.
 
-        The last update has no rollout after it, so its weights are validated here.
+        No rollout follows the last update, so its weights are validated here.
         """
         if self.peak is None or not (self.stopped or self._over_optimised(*self._greedy())):
             return False
@@ -124,7 +124,7 @@ class ValidationCallback(BaseCallback):
         return True
 
     def _over_optimised(self, scores: Sequence[float] = (), dices: Sequence[float] = ()) -> bool:
-        """The stop rule on the curves so far and on one more validation; never on a reward made of labels alone."""
+        """The stop rule on the curves so far and one more validation; False for a reward of labels alone."""
         proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice"))
         if len(dices):
             proxy, gold = [*proxy, float(np.mean(scores))], [*gold, float(np.mean(dices))]

@@ -11,7 +11,7 @@ from rl_reward_network.env.vector_env import restore_vector_state, vector_state
 
 
 def ppo_state(model: PPO) -> dict[str, Any]:
-    """Everything the next rollouts depend on, as tensors and plain numbers."""
+    """The state on which the next rollouts depend, as tensors and plain values."""
     assert model.env is not None
     name, keys, *rest = tuple(np.random.get_state(legacy=True))
     return {
@@ -31,7 +31,7 @@ def ppo_state(model: PPO) -> dict[str, Any]:
 
 
 def restore_ppo(model: PPO, state: dict[str, Any]) -> None:
-    """Continue from where `ppo_state` was called, with a model of the same settings; `learn` must not reset it."""
+    """Restore the state that `ppo_state` returned, in a model of the same settings; `learn` must not reset it."""
     assert model.env is not None
     model.policy.load_state_dict(state["policy"])
     model.policy.optimizer.load_state_dict(state["optimizer"])

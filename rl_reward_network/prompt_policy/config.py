@@ -1,4 +1,4 @@
-"""Settings of PPO over prompts, each written once, under the names of Stable-Baselines3; presets are overrides."""
+"""Settings of PPO over prompts, under the names of Stable-Baselines3; presets are overrides."""
 
 import math
 from dataclasses import dataclass, fields
@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from rl_reward_network.flags import Rare
 
-MIN_ROLLOUTS = 8  # fewer points are no curve, and fewer updates hardly move the policy
+MIN_ROLLOUTS = 8  # with fewer, the curves have too few points and the policy too few updates
 Mode = Literal["quick", "full"]
 Preset = Literal["default", "published"]
 
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """Settings of PPO as a user gives them: None is the value of the preset."""
+    """Settings of PPO on the command line: None stands for the value of the preset."""
 
     total_timesteps: int | None = None
     """Prompts tried in training, over all environments, rounded up to whole rollouts: quick 2000, full 10000."""
@@ -56,28 +56,28 @@ class PromptPPOConfig(PPOSettings):
     """Seed of the policy's weights, the sampled actions and the order of the images."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that would fail, or be changed silently, inside a run."""
+        """Check ranges; settings that Stable-Baselines3 would change silently are refused."""
         for name in ("total_timesteps", "n_envs", "n_steps", "n_epochs", "max_steps"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            self._require(name, getattr(self, name) >= 1, "1 or more")
         for name in ("learning_rate", "clip_range"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
+            self._require(name, getattr(self, name) > 0, "more than 0")
         for name in ("gamma", "gae_lambda"):
-            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+            self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("ent_coef", "vf_coef", "seed"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            self._require(name, getattr(self, name) >= 0, "0 or more")
         rollout = self.n_steps * self.n_envs
-        _require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more: advantages are normalised in it")
+        self._require("batch_size", self.batch_size >= 2, "2 or more: advantages are normalised in it")
         expected = f"at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"
-        _require(self.batch_size <= rollout, "batch_size", self.batch_size, expected)
-        _require(
-            self.n_steps >= self.max_steps,
-            "n_steps",
-            self.n_steps,
-            f"{self.max_steps} or more, the max_steps of an episode",
-        )
+        self._require("batch_size", self.batch_size <= rollout, expected)
+        expected = f"{self.max_steps} or more, the max_steps of an episode"
+        self._require("n_steps", self.n_steps >= self.max_steps, expected)
         fewest = MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
         expected = f"{fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
-        _require(self.total_timesteps >= fewest, "total_timesteps", self.total_timesteps, expected)
+        self._require("total_timesteps", self.total_timesteps >= fewest, expected)
+
+    def _require(self, field: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ValueError(f"{field} is {getattr(self, field)}, expected {expected}")
 
     @property
     def rollout_steps(self) -> int:
@@ -97,12 +97,6 @@ class PromptPPOConfig(PPOSettings):
         return max(2, math.ceil(rollout / math.ceil(rollout / self.batch_size)))
 
 
-def _require(holds: bool, field: str, value: object, expected: str) -> None:
-    """Raise a ValueError unless a condition holds."""
-    if not holds:
-        raise ValueError(f"{field} is {value}, expected {expected}")
-
-
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"total_timesteps": 2000, "n_envs": 2, "learning_rate": 1e-3},
     "full": {"total_timesteps": 10000, "n_envs": 4},
@@ -113,7 +107,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def with_preset(settings: PPOSettings, mode: Mode, preset: Preset = "default", seed: int = 0) -> PromptPPOConfig:
     """Settings of a mode and a preset, with the user's changes.
 
-    Without a batch_size of the user's, a rollout smaller than the preset's batch is one mini-batch.
+    If batch_size is not given, a rollout smaller than the preset's batch is one mini-batch.
 
     Raises:
         ValueError: a setting is out of range, or settings do not fit each other.

@@ -65,13 +65,10 @@ def contexts_from_masks(
     counts = {"images": len(images), "masks": len(masks), "scores": len(scores), "truths": len(truths)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"lengths are {counts}, expected one mask array, score row and truth per image")
+    names = [f"image {index}" for index in range(len(images))]
     return [
         PromptTable(
             observe_image(image), measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
         ).context
-        for name, image, candidates, row, truth in zip(_names(images), images, masks, scores, truths, strict=True)
+        for name, image, candidates, row, truth in zip(names, images, masks, scores, truths, strict=True)
     ]
-
-
-def _names(images: Sequence[np.ndarray]) -> list[str]:
-    return [f"image {index}" for index in range(len(images))]

@@ -51,7 +51,7 @@ def run_evaluation_stage(
 
     Args:
         final_model: folder of a policy, in its run folder.
-        where: model and data, if they were moved.
+        where: paths and devices that differ from training.
         images: at most this many test images, one per series before a second; None is all. The folder is then called
             `evaluation_<number>`.
         show_names: write the names of images and patients into the report, not their hashes.
@@ -67,19 +67,19 @@ def run_evaluation_stage(
     start, run = time.perf_counter(), final_model.parent
     config = read_policy_config(final_model)
     rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
-    world = _open_as_trained(config, where, run)
-    network = _reward_network(config, world, run).to(world.config.device)
-    samples = world.pick(SPLIT, images or len(world.samples))
-    entries = prompt_tables(world, samples, network, f"{SPLIT} patients", config["plan"]["vision_features"])
+    inputs = _open_as_trained(config, where, run)
+    network = _reward_network(config, inputs, run).to(inputs.config.device)
+    samples = inputs.pick(SPLIT, images or len(inputs.samples))
+    entries = prompt_tables(inputs, samples, network, f"{SPLIT} patients", config["plan"]["vision_features"])
     comparison, chosen = _compared(config, final_model, trained_on, entries)
     result = EvaluationResult(
         comparison,
-        world.prompts,
-        _about(config, world, (time.perf_counter() - start) / 60),
-        (*segmenter_note(entries, comparison), *rehearsal_note(world)),
-        _overlays(world, comparison, network, samples, chosen),
+        inputs.prompts,
+        _about(config, inputs, (time.perf_counter() - start) / 60),
+        (*segmenter_note(entries, comparison), *rehearsal_note(inputs)),
+        _overlays(inputs, comparison, network, samples, chosen),
         rollouts,
-        _names(world, samples) if show_names else {},
+        _names(inputs, samples) if show_names else {},
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
@@ -87,44 +87,41 @@ def run_evaluation_stage(
 def _compared(
     config: dict[str, Any], final_model: Path, trained_on: dict[str, list[PromptTable]], entries: list[PromptTable]
 ) -> tuple[Comparison, np.ndarray]:
-    """All rows on the test images, and the policy's prompts int64 (N,)."""
+    """The comparison on the test images, and the policy's prompts int64 (N,)."""
     plan, policy = config["plan"], load_policy(final_model)
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
     chosen = choose_prompts(policy, contexts, steps, reward == "net")
     picks = {POLICY: chosen, RIDGE: ridge_choices(trained_on["policy"], entries, reward)}
-    val, deployment = [entry.table for entry in trained_on["val"]], _deployment(config["deployment"])
+    decision = config["deployment"]
+    deployment = Deployment(**{**decision, "difference": Estimate(**decision["difference"])})
+    val = [entry.table for entry in trained_on["val"]]
     return compare(val, tables, picks, deployment, config["world"]["seed"], steps), chosen
 
 
 def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
-    """The world of the run; a split that no longer fits the data is an error."""
+    """The inputs of the run; a split that no longer fits the data, or another model, is an error."""
     settings, limits = saved_config(run, config, where.data_root, where.base_model)
     gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
     limits = replace(limits, segment_batch=where.segment_batch or limits.segment_batch)
-    world = open_inputs(replace(settings, gpu=gpu), limits, run / "split.json", config["prompts"])
-    if config["model_fingerprint"] != (found := world.segmenter.fingerprint):
+    inputs = open_inputs(replace(settings, gpu=gpu), limits, run / "split.json", config["prompts"])
+    if config["model_fingerprint"] != (fingerprint := inputs.segmenter.fingerprint):
         raise ValueError(
-            f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {found}; "
+            f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {fingerprint}; "
             f"evaluate on the kind of device it was trained on ({config['device']}), name its model by --base_model, "
             "or train again"
         )
-    return world
+    return inputs
 
 
-def _reward_network(config: dict[str, Any], world: RunInputs, run: Path) -> RewardNetwork:
+def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> RewardNetwork:
     """The reward network of this run, checked by its fingerprint."""
     path = run / REWARD_NET
     network = RewardNetwork.from_pretrained(path)
-    check_no_leak(world.split, network, path)
+    check_no_leak(inputs.split, network, path)
     if network.fingerprint != config["reward_net_fingerprint"]:
         raise ValueError(f"{path}: weights differ from training; copy the run folder again, or run step 2 again")
     return network
-
-
-def _deployment(saved: dict[str, Any]) -> Deployment:
-    """The decision of the validation, from the policy's config.json."""
-    return Deployment(**{**saved, "difference": Estimate(**saved["difference"])})
 
 
 def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
@@ -136,14 +133,14 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    world: RunInputs, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
+    inputs: RunInputs, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
-        masks = action_masks(world.prompts, world.probabilities(image) > 0.5)
+        masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
         policy_mask = masks[chosen[index]]
         errors = error_map(policy_mask.astype(np.float32), foreground_prob(network, image))
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], policy_mask, errors))
@@ -152,28 +149,29 @@ def _overlays(
 
 def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
     """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts."""
-    own = np.array([entry.own_dice for entry in entries if entry.own_dice is not None])
-    if not len(own):
+    segmenter_dice = np.array([entry.own_dice for entry in entries if entry.own_dice is not None])
+    if not len(segmenter_dice):
         return ()
     groups = [table.group_id for table in comparison.tables]  # the labelled images, in the order of the entries
     best = comparison.values(comparison.row(ORACLE), "dice")
-    return (plain_segmenter(own, best, groups, "the best prompt of each image", "any choice of prompts"),)
+    return (plain_segmenter(segmenter_dice, best, groups, "the best prompt of each image", "any choice of prompts"),)
 
 
-def rehearsal_note(world: RunInputs) -> tuple[str, ...]:
+def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
     """A note on the embedded model when it is evaluated on images that were not rendered for it."""
-    own = world.config.model_path != DEFAULT_MODEL or is_rendered(world.config.data_root)
-    return () if own else (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
+    if inputs.config.model_path != DEFAULT_MODEL or is_rendered(inputs.config.data_root):
+        return ()
+    return (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
 
 
-def _names(world: RunInputs, samples: list[Sample]) -> dict[str, str]:
+def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
     """The file name of each image below images/ and the name of each patient, by their hashes."""
-    images = world.config.data_root / "images"
+    images = inputs.config.data_root / "images"
     files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
     return files | {sample.group_id: sample.group for sample in samples}
 
 
-def _about(config: dict[str, Any], world: RunInputs, minutes: float) -> dict[str, Any]:
+def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:
     """Provenance of the numbers, for the report."""
     plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
     since = " (since it was resumed)" if config["resumed"] else ""
@@ -183,19 +181,19 @@ def _about(config: dict[str, Any], world: RunInputs, minutes: float) -> dict[str
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
-        "data": world.summary,
+        "data": inputs.summary,
         "data fingerprint": config["data_fingerprint"][:16],
         "reward network": ", ".join(
             [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
         ),
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
         "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
-        "seed": world.config.seed,
+        "seed": inputs.config.seed,
         "commit": config["commit"],
         "step 2: masks computed / read, images encoded": (
             f"{bank['computed']} / {bank['reused']}, {bank['encoded']}{since}"
         ),
         "step 2: minutes": ", ".join(f"{name} {value / 60:.2f}" for name, value in spent.items()) + since,
-        FROZEN_CALLS: (f"{world.bank.computed} / {world.bank.reused}, {world.bank.encoded}"),
+        FROZEN_CALLS: f"{inputs.bank.computed} / {inputs.bank.reused}, {inputs.bank.encoded}",
         "evaluation: minutes": f"{minutes:.1f}",
     }

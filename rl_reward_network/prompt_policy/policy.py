@@ -68,23 +68,23 @@ def try_prompts(
     contexts: Sequence[PromptContext],
     score: Callable[[np.ndarray], np.ndarray],
     max_steps: int = 1,
-    sees_scores: bool = True,
+    observe_scores: bool = True,
 ) -> np.ndarray:
     """int64 (N,): the prompt chosen for each image.
 
-    With one step it is the most probable prompt. With more steps the most probable prompt is tried at each step, and
+    With one step it is the most probable prompt. With more steps, the most probable prompt is tried at each step, and
     the first one with the best score is chosen.
 
     Args:
-        policy: a trained one.
+        policy: a trained policy.
         contexts: N images; only their features are used.
         score: int (N,) prompts -> float (N,) the reward network's score of their masks; called only when max_steps > 1.
         max_steps: prompts tried per image.
-        sees_scores: whether the observation has the best score so far, as in training.
+        observe_scores: whether the observation includes the best score so far, as in training.
     """
     tried, scores, best = [], [], np.zeros(len(contexts))
     for step in range(max_steps):
-        batch = observations(contexts, step / max_steps, best if sees_scores else 0.0)
+        batch = observations(contexts, step / max_steps, best if observe_scores else 0.0)
         tried.append(policy.predict(batch, deterministic=True)[0].astype(np.int64))
         if max_steps > 1:
             scores.append(score(tried[-1]))
@@ -94,11 +94,11 @@ def try_prompts(
 
 
 def choose_prompts(
-    policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int = 1, sees_scores: bool = True
+    policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int = 1, observe_scores: bool = True
 ) -> np.ndarray:
     """`try_prompts` on images with known scores."""
     table = np.stack([context.scores for context in contexts])
-    return try_prompts(policy, contexts, lambda tried: table[np.arange(len(table)), tried], max_steps, sees_scores)
+    return try_prompts(policy, contexts, lambda tried: table[np.arange(len(table)), tried], max_steps, observe_scores)
 
 
 def save_policy(model: PPO, folder: Path, description: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
     """The policy of a `final_model` folder, rebuilt from its weights alone: nothing is unpickled.
 
     Raises:
-        ValueError: config.json or policy.zip is missing or damaged, or the policy has other observations.
+        ValueError: config.json or policy.zip is missing or damaged, or the policy was trained on other observations.
     """
     config, archive = read_policy_config(folder), folder / "policy.zip"
     names = [entry.name for entry in observation_table(config["vision_features"])]
@@ -143,7 +143,7 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
 
 
 def policy_folder(path: Path) -> Path:
-    """The final_model folder of a run of step 2, from its path or the path of the run.
+    """The final_model folder of a run of step 2, given its path or that of the run.
 
     Raises:
         ValueError: the folder is of a GRPO run, which has no policy.
@@ -162,7 +162,7 @@ def deployed_prompt(
     """The index of the prompt that a policy chooses for a new image.
 
     Args:
-        policy: of `load_policy`.
+        policy: as `load_policy` returns it.
         trained: its config.json.
         image: uint8 (H, W, 3).
         vision_features: float32 (C,), Sa2VA's pooled features; used only if the policy was trained with them.
@@ -176,9 +176,9 @@ def deployed_prompt(
     if len(features) + EPISODE_FEATURES != len(trained["observation"]):
         raise ValueError("--policy: trained on a Sa2VA with features of another width; leave --model_path out")
     context = PromptContext("new image", features, np.zeros(len(prompts), dtype=np.float32))
-    max_steps, sees_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    max_steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
     return int(
-        try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), max_steps, sees_scores)[0]
+        try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), max_steps, observe_scores)[0]
     )
 
 
@@ -188,12 +188,13 @@ def read_policy_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file or a field is missing; names the remedy.
     """
-    path, remedy = folder / "config.json", "name the final_model folder of a run of this version, or train one"
+    path = folder / "config.json"
+    remedy = "name the final_model folder of a run of this version, or train one: sa2va-rl prompts quick"
     try:
         config = read_json(path)
     except ValueError as error:
-        raise ValueError(f"{error}; {remedy}: bash run_step2_finetune.sh quick") from None
+        raise ValueError(f"{error}; {remedy}") from None
     for field in ("prompts", "world", "observation", "vision_features", "net_arch", "plan", "deployment"):
         if not isinstance(config, dict) or field not in config:
-            raise ValueError(f"{path}: field {field} is missing; {remedy}: bash run_step2_finetune.sh quick")
+            raise ValueError(f"{path}: field {field} is missing; {remedy}")
     return dict(config)

@@ -1,4 +1,4 @@
-"""Step 2: PPO learns which prompt suits which image, from a table of the scores of the frozen model's masks."""
+"""PPO of step 2, on a table of the scores of the frozen model's masks."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,14 +36,14 @@ def train_prompt_policy(
 ) -> PPO:
     """Train a prompt policy with SB3's PPO.
 
-    Writes `run_dir`/logs (TensorBoard), metrics.jsonl and, at the start of a rollout, checkpoint.pt. Where a checkpoint
-    exists, training continues from it and ends with the weights of a run that was never interrupted. Training stops
-    early when the reward is over-optimised; the policy then has the weights of the best validation Dice.
+    Writes `run_dir`/logs (TensorBoard), metrics.jsonl and, at the start of a rollout, checkpoint.pt. If a checkpoint
+    exists, training continues from it and ends with the weights of an uninterrupted run. Training stops early when the
+    reward is over-optimised; the policy then has the weights of the best validation Dice.
 
     Args:
         train_contexts: training images; the observations are standardised by their features.
-        val_contexts: images on which the greedy policy is validated after each rollout; may be empty. Only labelled
-            ones count for the stop rule.
+        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
+            labelled ones.
         config: settings of PPO.
         run_dir: run folder; made when missing.
         reward: reward of a mask, see `prompt_rewards`.
@@ -61,7 +61,7 @@ def train_prompt_policy(
         restore_ppo(model, state)
     validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, state.get("peak"))
     bar = tqdm(total=config.whole_timesteps, initial=done, desc="PPO", unit="step")
-    with closing(venv), curves, bar, one_thread():
+    with closing(venv), closing(curves), bar, one_thread():
         callbacks = [RolloutCurves(curves, bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, validation)]
         model.learn(config.whole_timesteps - done, callbacks, reset_num_timesteps=not state)
     if validation.restore_peak():
@@ -70,7 +70,7 @@ def train_prompt_policy(
 
 
 def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfig) -> PPO:
-    """SB3's PPO with the standardisation of these contexts inside its policy, on the CPU, its fastest device."""
+    """SB3's PPO on the CPU, the fastest device for it; its policy standardises by these contexts."""
     with warnings.catch_warnings():  # mini-batches cannot always be of equal size
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         return PPO(
@@ -93,7 +93,7 @@ def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfi
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: layers this small gain nothing from more, and lose time where other programs use the cores."""
+    """Limit torch to one thread: layers this small are no faster with more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -30,7 +30,7 @@ from rl_reward_network.runs.folder import (
 )
 
 IMAGES = {"quick": 20, "full": 100}
-VAL_IMAGES = {"quick": 48, "full": 100}  # they decide what is deployed, so as many as seconds allow
+VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         inputs: data, split, frozen model and its masks.
         plan: settings.
         reward_net: folder of a reward network.
-        run: a new run folder, or one that was cut off.
-        resume: resume the latter; it must have the same settings and reward network.
+        run: a new run folder, or that of an interrupted run.
+        resume: resume the interrupted run, which must have the same settings and reward network.
 
     Raises:
-        ValueError: the reward network is missing, damaged, or has seen the policy's, val or test patients; the reward
-            needs labels and there are none; `run` holds another run, one of another version, or another process works
-            in it.
+        ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
+            reward needs labels and there are none; `run` holds another run, one of another version, or another process
+            works in it.
     """
     if resume:
         check_settings(run, inputs, plan)  # before anything is loaded
@@ -115,7 +115,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
 
 
 def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample]]:
-    """The images of `policy` and `val` that step 2 works on.
+    """The images of the splits `policy` and `val` that step 2 uses.
 
     Raises:
         ValueError: there are none, none is labelled although the reward needs it, or a file is damaged.
@@ -129,15 +129,15 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
 def find_policy_run(
     inputs: RunInputs, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None
 ) -> Path | None:
-    """The newest run under the output folder with these very settings, whether finished or cut off.
+    """The newest run under the output folder with the same settings, finished or interrupted.
 
     Args:
         inputs: data, split and frozen model.
         plan: settings.
-        rewards: settings of step 1; the run's reward network must have been trained with them.
-        reward_net: the very reward network it must have begun with, instead.
+        rewards: settings of step 1, with which the run's reward network must have been trained.
+        reward_net: the reward network with which the run must have begun; `rewards` is then ignored.
     """
-    named = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
+    fingerprint = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
     for path in sorted(inputs.config.output_dir.glob(f"{POLICY_RUN}_*/config.json"), reverse=True):
         try:
             config = read_run_config(path.parent)
@@ -147,25 +147,25 @@ def find_policy_run(
             continue
         info, trained = network.training_info, origin(inputs, rewards)
         finished = (path.parent / FINAL).exists()
-        fits = network.fingerprint == named if named else began_with(config, info, trained, finished)
+        fits = network.fingerprint == fingerprint if fingerprint else began_with(config, info, trained, finished)
         if began_with(config, config.get("origin", {}), origin_of(inputs, plan), finished) and fits:
             return path.parent
     return None
 
 
 def has_begun(run: Path) -> bool:
-    """Whether there is anything in `run` but what a kill before its config.json leaves."""
+    """Whether `run` holds more than what a run that was killed before its config.json leaves."""
     return any(path.name not in (REWARD_NET, "split.json") and path.name[0] != "." for path in run.glob("*"))
 
 
 def check_settings(
     run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork | None = None
 ) -> dict[str, Any]:
-    """config.json of a run that is to go on.
+    """config.json of a run to resume.
 
     Raises:
-        ValueError: it is not finished and of another version, or began with other settings or with another reward
-            network; names what differs.
+        ValueError: the run is unfinished and of another version, or began with other settings or with another reward
+            network; names the difference.
     """
     config, wanted = read_run_config(run), origin_of(inputs, plan)
     if not (run / FINAL).exists():
@@ -178,7 +178,7 @@ def check_settings(
 def _tables(
     inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork, samples: dict[str, list[Sample]], run: Path
 ) -> dict[str, list[PromptTable]]:
-    """Tables for training and validation; read from the run folder if a resumed run has them."""
+    """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
     tables = {
@@ -190,12 +190,12 @@ def _tables(
 
 
 def _counts(inputs: RunInputs) -> dict[str, int]:
-    """How often the frozen model has run in this process."""
+    """Calls of the frozen model in this process."""
     return {"computed": inputs.bank.computed, "reused": inputs.bank.reused, "encoded": inputs.bank.encoded}
 
 
 def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
-    """Begin the run folder: a copy of the reward network, then config.json."""
+    """Write a copy of the reward network and config.json into a new run folder."""
     check_new(run)
     network.save_pretrained(run / REWARD_NET)
     stage = {
@@ -212,7 +212,7 @@ def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNet
 
 
 def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
-    """What must be the same for a run to be resumed."""
+    """The settings that must be equal for a run to be resumed."""
     return {
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,

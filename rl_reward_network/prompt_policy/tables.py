@@ -39,31 +39,32 @@ class PromptTable:
 
     @property
     def context(self) -> PromptContext:
-        """The image as the environment takes it."""
+        """The image as a context of the environment."""
         return PromptContext(self.table.sample_id, self.features, self.table.scores, self.table.metrics or {})
 
 
 def prompt_tables(
-    world: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
+    inputs: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
 ) -> list[PromptTable]:
     """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
 
     Masks are binary, as in deployment.
 
     Args:
-        world: where the masks come from.
-        samples: N of them.
+        inputs: prompts, frozen model and mask bank.
+        samples: N samples.
         network: the reward network.
         desc: name of the progress bar.
-        vision_features: whether the features have Sa2VA's pooled features, too.
+        vision_features: whether the features include Sa2VA's pooled features.
     """
-    return [_prompt_table(world, sample, network, vision_features) for sample in tqdm(samples, desc=desc, unit="image")]
+    bar = tqdm(samples, desc=desc, unit="image")
+    return [_prompt_table(inputs, sample, network, vision_features) for sample in bar]
 
 
-def _prompt_table(world: RunInputs, sample: Sample, network: MaskQualityModel, vision_features: bool) -> PromptTable:
+def _prompt_table(inputs: RunInputs, sample: Sample, network: MaskQualityModel, vision_features: bool) -> PromptTable:
     image = sample.load_image()
-    answer = world.bank.answer(image)
-    masks = action_masks(world.prompts, world.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
+    answer = inputs.bank.answer(image)
+    masks = action_masks(inputs.prompts, inputs.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
     scorer, truth = ImageScorer(network, image), sample.load_mask()
     scores = scorer.quality(masks.astype(np.float32))["score"]
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
@@ -72,7 +73,7 @@ def _prompt_table(world: RunInputs, sample: Sample, network: MaskQualityModel, v
 
 
 def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: RewardName) -> np.ndarray:
-    """`ridge_per_prompt` from the very images, observations and rewards that PPO learned from: int64 (M,)."""
+    """int64 (M,): `ridge_per_prompt` on `new`, fitted to the images, observations and rewards of PPO's training."""
     rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
     features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
     return ridge_per_prompt(features, rewards, new_features)

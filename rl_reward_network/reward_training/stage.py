@@ -190,7 +190,7 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
         ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
             policy or test, or its config.json does not list its patients.
     """
-    remedy = "train one on these data and this split: bash run_experiment3.sh quick"
+    remedy = "train one on these data and this split: sa2va-rl reward quick"
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
         ("val_groups", "chosen", ("policy", "test")),

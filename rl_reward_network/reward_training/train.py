@@ -7,6 +7,7 @@ as an uninterrupted one.
 """
 
 import math
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def train_reward_network(
     if "network" in state:
         network.load_state_dict(state.pop("network"))
     done = {name: state[name] for name in ("member", "step")}
-    with Curves(run, done, board_step=state["member"] * config.steps + state["step"]) as curves:
+    with closing(Curves(run, done, board_step=state["member"] * config.steps + state["step"])) as curves:
         for member in range(state["member"], len(network.members)):
             state = _fresh(member) if member > state["member"] else state
             _train_member(network, train, val, config, run, state, curves)

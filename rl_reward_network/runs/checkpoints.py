@@ -1,4 +1,4 @@
-"""Checkpoints of a training: tensors and plain numbers in one file that appears whole and is never unpickled."""
+"""Checkpoints of a training: tensors and plain values in one file, written atomically and never unpickled."""
 
 import io
 from pathlib import Path
@@ -17,14 +17,14 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     Raises:
         ValueError: the disk is full, or nothing may be written there.
     """
-    buffer = io.BytesIO()  # straight into a file, torch hides why it failed
+    buffer = io.BytesIO()  # torch.save to a file hides the reason of a failure
     torch.save(state, buffer)
     with whole_file(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
 def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """What `save_checkpoint` wrote, its tensors on `device`; empty where there is no such file.
+    """The state that `save_checkpoint` wrote, its tensors on `device`; empty if the file is missing.
 
     Raises:
         ValueError: the file is damaged, or holds more than tensors and plain values.
@@ -33,6 +33,6 @@ def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
         return {}
     try:
         return dict(torch.load(path, map_location=device, weights_only=True))
-    except Exception as error:  # a damaged file raises anything: RuntimeError, EOFError, KeyError, UnpicklingError ...
+    except Exception as error:  # damage raises RuntimeError, EOFError, KeyError, UnpicklingError, ...
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: damaged ({reason}); delete it, and this stage begins anew") from None

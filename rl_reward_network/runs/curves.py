@@ -1,14 +1,13 @@
 """Curves of a training: metrics.jsonl, one JSON object per line, and TensorBoard's event files in logs/.
 
-Both survive a resume: what was written after the checkpoint is dropped, because those steps are taken again. A run that
-was killed and resumed therefore ends with the metrics.jsonl of a run that was not.
+At a resume, rows and points after the checkpoint are dropped, because those steps are repeated. The metrics.jsonl of a
+resumed run therefore equals that of an uninterrupted run.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -36,7 +35,7 @@ class Curves:
         self.board = None if purge_step is None else SummaryWriter(str(run_dir / "logs"), purge_step=purge_step)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl, and flush the event file, so that a kill after a checkpoint loses no point.
+        """Append one line to metrics.jsonl, and flush the event file, so that a checkpoint has all points before it.
 
         Raises:
             ValueError: the disk is full, or nothing may be written there.
@@ -61,26 +60,16 @@ class Curves:
         if self.board is not None:
             self.board.close()
 
-    def __enter__(self) -> Self:
-        """Return the curves, to be closed at the end of the block."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the event file."""
-        self.close()
-
 
 def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Drop the lines of a metrics.jsonl behind `resume_from`, and a last line that a kill cut off.
+    """Drop the lines of a metrics.jsonl after `resume_from`, and an incomplete last line.
 
     Args:
         path: the file; it may be missing.
         resume_from: see `Curves`.
 
     Returns:
-        The rows that stay.
+        The remaining rows.
     """
     if not path.exists():
         return []
@@ -94,7 +83,7 @@ def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """The row in a line; None when the line is cut off."""
+    """The row in a line; None if the line is incomplete."""
     try:
         return dict(json.loads(line))
     except json.JSONDecodeError:

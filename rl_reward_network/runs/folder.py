@@ -34,16 +34,16 @@ def new_run_folder(output_dir: Path, kind: str) -> Path:
 
 
 def check_new(run: Path) -> None:
-    """Raise a ValueError where a run has begun already."""
+    """Raise a ValueError if the folder holds a run."""
     if (run / "config.json").exists():
         raise ValueError(f"{run}: holds a run already; give a new folder, or go on with it by --resume")
 
 
 def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise unless a run that is to go on began with the settings wanted now.
+    """Check that the run to resume began with the same settings.
 
     Raises:
-        ValueError: names what differs.
+        ValueError: settings differ; names them.
     """
     if differ := differences(began, wanted):
         raise ValueError(
@@ -52,58 +52,54 @@ def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any])
 
 
 def check_version(run: Path, also: str = "") -> None:
-    """Raise where another version began a run that is to go on; the last number of a version does not count.
+    """Check that this version, apart from its last number, began the run to resume.
 
     Args:
-        run: a run folder that is not finished.
-        also: what this version can still do with it.
+        run: folder of an unfinished run.
+        also: appended to the message: what else can be done with the run.
 
     Raises:
-        ValueError: names both versions, and what to do.
+        ValueError: another version began it; names both.
     """
     if not _of_this_version(config := read_json(run / "config.json")):
         raise ValueError(
-            f"{run}: --resume: version {_version(config)} began this run, but this is {__version__}, whose numbers may "
-            f"differ; finish it with the version that began it, or begin a new one without --resume{also}"
+            f"{run}: --resume: version {config.get('version', UNKNOWN)} began this run, but this is {__version__}, "
+            f"whose numbers may differ; finish it with the version that began it, or begin a new one without "
+            f"--resume{also}"
         )
 
 
 def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapping[str, Any], finished: bool) -> bool:
-    """Whether a run began with what is wanted now.
+    """Whether a run began with the settings of this run.
 
-    Of an unfinished run of another version only the settings of both versions are compared, so that it is found and
-    refused.
+    Of an unfinished run of another version only the settings of both versions are compared: `check_version` refuses it.
 
     Args:
         config: config.json of the run.
-        began: its settings, or its reward network's.
-        wanted: settings now.
-        finished: whether it is.
+        began: its settings, or those of its reward network.
+        wanted: settings of this run.
+        finished: whether the run is finished.
     """
     if finished or _of_this_version(config):
         return all(began.get(name) == value for name, value in wanted.items())
     return bool(began) and _agree(began, wanted)
 
 
-def _agree(one: Any, other: Any) -> bool:
-    """Whether two values are equal in all that both of them name."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_agree(one[name], other[name]) for name in one.keys() & other.keys())
-    return bool(one == other)
+def _agree(left: Any, right: Any) -> bool:
+    """Whether two values are equal in all keys that both of them have."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return all(_agree(left[name], right[name]) for name in left.keys() & right.keys())
+    return bool(left == right)
 
 
 def _of_this_version(config: Mapping[str, Any]) -> bool:
-    return _version(config).split(".")[:2] == __version__.split(".")[:2]
-
-
-def _version(config: Mapping[str, Any]) -> str:
-    return str(config.get("version", UNKNOWN))
+    return str(config.get("version")).split(".")[:2] == __version__.split(".")[:2]
 
 
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The settings of `wanted` that a run did not begin with, nested ones by their dotted names.
+    """The settings of `wanted` that differ from those the run began with, nested ones by their dotted names.
 
-    With both values where they are short: "settings.learning_rate was 0.001, now 1e-05".
+    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05".
     """
     lines = []
     for name, now in wanted.items():
@@ -119,14 +115,14 @@ def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 
 @contextmanager
 def only_here(run: Path) -> Iterator[None]:
-    """Hold the run folder (made when missing), so that no second process resumes a run that is still going.
+    """Lock the run folder, which is made when missing, so that only one process works on the run.
 
     Raises:
-        ValueError: another process holds it.
+        ValueError: another process holds the lock.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(locked(run, wait=False))
+            stack.enter_context(locked(run, wait=False))
         except BlockingIOError:
             raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
         yield
@@ -134,7 +130,7 @@ def only_here(run: Path) -> Iterator[None]:
 
 @contextmanager
 def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long the block takes."""
+    """Store the duration of the block in `seconds[name]`."""
     start = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - start
@@ -163,9 +159,9 @@ def provenance() -> dict[str, Any]:
 
 
 def portable(path: Path, run: Path) -> str:
-    """How a run names a path: from the run folder where both lie in one project, which can then be moved as a whole.
+    """A path as written into config.json: relative to the run folder inside the project, else absolute.
 
-    The project is the folder that holds the output folder; a path outside of it stays absolute.
+    The project is the folder that holds the output folder; it can be moved as a whole.
     """
     path, run = path.resolve(), run.resolve()
     project = run.parent.parent

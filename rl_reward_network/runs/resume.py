@@ -1,4 +1,4 @@
-"""How far a run is, and the error of `--resume` without a run of the settings, which lists the existing runs."""
+"""The progress of a run, and the error of `--resume` if no run has the settings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ NONE_YET = "no checkpoint yet"
 
 
 def progress(run: Path) -> str:
-    """How far a run of any stage is, e.g. "finished" or "step 50".
+    """The progress of a run of any stage, e.g. "finished" or "step 50".
 
     Raises:
         ValueError: its checkpoint is damaged.
@@ -32,21 +32,19 @@ def progress(run: Path) -> str:
 
 def run_line(run: Path, resumed: bool) -> str:
     """The line on the run folder at the start of a command."""
-    far = progress(run) if resumed else ""
-    how = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}.get(
-        far, f", resumed from {far}"
-    )
-    return f"run folder: {run}{how}"
+    state = progress(run) if resumed else ""
+    endings = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}
+    return f"run folder: {run}{endings.get(state, f', resumed from {state}')}"
 
 
 def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], otherwise: str = "nothing") -> ValueError:
-    """The error of `--resume` where no run can be resumed; it lists the existing runs, the newest first.
+    """The error of `--resume` if no run can be resumed; it lists the existing runs, the newest first.
 
     Args:
         output_dir: parent of the run folders.
-        kind: what their names begin with.
+        kind: prefix of their names.
         wanted: the settings, as in a run's `origin`.
-        otherwise: what differs where all settings are equal.
+        otherwise: the difference to name if all settings are equal.
     """
     runs = [path.parent for path in sorted(output_dir.glob(f"{kind}_*/config.json"), reverse=True)]
     lines = [f"\n  {run}: {_line(run, wanted, otherwise)}" for run in runs[:MOST_RUNS]]
@@ -60,11 +58,11 @@ def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], ot
 
 
 def _line(run: Path, wanted: Mapping[str, Any], otherwise: str) -> str:
-    """How far a run is and what differs; of a damaged one, what is damaged."""
+    """Progress and differing settings of a run; of a damaged run, the error."""
     try:
-        config, far = dict(read_json(run / "config.json")), progress(run)
+        config, state = dict(read_json(run / "config.json")), progress(run)
     except ValueError as error:
         return str(error)
     differ = differences({"seed": config.get("seed"), **config.get("origin", {})}, wanted)
     more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
-    return f"{far}; differs in {'; '.join([*differ[:MOST_SETTINGS], *more]) or otherwise}"
+    return f"{state}; differs in {'; '.join([*differ[:MOST_SETTINGS], *more]) or otherwise}"

@@ -1,4 +1,4 @@
-"""Images named by a user, and the files of their masks, which replace only masks of the same prompt."""
+"""Images to segment, and the files of their masks, which replace only masks of the same prompt."""
 
 import re
 from collections import Counter
@@ -20,22 +20,22 @@ MAX_LETTERS = 60  # of a prompt in a file name
 
 @dataclass(frozen=True)
 class Target:
-    """An image and where its mask and overlay go."""
+    """An image, and the paths of its mask and overlay."""
 
     image: Path
     mask: Path
     overlay: Path
 
 
-def image_files(named: Sequence[Path]) -> list[Path]:
+def image_files(paths: Sequence[Path]) -> list[Path]:
     """The images among files and folders, in this order; those of a folder by name, without masks written here.
 
     Raises:
         ValueError: a path does not exist, a folder holds no image, or a file is not an image.
     """
-    if not named:
+    if not paths:
         raise ValueError("no image: name images, or a folder of them")
-    return [file for path in named for file in (_images_in(path) if path.is_dir() else [_checked(path)])]
+    return [file for path in paths for file in (_images_in(path) if path.is_dir() else [_checked(path)])]
 
 
 def _images_in(folder: Path) -> list[Path]:
@@ -81,7 +81,7 @@ def _target(image: Path, folder: Path, prompt: str | None) -> Target:
 
 
 def check_free(target: Target, prompt: str) -> None:
-    """Check that nothing would be replaced but a mask of the same prompt.
+    """Check that only a mask of the same prompt would be replaced.
 
     Raises:
         ValueError: a file exists that was not written here, or holds the mask of another prompt.

@@ -1,8 +1,7 @@
-"""Load what `sa2va-rl segment` works with: Sa2VA, and a prompt policy and a reward network where they are named."""
+"""Load Sa2VA for `sa2va-rl segment`, and a prompt policy and a reward network if they are named."""
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,11 +27,11 @@ def load_mask_maker(
     max_tiles: int | None = None,
     bit_depth: int | None = None,
 ) -> MaskMaker:
-    """Policy, reward network and model, in this order: the largest last.
+    """Load policy, reward network and model, in this order: the largest last.
 
     Args:
         model_path: Sa2VA folder or hub id; None is the model of the policy's run, or the embedded one.
-        prompt: what is asked where no policy chooses.
+        prompt: used where no policy chooses.
         policy: a run of step 2, or its final_model folder.
         reward_net: folder; None is the policy's own, if there is one.
         device: None is the first GPU if there is one, else the CPU.
@@ -40,7 +39,7 @@ def load_mask_maker(
         bit_depth: of grey images above 8 bit.
 
     Raises:
-        ValueError: what a loader refuses.
+        ValueError: policy, reward network, model or `bit_depth` are refused.
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     folder = None if policy is None else policy_folder(policy)
@@ -49,22 +48,20 @@ def load_mask_maker(
     if folder is not None and trained["deployment"]["policy"]:
         chooser = load_policy(folder)
     elif trained:
-        prompt = best_fixed_prompt(trained)
+        deployment = trained["deployment"]
+        print(f"the run deploys its best fixed prompt, because {deployment['reason']}")
+        prompt = str(trained["prompts"][deployment["best_fixed"]])
     network = load_reward_network(reward_net, folder, device)
     limits = trained.get("world", NO_POLICY)
-    model, processor = load_sa2va_model(model_path or _model_path(folder, trained), device)
+    if model_path is None:
+        model_path = DEFAULT_MODEL if folder is None else located_model(folder.parent, trained, "--model_path")
+    model, processor = load_sa2va_model(model_path, device)
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
     if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
     white = white_level(bit_depth, limits.get("white_levels"))
     return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, white)
-
-
-def best_fixed_prompt(trained: dict[str, Any]) -> str:
-    """The prompt that a run deploys in place of its policy, printed with the reason."""
-    print(f"the run deploys its best fixed prompt, because {trained['deployment']['reason']}")
-    return str(trained["prompts"][trained["deployment"]["best_fixed"]])
 
 
 def load_reward_network(path: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:
@@ -90,8 +87,3 @@ def white_level(bit_depth: int | None, trained: dict[str, int] | None) -> int | 
         )
     levels = given_levels(bit_depth, trained)
     return levels[DATA_SET] if levels else None
-
-
-def _model_path(policy: Path | None, trained: dict[str, Any]) -> str:
-    """The model that a policy was trained on, or the embedded one."""
-    return DEFAULT_MODEL if policy is None else located_model(policy.parent, trained, "--model_path")

@@ -1,4 +1,4 @@
-"""How every command starts: as a module or as a file, and with its flags looked at first."""
+"""How every command starts: as a module or as a file, with its flags checked first."""
 
 import re
 import runpy
@@ -57,7 +57,7 @@ def test_the_hint_names_what_can_be_typed_again(
 def test_commands_run_as_files_from_any_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`python scripts/x.py`: the file's own folder is on the path, ours is not."""
+    """`python scripts/x.py`: the path holds the folder of the file, not that of the project."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "__init__.py").write_text("raise SystemExit('a stranger')")
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,9 @@ def test_commands_run_as_files_from_any_folder(
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(file), run_name="__main__")
     assert stop.value.code == 0
-    assert "--model-path" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: python {file} ")
+    assert "--model-path" in text
     assert sys.path[0] == str(ROOT)
 
 
@@ -115,6 +117,6 @@ def test_help_shows_the_common_flags_at_once_and_help_all_every_flag(command: st
     ],
 )
 def test_wrong_flags_are_refused_at_once(words: tuple[str, ...], message: str) -> None:
-    said = typed(*words)
-    assert message in said
-    assert "loaded: 2 []" in said
+    output = typed(*words)
+    assert message in output
+    assert "loaded: 2 []" in output

@@ -38,10 +38,10 @@ def banks_equal(first: Path, second: Path) -> None:
     assert names == sorted(path.name for path in second.iterdir())
     assert len(names) == 7
     for name in names:
-        expected, found = load_file(first / name), load_file(second / name)
-        assert expected.keys() == found.keys()
+        expected, actual = load_file(first / name), load_file(second / name)
+        assert expected.keys() == actual.keys()
         for key, values in expected.items():
-            np.testing.assert_array_equal(found[key], values)
+            np.testing.assert_array_equal(actual[key], values)
 
 
 def test_two_ranks_build_the_same_bank(alone: Path, tiny_checkpoint: Path) -> None:

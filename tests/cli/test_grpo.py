@@ -102,7 +102,7 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
     for flags in (["--mask_to_caption_weight", "2"], ["--iou_weight", "2"]):
         with pytest.raises(ValueError, match=f"no loop 1: leave out {flags[0]}"):
             planned(images, "--loop2_iou_weight", "1", *flags)
-    with pytest.raises(ValueError, match="annotated images have no captions to close a loop: give --reward_net"):
+    with pytest.raises(ValueError, match=r"no captions .*--reward_net"):
         planned(images)
     for flags in (
         ["--use_llm_judge"],
@@ -110,7 +110,7 @@ def test_what_does_not_go_together_is_refused(scenes: Path, tmp_path: Path) -> N
         ["--caption_weight", "1"],
         ["--loop2_caption_weight", "0.5"],
     ):
-        with pytest.raises(ValueError, match="annotated images have no captions: leave out --use_llm_judge and the ca"):
+        with pytest.raises(ValueError, match=r"no captions: .*--use_llm_judge"):
             planned(images, "--loop2_iou_weight", "1", *flags)
     plan = planned(images, "--loop2_iou_weight", "1")
     assert plan.settings.mask_to_caption_weight == 0
@@ -155,16 +155,16 @@ def test_a_judge_from_the_command_line(
     scenes: Path, tmp_path: Path, flag: str, models: Reply | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
-    told: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(
-        "rl_reward_network.grpo.stage.run_grpo_stage", lambda world, plan, *rest: told.append((plan, rest[2]))
+        "rl_reward_network.grpo.stage.run_grpo_stage", lambda inputs, plan, *rest: calls.append((plan, rest[2]))
     )
-    own = [flag, "--output_dir", str(tmp_path)]
+    extra = [flag, "--output_dir", str(tmp_path)]
     for name, value in (JUDGE_SETTINGS if models is None else {}).items():
-        own += [f"--{name}", value]
+        extra += [f"--{name}", value]
     with judge_server(lambda prompt: "A", models) as server:
-        main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), *own, "--llm_judge_base_url", server.url]))
-    ((plan, judge),) = told
+        main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), *extra, "--llm_judge_base_url", server.url]))
+    ((plan, judge),) = calls
     config = judge.client.config
     if models is None:
         assert plan.judge == {"base_url": server.url, "model": "m", "loops": ["loop2"]}
@@ -241,19 +241,19 @@ def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
     ]
     flags += ["--watch_every", "0", "--save_steps", "1"]
     main(tyro.cli(Args, args=flags))
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     (folder,) = tmp_path.glob("sa2va_grpo_*")
-    assert said.rstrip().endswith(f"fine-tuned model: {folder / 'final_model'}")
-    assert said.startswith(f"run folder: {folder}\ndata: Grasp-Any-Region, 1 shard")
-    assert "\nbatch_size 8 counts captions, not regions: 2 x 4 captions per process and forward pass\n" in said
+    assert output.rstrip().endswith(f"fine-tuned model: {folder / 'final_model'}")
+    assert output.startswith(f"run folder: {folder}\ndata: Grasp-Any-Region, 1 shard")
+    assert "\nbatch_size 8 counts captions, not regions: 2 x 4 captions per process and forward pass\n" in output
     main(tyro.cli(Args, args=[*flags, "--resume"]))
-    said = capsys.readouterr().out
-    assert "nothing to resume: this run is finished" in said
-    assert f"run folder: {folder}, finished\n" in said
+    output = capsys.readouterr().out
+    assert "nothing to resume: this run is finished" in output
+    assert f"run folder: {folder}, finished\n" in output
     with pytest.raises(
         ValueError, match=rf"(?s)--resume: no sa2va_grpo run .*{folder}: finished; differs in seed was 0, now 1$"
     ):
         main(tyro.cli(Args, args=[*flags, "--resume", "--seed", "1"]))
-    with pytest.raises(ValueError, match=r"--resume: .*nowhere holds no run; leave --resume out to begin one there"):
+    with pytest.raises(ValueError, match=r"--resume: .*nowhere"):
         main(tyro.cli(Args, args=[*flags, "--resume", "--run_folder", str(tmp_path / "nowhere")]))
     assert len(list(tmp_path.glob("sa2va_grpo_*"))) == 1

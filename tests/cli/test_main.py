@@ -13,14 +13,7 @@ from rl_reward_network.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 2  # of processor time
-HEAVY = {
-    "torch",
-    "transformers",
-    "datasets",
-    "stable_baselines3",
-    "matplotlib",
-    "skimage",
-}  # take a second or more each
+HEAVY = {"torch", "transformers", "datasets", "stable_baselines3", "matplotlib", "skimage"}  # a second or more each
 HELP = f"""
 import json, sys, time
 from rl_reward_network.cli.main import main
@@ -44,6 +37,13 @@ def test_help_is_fast_and_loads_nothing_heavy(command: str) -> None:
     assert (code, heavy) == (0, [])
     assert seconds < SECONDS
     assert text[0].startswith(f"usage: sa2va-rl {command} ")
+
+
+def test_the_help_of_the_module_names_the_module() -> None:
+    """As torchrun starts it: `-m rl_reward_network.cli grpo`."""
+    assert python("-m", "rl_reward_network.cli", "data", "--help").startswith(
+        "usage: python -m rl_reward_network.cli data "
+    )
 
 
 def test_importing_the_package_registers_the_environment_and_is_fast() -> None:

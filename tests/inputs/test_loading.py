@@ -1,4 +1,4 @@
-"""Which data are read, which are rendered first, and what is white in them."""
+"""Which data are read, which are rendered first, and their white levels."""
 
 import json
 from dataclasses import asdict
@@ -10,9 +10,9 @@ import pytest
 
 import rl_reward_network.embedded.datasets as embedded
 from rl_reward_network.data import annotations
-from rl_reward_network.inputs import loading as world_file
+from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import open_inputs, read_samples, survey
+from rl_reward_network.inputs.loading import decode_files, open_inputs, read_samples
 from rl_reward_network.inputs.saved import describe_run, saved_config
 from tests.conftest import write_deep_data, write_tiny_data
 
@@ -53,58 +53,58 @@ def test_any_other_folder_that_is_missing_is_an_error_and_stays_missing() -> Non
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch) -> None:
     segmenter = SimpleNamespace(segment=None, fingerprint="none")
-    monkeypatch.setattr(world_file, "load_segmenter", lambda *_: segmenter)
+    monkeypatch.setattr(loading, "load_segmenter", lambda *_: segmenter)
 
 
 def test_the_white_level_is_kept_with_the_run_and_used_again(
     without_model: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
-    world = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
-    (level,) = {sample.white_level for sample in world.samples}
+    inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
+    (level,) = {sample.white_level for sample in inputs.samples}
     assert level is not None
     assert 600 < level < 800, "the tubes are at 160 of 255"
-    saved = describe_run(run, world, {})
+    saved = describe_run(run, inputs, {})
     assert saved["world"]["white_levels"] == {"data set": level}
     Path("bits10").rename("moved")
-    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
+    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the white level"))
     config = json.loads((run / "config.json").read_text())
     again = open_inputs(*saved_config(run, config, Path("moved")), run / "split.json")
-    assert again.split == world.split
+    assert again.split == inputs.split
     assert again.config.white_levels == {"data set": level}
     assert {sample.white_level for sample in again.samples} == {level}
 
 
 def test_bit_depth_says_what_is_white(without_model: None) -> None:
     data = write_deep_data(Path("bits10"))
-    told = open_inputs(RunConfig(data_root=data, bit_depth=10))
-    assert told.config.white_levels == {"data set": 1023}
+    given = open_inputs(RunConfig(data_root=data, bit_depth=10))
+    assert given.config.white_levels == {"data set": 1023}
     plain = read_samples(write_tiny_data(Path("bits8"), size=48))
-    for deep, shallow in zip(told.samples[1:], plain[1:], strict=True):
+    for deep, shallow in zip(given.samples[1:], plain[1:], strict=True):
         assert np.abs(deep.load_image().astype(int) - shallow.load_image()).max() <= 2, "10 bit is 8 bit times four"
-    assert told.data_fingerprint != open_inputs(RunConfig(data_root=data)).data_fingerprint, "other pictures"
+    assert given.data_fingerprint != open_inputs(RunConfig(data_root=data)).data_fingerprint, "other pictures"
     with pytest.raises(ValueError, match="bit_depth: got 20; give 8 to 16"):
         RunConfig(bit_depth=20)
 
 
 def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
     data = write_tiny_data(Path("bits8"))
-    world = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
-    assert world.config.white_levels is None
-    assert world.samples == read_samples(data)
-    config = describe_run(Path("outputs/run"), world, {})
+    inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
+    assert inputs.config.white_levels is None
+    assert inputs.samples == read_samples(data)
+    config = describe_run(Path("outputs/run"), inputs, {})
     for name in ("bit_depth", "white_levels"):  # what 0.6 wrote
         del config["world"][name]
     old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
     assert asdict(old.config)["white_levels"] is None
-    assert old.data_fingerprint == world.data_fingerprint
+    assert old.data_fingerprint == inputs.data_fingerprint
 
 
 def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:
-    assert survey([lambda n=n: n * n for n in range(50)]) == [n * n for n in range(50)]  # type: ignore[misc]
+    assert decode_files([lambda n=n: n * n for n in range(50)]) == [n * n for n in range(50)]  # type: ignore[misc]
 
     def damaged(number: int) -> int:
         raise ValueError(f"{number}.png: damaged")
 
     with pytest.raises(ValueError, match=r"^1\.png: damaged \(and 1 more of 3 looked at\)$"):
-        survey([lambda: 0, lambda: damaged(1), lambda: damaged(2)])
+        decode_files([lambda: 0, lambda: damaged(1), lambda: damaged(2)])

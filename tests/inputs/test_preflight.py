@@ -1,4 +1,4 @@
-"""What is measured before a run, on masks whose answer is known."""
+"""Statistics of images and masks, on masks with known answers."""
 
 import json
 import threading
@@ -15,7 +15,13 @@ from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.inputs import preflight
-from rl_reward_network.inputs.preflight import bulge_of, look_at, look_at_regions, look_at_samples, twins
+from rl_reward_network.inputs.preflight import (
+    bulge_of,
+    duplicates,
+    image_statistics,
+    region_statistics,
+    sample_statistics,
+)
 from tests.conftest import write_tiny_data
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
@@ -28,7 +34,7 @@ def disc(row: float, col: float, radius: float) -> np.ndarray:
 
 
 def tree() -> np.ndarray:
-    """Branches 5 pixels wide that cross, so that they enclose what is not theirs."""
+    """Crossing branches, 5 pixels wide, that enclose background."""
     mask = np.zeros((200, 200), bool)
     for place in (40, 100, 160):
         mask[place - 2 : place + 3, 5:195] = mask[5:195, place - 2 : place + 3] = True
@@ -36,23 +42,23 @@ def tree() -> np.ndarray:
 
 
 def filled(mask: np.ndarray) -> bool:
-    return look_at("a", "g", GREY, mask, outlined=True).filled
+    return image_statistics("a", "g", GREY, mask, outlined=True).filled
 
 
 def test_shares_and_border() -> None:
     mask = np.zeros((200, 200), bool)
     mask[:100] = True
-    look = look_at("a.png", "group", GREY, mask)
-    assert (look.name, look.group_id, look.share, look.bulge) == ("a.png", "group", 0.5, (1.0, 0.0))
-    assert look.border == 0.5
-    assert look_at("a.png", "group", GREY, None).share is None
+    result = image_statistics("a.png", "group", GREY, mask)
+    assert (result.name, result.group_id, result.share, result.bulge) == ("a.png", "group", 0.5, (1.0, 0.0))
+    assert result.border == 0.5
+    assert image_statistics("a.png", "group", GREY, None).share is None
 
 
 def test_a_background_that_was_drawn_looks_inverted_and_an_object_does_not() -> None:
-    assert look_at("a", "g", GREY, ~tree()).inverted
-    assert look_at("a", "g", GREY, ~disc(100, 100, 70)).inverted
+    assert image_statistics("a", "g", GREY, ~tree()).inverted
+    assert image_statistics("a", "g", GREY, ~disc(100, 100, 70)).inverted
     for mask in (tree(), disc(100, 100, 98), np.zeros((200, 200), bool), disc(100, 100, 30), ROWS > 80):
-        assert not look_at("a", "g", GREY, mask).inverted
+        assert not image_statistics("a", "g", GREY, mask).inverted
 
 
 def test_loops_that_were_filled_are_seen() -> None:
@@ -100,14 +106,14 @@ def test_outer_outlines_of_real_vessels_are_seen(file: str, expected: bool) -> N
         sample, *_ = read_annotations(CHASE, annotations=file)
     polygons = json.loads((CHASE / file).read_text())[0]["mask"]
     parts = sum((parse_polygon(polygon, sample.size) for polygon in polygons), MaskParts())
-    assert look_at("a", "g", GREY, rasterise(parts, sample.size), outlined=True).filled is expected
+    assert image_statistics("a", "g", GREY, rasterise(parts, sample.size), outlined=True).filled is expected
 
 
 def test_equal_pictures_in_two_groups_are_found() -> None:
     other = GREY.copy()
     other[3, 4, 0] = 1
-    looks = [
-        look_at(name, group, image, None)
+    images = [
+        image_statistics(name, group, image, None)
         for name, group, image in [
             ("a", "g1", GREY),
             ("b", "g1", GREY),  # one patient may have a picture twice
@@ -117,31 +123,31 @@ def test_equal_pictures_in_two_groups_are_found() -> None:
             ("f", "g5", GREY),
         ]
     ]
-    assert [(one.name, twin.name) for one, twin in twins(looks)] == [("a", "d"), ("a", "f")]
-    assert twins(looks[:3]) == []
+    assert [(first.name, second.name) for first, second in duplicates(images)] == [("a", "d"), ("a", "f")]
+    assert duplicates(images[:3]) == []
 
 
 def test_every_sample_is_looked_at_once_and_outlines_only_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = read_annotations(write_tiny_data(tmp_path / "data", images=8, size=48))
-    assert {look.bulge for look in look_at_samples(samples, tmp_path / "data" / "images")} == {(1.0, 0.0)}, "PNG"
+    assert {image.bulge for image in sample_statistics(samples, tmp_path / "data" / "images")} == {(1.0, 0.0)}, "PNG"
     square = MaskParts(polygons=(np.array([4.0, 4, 40, 4, 40, 40, 4, 40]),))
     outlined = [replace(samples[0], mask_parts=None), *(replace(s, mask_parts=square) for s in samples[1:])]
-    seen: list[tuple[str, bool]] = []
+    calls: list[tuple[str, bool]] = []
     lock = threading.Lock()
 
     def noted(name: str, group: str, image: np.ndarray, mask: np.ndarray | None, outline: bool) -> str:
         with lock:
-            seen.append((name, outline))
+            calls.append((name, outline))
         return name
 
-    monkeypatch.setattr(preflight, "look_at", noted)
+    monkeypatch.setattr(preflight, "image_statistics", noted)
     monkeypatch.setattr(preflight, "OUTLINED", 4)
     names = [sample.image_path.name for sample in outlined]
-    assert look_at_samples(outlined, tmp_path / "data" / "images") == names, "in their order"
-    assert sorted(name for name, _ in seen) == sorted(names)
-    assert [outline for _, outline in sorted(seen)] == [False, True, False, True, False, True, False, True]
+    assert sample_statistics(outlined, tmp_path / "data" / "images") == names, "in their order"
+    assert sorted(name for name, _ in calls) == sorted(names)
+    assert [outline for _, outline in sorted(calls)] == [False, True, False, True, False, True, False, True]
 
 
 def test_damaged_files_are_counted(tmp_path: Path) -> None:
@@ -149,18 +155,18 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     for sample in samples[2:5]:
         sample.image_path.write_bytes(sample.image_path.read_bytes()[:80])
     with pytest.raises(ValueError, match=r"P0002.*: not a readable image .* \(and 2 more of 8 looked at\)"):
-        look_at_samples(samples, tmp_path / "data" / "images")
+        sample_statistics(samples, tmp_path / "data" / "images")
 
 
 def test_regions_are_looked_at_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_regions(tmp_path / "scenes", 4, 3, 96)
     regions, _ = read_region_data(tmp_path / "scenes")
-    looks = look_at_regions(regions)
-    assert [look.name for look in looks] == [region.where for region in regions]
-    assert all(look.share is not None and 0 < look.share < 0.5 for look in looks)
+    images = region_statistics(regions)
+    assert [image.name for image in images] == [region.where for region in regions]
+    assert all(image.share is not None and 0 < image.share < 0.5 for image in images)
     monkeypatch.setattr(preflight, "CHECKED", 3)
-    assert len(look_at_regions(regions)) <= 3
-    assert len(look_at_regions(regions[:3])) == 3
+    assert len(region_statistics(regions)) <= 3
+    assert len(region_statistics(regions[:3])) == 3
 
 
 def test_a_tree_whose_branches_touch_is_thick_not_filled() -> None:
@@ -170,5 +176,7 @@ def test_a_tree_whose_branches_touch_is_thick_not_filled() -> None:
 def test_pictures_are_compared_by_their_pixels_not_their_files(tmp_path: Path) -> None:
     Image.fromarray(GREY).save(tmp_path / "a.png", compress_level=0)
     Image.fromarray(GREY).save(tmp_path / "a.bmp")
-    one, other = (look_at("a", "g", np.array(Image.open(tmp_path / f"a.{end}")), None) for end in ("png", "bmp"))
+    one, other = (
+        image_statistics("a", "g", np.array(Image.open(tmp_path / f"a.{end}")), None) for end in ("png", "bmp")
+    )
     assert one.pixels == other.pixels

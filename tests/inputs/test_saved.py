@@ -40,6 +40,6 @@ def test_names_of_models_are_no_paths(tmp_path: Path, name: str) -> None:
 
 def test_a_hub_id_of_data_stays_what_it_is(tmp_path: Path) -> None:
     run, name = tmp_path / "outputs" / "run", Path("owner/regions")
-    kept = portable_settings(run, RunConfig(data_root=name, output_dir=tmp_path / "outputs"), RegionConfig())
-    assert (kept["data_root"], kept["model_path"], kept["output_dir"]) == (str(name), "sa2va-nano", "..")
-    assert located_data(run, {"world": kept}) == name
+    settings = portable_settings(run, RunConfig(data_root=name, output_dir=tmp_path / "outputs"), RegionConfig())
+    assert (settings["data_root"], settings["model_path"], settings["output_dir"]) == (str(name), "sa2va-nano", "..")
+    assert located_data(run, {"world": settings}) == name

@@ -50,7 +50,7 @@ def test_when_half_does_not_fit_either_the_message_names_the_remedy(batch: int, 
 
 def test_features_are_the_mean_of_sam_2_s_coarsest_map(tiny_checkpoint: Path) -> None:
     segmenter, (image, _) = load_segmenter(tiny_checkpoint), tube_image(96, 0)
-    found = segmenter.segment(image, ["the vessel", "the rib"]).vision_features
+    features = segmenter.segment(image, ["the vessel", "the rib"]).vision_features
     with torch.no_grad():
         maps = segmenter.model.get_sam_features(segmenter.processor.sam_pixel_values(image)).maps
-    np.testing.assert_allclose(found, maps[2][0].mean(dim=(1, 2)).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(features, maps[2][0].mean(dim=(1, 2)).numpy(), rtol=1e-6)

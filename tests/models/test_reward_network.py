@@ -261,7 +261,7 @@ def test_saving_again_replaces_but_never_deletes_other_files(saved):
 
 
 def test_missing_folder_names_the_command(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere: no reward network here .*`bash run_experiment3.sh quick`"):
+    with pytest.raises(ValueError, match=r"nowhere: no reward network here .*`sa2va-rl reward quick`"):
         RewardNetwork.from_pretrained(tmp_path / "nowhere")
 
 

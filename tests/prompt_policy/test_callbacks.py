@@ -1,5 +1,6 @@
 import copy
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_an_over_optimised_run_stops_and_has_the_weights_of_its_peak(tmp_path, c
 
 
 def test_clock_times_and_infinite_numbers_stay_out_of_the_rows(tmp_path):
-    with Curves(tmp_path, {"step": 0}, board_step=0) as run_curves:
+    with closing(Curves(tmp_path, {"step": 0}, board_step=0)) as run_curves:
         values = {"custom/best_reward": np.float32(0.5), "time/fps": 100, "train/explained_variance": np.nan}
         CurvesWriter(run_curves).write(values, {name: () for name in values}, step=8)
     assert run_curves.rows == [{"step": 8, "custom/best_reward": 0.5}]

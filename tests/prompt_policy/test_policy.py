@@ -26,13 +26,13 @@ OWN |= {"world": {}, "plan": {}, "deployment": {}}
 def test_observations_are_standardised_by_the_training_images(tmp_path):
     contexts = toy_contexts(20, seed=0)
     policy = train(tmp_path, contexts).policy
-    seen = policy.features_extractor(torch.tensor(observations(contexts))).numpy()
+    standard = policy.features_extractor(torch.tensor(observations(contexts))).numpy()
     raw = np.stack([context.features for context in contexts]).astype(np.float64)
     varied = np.flatnonzero(raw.std(axis=0) > 1e-3)
     assert len(varied) > 15
-    np.testing.assert_allclose(seen[:, varied].mean(axis=0), 0, atol=1e-3)
-    np.testing.assert_allclose(seen[:, varied].std(axis=0), 1, atol=1e-3)
-    np.testing.assert_array_equal(seen[:, -2:], 0)
+    np.testing.assert_allclose(standard[:, varied].mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(standard[:, varied].std(axis=0), 1, atol=1e-3)
+    np.testing.assert_array_equal(standard[:, -2:], 0)
     far = policy.features_extractor(torch.tensor(observations(make_contexts(count=50))))
     assert far.abs().max() == 10, "an image unlike all others is clipped"
 
@@ -63,12 +63,10 @@ def test_of_several_prompts_tried_the_best_scored_is_kept():
     object.__setattr__(contexts[0], "scores", np.array([0.9, 0.3, 0.2, 0.4], np.float32))
     object.__setattr__(contexts[1], "scores", np.array([0.1, 0.6, 0.7, 0.9], np.float32))
     with_score, without = Scripted(), Scripted()
-    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [
-        3,
-        1,
-    ]  # image 0: 1, 2, 3; image 1: 1, then 0, 0
+    # image 0: 1, 2, 3; image 1: 1, then 0, 0
+    assert choose_prompts(with_score, contexts, max_steps=3).tolist() == [3, 1]
     np.testing.assert_allclose(with_score.seen[2], [[2 / 3, 0.3], [2 / 3, 0.6]], rtol=1e-6)
-    assert choose_prompts(without, contexts, max_steps=3, sees_scores=False).tolist() == [3, 3]
+    assert choose_prompts(without, contexts, max_steps=3, observe_scores=False).tolist() == [3, 3]
     assert all((seen[:, 1] == 0).all() for seen in without.seen)
     one = try_prompts(Scripted(), contexts, lambda tried: pytest.fail("one prompt needs no score"))
     assert one.tolist() == [1, 1]

@@ -33,24 +33,24 @@ from tests.reward_training.test_stage import plan_of
 
 
 @pytest.fixture(scope="module")
-def world(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     folder = tmp_path_factory.mktemp("world")
     data = write_tiny_data(folder / "data", images=12, size=64)
     return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
 
 
 @pytest.fixture(scope="module")
-def reward_net(world: RunInputs) -> Path:
-    run = world.config.output_dir / "reward_net_1"
-    run_reward_stage(world, plan_of(world), run)
+def reward_net(inputs: RunInputs) -> Path:
+    run = inputs.config.output_dir / "reward_net_1"
+    run_reward_stage(inputs, plan_of(inputs), run)
     return run / "best_reward_net"
 
 
-def trained(world: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
-    run = world.config.output_dir / name
+def trained(inputs: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
+    run = inputs.config.output_dir / name
     stage = {name: settings.pop(name) for name in ("reward", "preset") if name in settings}
     plan = policy_plan("quick", **stage, ppo=PPOSettings(**{"total_timesteps": 64, **settings}))
-    run_policy_stage(world, plan, reward_net, run)
+    run_policy_stage(inputs, plan, reward_net, run)
     return run
 
 
@@ -87,9 +87,9 @@ def deploy(run: Path, policy: bool) -> dict[str, Any]:
     ],
 )
 def test_every_way_of_training_ends_in_a_report_and_a_mask(
-    world: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+    inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
 ) -> None:
-    run = trained(world, reward_net, "_".join(map(str, settings.values())), **settings)
+    run = trained(inputs, reward_net, "_".join(map(str, settings.values())), **settings)
     config = deploy(run, policy=True)
     published = settings.get("preset") == "published"
     assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3), "quick's own is faster"
@@ -109,21 +109,21 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
 
 
 def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
-    world: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(world, reward_net, "fixed")
+    run = trained(inputs, reward_net, "fixed")
     config = deploy(run, policy=False)
     assert "too few patients" in config["deployment"]["reason"], "2 validation patients prove nothing"
     rows = {row["name"]: row for row in evaluated(run)["rows"]}
     assert rows["deployed"]["means"] == rows["best fixed prompt"]["means"]
-    said = segmented(run, tmp_path, capsys)
-    assert "the run deploys its best fixed prompt, because on 2 validation patients" in said
-    assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in said
+    output = segmented(run, tmp_path, capsys)
+    assert "best fixed prompt, because on 2 validation patients" in output
+    assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in output
 
 
-def test_a_second_run_asks_sa2va_nothing(world: RunInputs, reward_net: Path) -> None:
-    first = load_tables(trained(world, reward_net, "first") / "tables.json")
-    again = open_inputs(world.config)
+def test_a_second_run_asks_sa2va_nothing(inputs: RunInputs, reward_net: Path) -> None:
+    first = load_tables(trained(inputs, reward_net, "first") / "tables.json")
+    again = open_inputs(inputs.config)
     second = load_tables(trained(again, reward_net, "second") / "tables.json")
     assert (again.bank.computed, again.bank.encoded) == (0, 0)
     assert again.bank.reused == 11 * (len(second["policy"]) + len(second["val"]))
@@ -140,8 +140,8 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     records = json.loads((data / "annotations.json").read_text())
     bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
     (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
-    world = open_inputs(RunConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
-    run = trained(world, reward_net, "bare")
+    inputs = open_inputs(RunConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
+    run = trained(inputs, reward_net, "bare")
     assert "custom/val_score" in (run / "metrics.jsonl").read_text()
     assert "dice" not in (run / "metrics.jsonl").read_text()
     summary = evaluated(run)
@@ -153,38 +153,36 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
-        trained(world, reward_net, "impossible", reward="dice")
+        trained(inputs, reward_net, "impossible", reward="dice")
     with pytest.raises(ValueError, match=r"no labelled images in the reward split; .* by REWARD_NET"):
-        run_reward_stage(world, plan_of(world), tmp_path / "reward")
+        run_reward_stage(inputs, plan_of(inputs), tmp_path / "reward")
     assert not (tmp_path / "reward").exists()
 
 
 def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
-    world: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained(world, reward_net, "sa2va_rl_finetune_1")
+    whole = trained(inputs, reward_net, "sa2va_rl_finetune_1")
     plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
-    published, rewards = policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), plan_of(world)
-    assert find_policy_run(world, plan, rewards) == whole
-    assert find_policy_run(world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)), rewards) is None
-    assert find_policy_run(world, policy_plan("quick", seed=1, ppo=PPOSettings(total_timesteps=64)), rewards) is None
-    assert find_policy_run(world, plan, plan_of(world, steps=3)) is None, "its reward network was trained otherwise"
+    published, rewards = policy_plan("quick", "published", ppo=PPOSettings(total_timesteps=64)), plan_of(inputs)
+    assert find_policy_run(inputs, plan, rewards) == whole
+    assert find_policy_run(inputs, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)), rewards) is None
+    assert find_policy_run(inputs, policy_plan("quick", seed=1, ppo=PPOSettings(total_timesteps=64)), rewards) is None
+    assert find_policy_run(inputs, plan, plan_of(inputs, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
         patch.setattr(RolloutCurves, "_on_training_end", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            trained(world, reward_net, "sa2va_rl_finetune_2")
-    cut = world.config.output_dir / "sa2va_rl_finetune_2"
-    assert find_policy_run(world, plan, rewards) == cut
+            trained(inputs, reward_net, "sa2va_rl_finetune_2")
+    cut = inputs.config.output_dir / "sa2va_rl_finetune_2"
+    assert find_policy_run(inputs, plan, rewards) == cut
     assert not (cut / "final_model").exists()
     with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
-        run_policy_stage(world, plan, reward_net, cut, resume=True)
+        run_policy_stage(inputs, plan, reward_net, cut, resume=True)
     with pytest.raises(ValueError, match="holds a run already; give a new folder"):
-        run_policy_stage(world, plan, reward_net, cut)
-    with pytest.raises(
-        ValueError, match=r"other settings \(preset was default, now published; .*ppo\.learning_rate was"
-    ):
-        run_policy_stage(world, published, reward_net, cut, resume=True)
-    run_policy_stage(world, plan, reward_net, cut, resume=True)
+        run_policy_stage(inputs, plan, reward_net, cut)
+    with pytest.raises(ValueError, match=r"preset was default, now published; .*ppo\.learning_rate was"):
+        run_policy_stage(inputs, published, reward_net, cut, resume=True)
+    run_policy_stage(inputs, plan, reward_net, cut, resume=True)
     first, second = (evaluated(run)["rows"] for run in (whole, cut))
     assert first == second
     configs = [read_json(run / "final_model" / "config.json") for run in (whole, cut)]
@@ -193,38 +191,38 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
 
 
 def test_a_run_goes_on_with_the_reward_network_it_began_with(
-    world: RunInputs, reward_net: Path, tmp_path: Path
+    inputs: RunInputs, reward_net: Path, tmp_path: Path
 ) -> None:
-    run = trained(world, reward_net, "sa2va_rl_finetune_7")
+    run = trained(inputs, reward_net, "sa2va_rl_finetune_7")
     shutil.rmtree(run / "final_model")
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
     plan = policy_plan("quick", ppo=PPOSettings(total_timesteps=64))
-    with pytest.raises(ValueError, match=r"--resume: it began with other settings \(reward_net\)"):
-        run_policy_stage(world, plan, tmp_path / "other", run, resume=True)
-    with pytest.raises(ValueError, match=r"it began with other settings \(ppo\.total_timesteps was 64, now 72\)"):
-        check_settings(run, world, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)))
+    with pytest.raises(ValueError, match=r"--resume: .*\(reward_net\)"):
+        run_policy_stage(inputs, plan, tmp_path / "other", run, resume=True)
+    with pytest.raises(ValueError, match=r"ppo\.total_timesteps was 64, now 72\)"):
+        check_settings(run, inputs, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)))
     with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
-        check_settings(tmp_path / "nowhere", world, plan)
-    assert find_policy_run(world, plan, plan_of(world), tmp_path / "other") is None
-    found = find_policy_run(world, plan, plan_of(world), reward_net)
-    assert found == run
-    (world.config.output_dir / "sa2va_rl_finetune_9").mkdir()
-    (world.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
+        check_settings(tmp_path / "nowhere", inputs, plan)
+    assert find_policy_run(inputs, plan, plan_of(inputs), tmp_path / "other") is None
+    newest = find_policy_run(inputs, plan, plan_of(inputs), reward_net)
+    assert newest == run
+    (inputs.config.output_dir / "sa2va_rl_finetune_9").mkdir()
+    (inputs.config.output_dir / "sa2va_rl_finetune_9" / "config.json").write_text("[1]")
     with pytest.warns(UserWarning, match="passed over: .*sa2va_rl_finetune_9"):
-        assert find_policy_run(world, plan, plan_of(world), reward_net) == found
-    shutil.rmtree(world.config.output_dir / "sa2va_rl_finetune_9")
+        assert find_policy_run(inputs, plan, plan_of(inputs), reward_net) == newest
+    shutil.rmtree(inputs.config.output_dir / "sa2va_rl_finetune_9")
     shutil.rmtree(run)  # other tests look for the newest run
 
 
 def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
-    world: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inputs: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both stages are replaced: what is tested is which folders they are given, and what is said."""
+    """Both stages are replaced: what is tested is the folders that they get, and the output."""
     finetune, given = finetune_sa2va_with_rl, []
 
-    def step_1(world: RunInputs, plan: RewardPlan, folder: Path) -> None:
+    def step_1(inputs: RunInputs, plan: RewardPlan, folder: Path) -> None:
         given.append(folder)
         RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
 
@@ -234,19 +232,19 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         "rl_reward_network.prompt_policy.stage.run_policy_stage",
         lambda *given_to, resume: given.append((given_to[3], resume)),
     )
-    flags = ["--model_path", world.config.model_path, "--data_root", str(world.config.data_root), "--gpu", "-1"]
+    flags = ["--model_path", inputs.config.model_path, "--data_root", str(inputs.config.data_root), "--gpu", "-1"]
 
     def call(*more: str) -> str:
         args = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
         finetune.main(tyro.cli(finetune.Args, args=args))
         return capsys.readouterr().out
 
-    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*; there is none at all: leave it out"):
+    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*; none at all"):
         call("--resume")
-    cut_off, plan = tmp_path / "reward_net_1", reward_plan(world.config, "quick", 2)
-    describe_run(cut_off, world, {"stage": "reward network", "seed": 0, "origin": origin(world, plan)})
+    cut_off, plan = tmp_path / "reward_net_1", reward_plan(inputs.config, "quick", 2)
+    describe_run(cut_off, inputs, {"stage": "reward network", "seed": 0, "origin": origin(inputs, plan)})
     save_checkpoint(cut_off / "checkpoint.pt", {"member": 2, "step": 1})
-    said = call("--resume", "--gamma", "0.9").splitlines()
+    output = call("--resume", "--gamma", "0.9").splitlines()
     assert given[0] == cut_off
     assert not given[1][1], "step 2 itself begins"
     for line in (
@@ -255,8 +253,8 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         "--gamma: no effect while episodes have one prompt; --max_steps sets more",
         f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
     ):
-        assert line in said
-    assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in said)
+        assert line in output
+    assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in output)
     (cut_off / "agreement.json").write_text("{}")
     with pytest.raises(ValueError, match=r"there is none at all: leave it out to begin one"):
         call("--resume")
@@ -283,12 +281,12 @@ def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
     assert newest == folders[-1]
     assert f"3 folders match, the newest is evaluated: {newest}" in capsys.readouterr().out
     assert evaluate_rl_finetuned_sa2va.newest((str(folders[0]),)) == folders[0]
-    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; train a policy: "):
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; .*sa2va-rl prompts quick"):
         evaluate_rl_finetuned_sa2va.newest((str(tmp_path / "nothing"),))
 
 
-def test_an_evaluation_refuses_what_it_cannot_mean(world: RunInputs, reward_net: Path) -> None:
-    run = trained(world, reward_net, "refused")
+def test_an_evaluation_refuses_what_it_cannot_mean(inputs: RunInputs, reward_net: Path) -> None:
+    run = trained(inputs, reward_net, "refused")
     args = evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),))
     for images in (0, -1):
         with pytest.raises(ValueError, match=f"--images: got {images}; give 1 or more"):
@@ -298,7 +296,7 @@ def test_an_evaluation_refuses_what_it_cannot_mean(world: RunInputs, reward_net:
     config = read_json(run / "final_model" / "config.json")
     config["model_fingerprint"] = "other"
     (run / "final_model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"model_fingerprint is other, .*the kind of device it was trained on \(cpu\)"):
+    with pytest.raises(ValueError, match=r"model_fingerprint is other, .*\(cpu\)"):
         evaluate_rl_finetuned_sa2va.main(args)
     whole = read_json(run / "split.json")
     everybody = [name for names in whole["groups"].values() for name in names]

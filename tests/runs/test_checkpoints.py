@@ -9,9 +9,9 @@ from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 def test_tensors_and_plain_values_come_back(tmp_path: Path) -> None:
     state = {"weights": {"a": torch.randn(3)}, "step": 7, "rows": [{"loss": 0.5}], "best": None}
     save_checkpoint(tmp_path / "checkpoint.pt", state)
-    found = load_checkpoint(tmp_path / "checkpoint.pt")
-    assert torch.equal(found.pop("weights")["a"], state.pop("weights")["a"])
-    assert found == state
+    loaded = load_checkpoint(tmp_path / "checkpoint.pt")
+    assert torch.equal(loaded.pop("weights")["a"], state.pop("weights")["a"])
+    assert loaded == state
     assert load_checkpoint(tmp_path / "none.pt") == {}
 
 
@@ -23,7 +23,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "touched",)  # type: ignore[return-value]
 
     torch.save({"x": Evil()}, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \(.*delete it, and this stage begins anew"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \(.*delete it"):
         load_checkpoint(tmp_path / "checkpoint.pt")
     assert not (tmp_path / "touched").exists()
 

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_lines_of_later_steps_and_one_that_was_cut_off_are_dropped(tmp_path: Pat
     assert keep_rows(path, {"step": 0}) == []
     assert path.read_text() == ""
     assert keep_rows(tmp_path / "none.jsonl", {"step": 5}) == []
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
 def test_the_first_field_of_a_position_counts_most(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_the_first_field_of_a_position_counts_most(tmp_path: Path) -> None:
 
 
 def train(run_dir: Path, done: int, last: int) -> None:
-    with Curves(run_dir, {"step": done}, board_step=done) as curves:
+    with closing(Curves(run_dir, {"step": done}, board_step=done)) as curves:
         for step in range(done + 1, last + 1):
             curves.add_scalars({"loss": 1 / step}, step)
             curves.add_row({"step": step, "loss": 1 / step})
@@ -55,7 +56,7 @@ def test_a_resumed_run_has_the_lines_and_points_of_a_whole_one(tmp_path: Path) -
 
 def test_a_column_has_the_rows_before_and_after_a_resume(tmp_path: Path) -> None:
     train(tmp_path, 0, 3)
-    with Curves(tmp_path, {"step": 2}) as curves:
+    with closing(Curves(tmp_path, {"step": 2})) as curves:
         curves.add_row({"step": 3, "dice": 0.5})
         assert curves.column("loss") == [1, 1 / 2]
         assert curves.column("dice") == [0.5]
