@@ -65,6 +65,11 @@ def contexts_from_masks(
     counts = {"images": len(images), "masks": len(masks), "scores": len(scores), "truths": len(truths)}
     if len(set(counts.values())) > 1:
         raise ValueError(f"lengths are {counts}, expected one mask array, score row and truth per image")
+    for name, image, candidates in zip(_names(images), images, masks, strict=True):
+        if candidates.shape[1:] != image.shape[:2]:
+            raise ValueError(
+                f"{name}: masks: got {candidates.shape}; expected (P, H, W) of the image, {image.shape[:2]}"
+            )
     return [
         PromptTable(
             observe_image(image), measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)
