@@ -71,7 +71,7 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
         raise ValueError(f"dataset_name is {dataset_name!r}, expected {', '.join(DATASET_NAMES)}")
     folder = Path(path)
     if not folder.is_dir():
-        return _recognise_hub_id(path) if dataset_name == "auto" else dataset_name
+        return _recognise_hub_id(path) if dataset_name in ("auto", "gar") else dataset_name
     descriptions = {name: text for name, (recognises, _) in READERS.items() if (text := recognises(folder))}
     if dataset_name in descriptions or (dataset_name != "auto" and not descriptions):
         return dataset_name  # in the second case the reader raises an error on what is missing

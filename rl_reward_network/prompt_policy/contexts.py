@@ -66,6 +66,11 @@ def contexts_from_masks(
     if len(set(counts.values())) > 1:
         raise ValueError(f"lengths are {counts}, expected one mask array, score row and truth per image")
     names = [f"image {index}" for index in range(len(images))]
+    for name, image, candidates in zip(names, images, masks, strict=True):
+        if candidates.shape[1:] != image.shape[:2]:
+            raise ValueError(
+                f"{name}: masks: got {candidates.shape}; expected (P, H, W) of the image, {image.shape[:2]}"
+            )
     return [
         PromptTable(
             observe_image(image), measure_sample(name, name, np.asarray(row, dtype=np.float32), candidates, truth)

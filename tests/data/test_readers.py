@@ -127,8 +127,9 @@ def test_a_path_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
 def test_of_hub_ids_only_grasp_any_region_is_fetched(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(grasp_any_region, "snapshot_download", lambda name, **_: asked.append(name) or str(both[0]))
-    with pytest.raises(ValueError, match=r"describe-anything .*\(hf download"):
-        read_region_data("nvidia/describe-anything-dataset")
+    for name in ("auto", "gar"):  # with gar, too: hundreds of GB would be fetched for nothing
+        with pytest.raises(ValueError, match=r"describe-anything .*\(hf download"):
+            read_region_data("nvidia/describe-anything-dataset", name)
     with pytest.raises(ValueError, match=r"owner/name: .*describe-anything \(hf download"):
         read_region_data("owner/name", "dam")
     assert asked == []

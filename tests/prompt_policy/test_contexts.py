@@ -53,6 +53,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         ((IMAGES, MASKS, SCORES, TRUTHS[:1]), r"'truths': 1"),
         ((IMAGES, MASKS.astype(float), SCORES), r"image 0: masks.*float64"),
         ((IMAGES, MASKS, SCORES[:, :2]), r"image 0: masks.*\(2,\)"),
+        ((IMAGES, MASKS[..., 1:], SCORES), r"image 0: masks.*\(\d+, \d+, \d+\)"),
         ((IMAGES, MASKS, SCORES + 1), r"image 0: scores"),
         ((IMAGES.astype(float), MASKS, SCORES), r"image.*float64"),
     ):
