@@ -16,8 +16,8 @@ from rl_reward_network.inputs.config import PromptConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 
 STAGES = (
-    Stage(steps=2, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2),
-    Stage(steps=2, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, watched=2, prompts=2),
+    Stage(steps=2, learning_rate=1e-3, vessels=1, phrases=1, descriptions=1, by_codes=True, prompts=1),
+    Stage(steps=2, learning_rate=1e-3, vessels=1, phrases=1, descriptions=1, watched=2, prompts=1),
 )
 SMALLEST = Args(output_dir=Path("somewhere"), angiograms=6, scenes=3, stages=2, gpu=-1)
 
