@@ -2,6 +2,7 @@
 what several files of tests need to run commands as a user does.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -22,8 +23,8 @@ from transformers import Qwen2Tokenizer
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import make_split
+from rl_reward_network.embedded import datasets
 from rl_reward_network.embedded.angiograms import LOOKS
-from rl_reward_network.embedded.datasets import write_angiograms
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.config import RunConfig
@@ -154,12 +155,26 @@ def teach_answer(model: Any, tokenizer: Qwen2Tokenizer) -> None:
     model.text_hidden_fcs[2].weight.mul_(18)
 
 
-LONGEST_FIRST = ("test_end_to_end", "test_offline")  # or one process would work on them alone at the end
+LONGEST_FIRST = (  # otherwise one process works on them alone at the end
+    "tests/test_end_to_end.py",
+    "tests/grpo/test_distributed.py",
+    "tests/grpo/test_trainer.py",
+    "tests/grpo/test_stage.py",
+    "tests/grpo/test_evaluate.py",
+    "tests/embedded/nano/test_train.py",
+    "tests/prompt_policy/test_stage.py",
+    "tests/test_offline.py",
+    "tests/test_full_disk.py",
+    "tests/test_run_rl_train.py",
+    "tests/test_ctrl_c.py",
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST_FIRST)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start with the longest files."""
+    order = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(str(item.path.relative_to(config.rootpath)), len(order)))
+    gc.freeze()  # modules stay; without them `Trainer.train` collects its memory 30 times faster
 
 
 @pytest.fixture(scope="session")
@@ -232,7 +247,9 @@ def smooth_image(height: int, width: int, seed: int = 0) -> np.ndarray:
 def known_world(tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     """40 rendered patients; prompt k gives the truth in look k and nothing elsewhere, the rest nothing anywhere."""
     folder = tmp_path_factory.mktemp("data")
-    write_angiograms(folder, 40, tuple(LOOKS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "FRAMES", 1)
+        datasets.write_angiograms(folder, 40, tuple(LOOKS))
     samples = read_samples(folder)
     looks = read_json(folder / "looks.json")
     known = {

@@ -1,4 +1,4 @@
-"""GRPO through its shell file, as a new user runs it: 8 small scenes, three steps, the table and the report."""
+"""GRPO through its shell file, as a new user runs it: 8 small scenes, two steps, the table and the report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,9 @@ FLAGS = [
     "--batch_size",
     "8",
     "--max_steps",
-    "3",
+    "2",
     "--watch_every",
-    "3",
+    "2",
     "--max_regions",
     "24",
     "--mask_policy",

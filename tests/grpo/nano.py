@@ -1,6 +1,7 @@
 """Fixtures of the GRPO tests: the embedded model with LoRA, and a few rendered regions it was not trained on."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,11 @@ def regions(scenes: int = 3) -> tuple[GRPOPrompt, ...]:
 def nano(r: int = 4, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     """The embedded model with LoRA as it begins; `shake` makes it differ from the model without."""
     torch.manual_seed(0)
+    return deepcopy(_nano(r, dtype))
+
+
+@cache
+def _nano(r: int, dtype: torch.dtype) -> tuple[Any, Any]:
     model, processor = load_sa2va_model("sa2va-nano")
     model.to(dtype)
     prepare_model(model, r, 2 * r)

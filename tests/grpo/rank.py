@@ -54,7 +54,8 @@ def resume(folder: Path, curriculum: bool) -> None:
     """Four steps of two epochs, and the last of them once more from the checkpoint inside the second epoch."""
     rank = int(os.environ.get("RANK", "0"))
     # Eight prompts, two of each rank a step: two steps are an epoch.
-    more = {"per_device_train_batch_size": 8, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    more = {"per_device_train_batch_size": 4, "num_generations": 2, "num_mask_generations": 2}
+    more |= {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
     more |= {"curriculum": curriculum, "adaptive_loop_weights": curriculum}
     for name, start in (("whole", None), ("resumed", folder / f"whole_{curriculum}_0" / "checkpoint-3")):
         run = folder / f"{name}_{curriculum}_{rank}"
@@ -70,7 +71,7 @@ def resume(folder: Path, curriculum: bool) -> None:
 def validate(folder: Path) -> None:
     """Eight steps with validation: on rank 0 Dice falls while the score rises; the other rank must not measure."""
     rank = int(os.environ["RANK"])
-    trainer = make_trainer(folder / f"validated_{rank}", regions(4), max_steps=8)
+    trainer = make_trainer(folder / f"validated_{rank}", regions(4), objective="supervised", max_steps=8)
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1)
     trainer.validation.network = True
     steps: list[int] = []

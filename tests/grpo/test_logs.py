@@ -1,6 +1,7 @@
 """Logs of a run: curves, the same numbers as lines, pictures; a resumed run has no step twice."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +40,17 @@ def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that was not cut off, and its trainer."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder)
+
+
+@pytest.fixture(scope="module")
+def run(whole: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cut off in the middle of a third step, and gone on with from the first."""
-    folder = tmp_path_factory.mktemp("run")
-    train(folder)
+    folder = tmp_path_factory.mktemp("run") / "cut"
+    shutil.copytree(whole[0], folder)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loop1/reward')
     train(folder, folder / "checkpoint-1")
@@ -71,11 +79,11 @@ def test_a_resumed_run_has_no_step_twice(run: Path) -> None:
     assert [point.step for point in curves(run).Scalars("total_loss")] == [1, 2]
 
 
-def test_the_numbers_are_those_of_the_trainer(run: Path, tmp_path: Path) -> None:
-    """An interrupted and resumed run logs the same as an uninterrupted one."""
-    own = train(tmp_path)
-    history = [log for log in own.state.log_history if "total_loss" in log]
-    for line, resumed, log in zip(lines(tmp_path), lines(run), history, strict=True):
+def test_the_numbers_are_those_of_the_trainer(run: Path, whole: tuple[Path, Any]) -> None:
+    """And a run that was cut off says the same as one that was not."""
+    folder, trainer = whole
+    history = [log for log in trainer.state.log_history if "total_loss" in log]
+    for line, resumed, log in zip(lines(folder), lines(run), history, strict=True):
         assert line == log
         same = {name: value for name, value in line.items() if name != "feature_cache_hits"}
         assert {name: resumed[name] for name in same} == same, "only the cache begins anew"

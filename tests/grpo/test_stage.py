@@ -253,13 +253,13 @@ class LostJudge(Judge):
 
 
 def test_a_lost_judge_stops_the_run_with_a_checkpoint(inputs: GRPOInputs, tmp_path: Path) -> None:
-    plan = replace(changed(PLAN, max_steps=4, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
+    plan = replace(changed(PLAN, max_steps=3, save_steps=100), judge={"model": "some", "loops": ["loop1"]})
     message = r"^step 2: LLM judge http://there: 26 of .*; --resume goes on from .*checkpoint-2$"
     with pytest.raises(ValueError, match=message):
         run_grpo_stage(inputs, plan, tmp_path / "lost", judge=LostJudge())
     assert not (tmp_path / "lost" / "final_model").exists()
     run_grpo_stage(inputs, plan, tmp_path / "lost", resume=True, judge=Judge())
-    assert read_json(tmp_path / "lost" / "final_model" / "config.json")["steps"] == 4
+    assert read_json(tmp_path / "lost" / "final_model" / "config.json")["steps"] == 3
 
 
 def named(rewards: dict[str, dict[str, Reward]]) -> dict[str, dict[str, float]]:

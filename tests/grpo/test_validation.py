@@ -54,7 +54,7 @@ def curve(monkeypatch: pytest.MonkeyPatch, proxy: list[float], gold: list[float]
 
 def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7, 0.8, 0.9, 0.95], [0.5, 0.6, 0.57, 0.57, 0.57, 0.5])
-    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer = make_trainer(tmp_path, max_steps=8, objective="supervised")  # the faster steps
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
     trainer.add_callback(trainer.validation)
     kept: dict[int, torch.Tensor] = {}
@@ -75,7 +75,7 @@ def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monke
 
 def test_a_run_that_only_gets_better_keeps_its_last_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, objective="supervised")
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
     trainer.add_callback(trainer.validation)
     trainer.train()
@@ -94,7 +94,7 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
 
 
 def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path) -> None:
-    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    settings = {"objective": "supervised", "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     whole, again = make_trainer(tmp_path / "whole", **settings), make_trainer(tmp_path / "again", **settings)
     for trainer in (whole, again):
         trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())

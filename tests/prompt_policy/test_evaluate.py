@@ -1,7 +1,8 @@
 """The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
 
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.evaluation.deployment import decide
-from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.prompt_policy.evaluate import rehearsal_note, segmenter_note
 from rl_reward_network.prompt_policy.tables import PromptTable
 from tests.evaluation.test_baselines import tables
@@ -45,10 +46,12 @@ def test_unlabelled_images_tell_nothing_about_it() -> None:
     assert segmenter_note(entries, comparison) == ()
 
 
-def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(known_world: RunInputs, tmp_path: Path) -> None:
-    """The fixture's data were not written by `embedded_angiograms`, so they count as the user's."""
-    assert "MODEL_PATH" in rehearsal_note(known_world)[0]
-    named = replace(known_world, config=replace(known_world.config, model_path="some/other"))
-    assert rehearsal_note(named) == ()
+def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: Path) -> None:
+    def note(**config: Any) -> tuple[str, ...]:
+        inputs: Any = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
+        return rehearsal_note(inputs)
+
+    assert "sa2va-nano has learned rendered pictures only" in note()[0]
+    assert note(model_path="some/other") == ()
     (tmp_path / "recipe.json").write_text("{}")
-    assert rehearsal_note(replace(known_world, config=replace(known_world.config, data_root=tmp_path))) == ()
+    assert note() == ()

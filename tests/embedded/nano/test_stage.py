@@ -1,6 +1,7 @@
 """The command from nothing to a scored model, at its smallest."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from rl_reward_network.cli.nano import Args, main
 from rl_reward_network.embedded.nano import card as nano_card
 from rl_reward_network.embedded.nano import stage as nano_stage
 from rl_reward_network.embedded.nano.train import Stage
+from rl_reward_network.inputs.config import PromptConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 
 STAGES = (
-    Stage(steps=2, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2),
-    Stage(steps=2, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, watched=2, prompts=2),
+    Stage(steps=2, learning_rate=1e-3, vessels=1, phrases=1, descriptions=1, by_codes=True, prompts=1),
+    Stage(steps=2, learning_rate=1e-3, vessels=1, phrases=1, descriptions=1, watched=2, prompts=1),
 )
 SMALLEST = Args(output_dir=Path("somewhere"), angiograms=6, scenes=3, stages=2, gpu=-1)
 
@@ -27,6 +29,8 @@ def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "FRAMES", 1)
     monkeypatch.setattr(nano_stage, "STAGES", STAGES)
     monkeypatch.setattr(nano_stage, "TEST_SCENES", (1, 2))
+    short = PromptConfig(max_new_tokens=4)  # an untrained model never ends its answer
+    monkeypatch.setattr(nano_stage, "open_inputs", partial(nano_stage.open_inputs, prompt_config=short))
     monkeypatch.setattr(nano_card, "PER_LOOK", 1)
 
 
