@@ -164,8 +164,12 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
     check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
 
 
-def labelled_prompts(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
-    """The prompts with a true mask, for supervised training.
+def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt]:
+    """The prompts with a true mask.
+
+    Args:
+        prompts: of the training split.
+        use: what needs the masks, e.g. "objective supervised"; part of the message.
 
     Raises:
         ValueError: there are none.
@@ -173,7 +177,7 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt]) -> list[GRPOPrompt]:
     labelled = [prompt for prompt in prompts if prompt.labelled]
     if not labelled:
         raise ValueError(
-            f"objective supervised: none of the {len(prompts)} training items has a mask; annotate some, or train "
+            f"{use} needs masks, but none of the {len(prompts)} training images has one; annotate some, or train "
             "without labels by --reward_net"
         )
     return labelled

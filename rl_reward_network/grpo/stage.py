@@ -53,6 +53,7 @@ from rl_reward_network.rewards.functions import (
     mask_reward,
     meteor_reward,
 )
+from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.runs.folder import (
     FINAL,
     GRPO_RUN,
@@ -178,7 +179,9 @@ def _make_trainer(
     # The reward network was trained on the reward split: a run with it must not use these patients.
     prompts = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
     if args.objective == "supervised":
-        prompts = labelled_prompts(prompts)
+        prompts = labelled_prompts(prompts, "objective supervised")
+    elif needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
+        labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     check_prompts(prompts)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
     trainer.judge = judge
@@ -233,7 +236,7 @@ def _partner(trainer: Sa2VAGRPOTrainer) -> str:
     if ema is None:
         return "the model itself"
     reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
-    setting = "" if reached == ema.decay else f" of {ema.decay:g}"
+    setting = "" if reached == ema.decay else f" (setting {ema.decay:g})"
     return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 

@@ -26,7 +26,7 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
     if lora_dropout:
         raise ValueError(
             f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
-            "one caption differ at random; supervised training may use it, GRPO may not"
+            "one caption differ at random"
         )
     setup_lora(model, r, lora_alpha, 0.0)
     freeze_parameters(model)

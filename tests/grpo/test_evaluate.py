@@ -221,8 +221,11 @@ def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path:
     shutil.copytree(data, bare)
     records = [{**one, "mask_png": None} for one in json.loads((data / "annotations.json").read_text())]
     (bare / "annotations.json").write_text(json.dumps(records))
-    with pytest.raises(ValueError, match=r"objective supervised: none of the \d .*--reward_net"):
-        labelled_prompts(open_grpo_inputs(RunConfig(data_root=bare, gpu=-1)).prompts)
+    unlabelled = open_grpo_inputs(RunConfig(data_root=bare, gpu=-1))
+    with pytest.raises(ValueError, match=r"objective supervised .*none of the \d .*--reward_net"):
+        labelled_prompts(unlabelled.prompts, "objective supervised")
+    with pytest.raises(ValueError, match=r"loop2 reward iou .*none of the \d .*--reward_net"):
+        run_grpo_stage(unlabelled, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), tmp_path / "out" / "bare")
 
 
 def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

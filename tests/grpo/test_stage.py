@@ -283,6 +283,8 @@ def test_mask_rewards_by_name_join_the_terms_of_their_loop() -> None:
     weights = named(loop_rewards(plan, "images", None, None))
     assert weights["loop1"] == {"iou": 1.0, "dice": 0.5}
     assert weights["loop2"] == {"iou": 1.0, "confidence": 0.0, "cldice": 2.0}
+    with pytest.raises(ValueError, match=r"cldice is -1"):
+        loop_rewards(replace(PLAN, mask_rewards={"loop2": {"cldice": -1.0}}), "images", None, None)
 
 
 def test_a_judge_takes_meteors_place_and_meteor_is_still_logged() -> None:

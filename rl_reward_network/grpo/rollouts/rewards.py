@@ -1,5 +1,6 @@
 """From rollouts to advantages: reward functions are called with columns, and groups receive their advantages."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,9 +121,11 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
     """Terms of mask rewards by name.
 
     Raises:
-        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has separate flags.
+        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has separate flags; or a negative weight.
     """
-    for name in weights:
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight of the mask reward {name} is {weight}, expected 0 or more")
         if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
             known = ", ".join(MASK_REWARDS)
             raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has separate flags, --iou_weight")
