@@ -213,6 +213,14 @@ def test_killed_in_the_bank_and_in_ppo_and_resumed_it_ends_in_the_same_numbers(f
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
+def test_a_finished_run_is_nothing_to_resume(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    finetune("--resume")
+    printed = capfd.readouterr().out
+    assert "nothing to resume: this run is finished" in printed
+    assert printed.strip().splitlines()[-1] == f"prompt policy: {the_run(Path()) / 'final_model'}"
+
+
+@pytest.mark.slow  # by the test above, and test_shell_files.py: the policy that is printed is evaluated
 def test_the_shell_file_resumes_what_is_finished_by_evaluating_it(finished: Path) -> None:
     command = ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST, "--resume"]
     done = shell(command, finished, **ENVIRONMENT)
@@ -230,6 +238,13 @@ def test_a_run_is_not_gone_on_with_under_other_settings(here: Path, capfd: pytes
     assert capfd.readouterr().err.strip().endswith("now 0.5); give the same, or a new run")
 
 
+def test_step_1_ends_with_where_its_network_is(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["reward", "quick", "--steps", "2", "--model_path", "model", "--data_root", "data", "--output_dir", "one"])
+    last = capfd.readouterr().out.strip().splitlines()[-1]
+    assert (here / last.removeprefix("reward network: ") / "model.safetensors").exists()
+
+
+@pytest.mark.slow  # by the test above, test_shell_files.py, and test_ctrl_c.py, which begins it
 def test_step_1_has_a_shell_file(finished: Path) -> None:
     done = shell(["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "2"], finished, **ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr

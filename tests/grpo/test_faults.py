@@ -1,6 +1,6 @@
 """GRPO killed anywhere and resumed, on the embedded model. Minutes: run by
 
-python -m pytest -m slow tests/test_grpo_faults.py
+python -m pytest -m slow tests/grpo/test_faults.py
 """
 
 import json

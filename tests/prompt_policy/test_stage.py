@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.prompt_policy.callbacks import RolloutCurves
 from rl_reward_network.prompt_policy.config import PPOSettings
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
@@ -30,6 +33,16 @@ from rl_reward_network.runs.folder import only_here
 from tests.conftest import write_tiny_data
 from tests.prompt_policy.test_checkpoint import Killed
 from tests.reward_training.test_stage import plan_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once() -> Iterator[None]:
+    """Load each model once: no test here changes its weights."""
+    load = cache(load_sa2va_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", load)
+        patch.setattr("rl_reward_network.segment.loading.load_sa2va_model", load)
+        yield
 
 
 @pytest.fixture(scope="module")
