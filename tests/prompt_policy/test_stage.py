@@ -252,7 +252,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         finetune.main(tyro.cli(finetune.Args, args=args))
         return capsys.readouterr().out
 
-    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*; none at all"):
+    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*none at all"):
         call("--resume")
     cut_off, plan = tmp_path / "reward_net_1", reward_plan(inputs.config, "quick", 2)
     describe_run(cut_off, inputs, {"stage": "reward network", "seed": 0, "origin": origin(inputs, plan)})
