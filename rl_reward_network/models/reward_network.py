@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.models.fingerprint import weights_fingerprint
 
-VERSION = 2
+VERSION = 3
+PACKING_BEFORE_3 = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `sa2va-rl reward quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
@@ -32,7 +33,7 @@ ONE_PIXEL = 1.0  # smoothing: keeps every ratio and its gradient finite for an e
 INITIAL_LOGIT = -2.0  # foreground probability 0.12 before training
 FLOOR = 0.02  # probabilities below count as 0: summed over a large image they would outweigh a small object
 SPREAD_FLOOR = 0.002  # smallest standard deviation between members that an interval is computed from
-TILE = 512  # pixels; larger images are processed in tiles, so that memory does not grow with them
+TILE = 2048  # pixels; larger images are processed in tiles, so that memory does not grow with them
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -43,8 +44,10 @@ class RewardNetworkConfig:
 
     version: int = VERSION
     """Format of the saved folder; other versions raise a ValueError."""
-    channels: tuple[int, ...] = (16, 32, 64, 128)
-    """Channels of each level; the first level has half the image size, each further one half of the previous."""
+    channels: tuple[int, ...] = (32, 64, 128, 256, 256)
+    """Channels of each level; each further level has half the size of the previous one."""
+    packing: int = 4
+    """Pixels along each axis that the first level packs into channels."""
     members: int = 3
     """Number of U-Nets in the ensemble."""
     score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
@@ -57,10 +60,15 @@ class RewardNetworkConfig:
     ascent_step: float = 0.2
     """Largest change of a pixel in one step of gradient ascent; chosen on validation images."""
 
+    @property
+    def stride(self) -> int:
+        """Pixels of the image per cell of the coarsest level."""
+        return int(self.packing * 2 ** (len(self.channels) - 1))
+
     def __post_init__(self) -> None:
         """Raise a ValueError for sizes or weights out of range."""
-        if not self.channels or min(self.channels) < 1 or self.members < 1:
-            raise ValueError(f"channels={self.channels}, members={self.members}: expected 1 or more")
+        if not self.channels or min(*self.channels, self.packing, self.members) < 1:
+            raise ValueError(f"{self.channels=}, {self.packing=}, {self.members=}: expected 1 or more")
         if len(self.score_weights) != 4 or min(self.score_weights) < 0 or abs(sum(self.score_weights) - 1) > 1e-6:
             raise ValueError(f"score_weights={self.score_weights}: expected four weights >= 0 of {NUMBERS}, sum 1")
         if not (self.caution >= 0 and self.interval > 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
@@ -120,28 +128,30 @@ def error_map(mask: Array, foreground_prob: Array) -> Array:
 class UNet(nn.Module):
     """One member of the ensemble: a U-Net from an image to foreground logits.
 
-    The finest level packs 2x2 pixels into channels, which saves three quarters of the work without losing vessels of
-    one pixel.
+    The finest level packs 4x4 pixels into channels: most of the work is saved, no pixel is lost, and the coarsest of
+    five levels overlooks the whole image, which decides what belongs to the object.
     """
 
-    def __init__(self, channels: tuple[int, ...]) -> None:
+    def __init__(self, channels: tuple[int, ...], packing: int) -> None:
         """Initialise the weights from torch's global seed."""
         super().__init__()
-        self.down = nn.ModuleList(_block(i, o) for i, o in zip((12, *channels), channels, strict=False))
+        self.packing = packing
+        inputs = (3 * packing**2, *channels)
+        self.down = nn.ModuleList(_block(i, o) for i, o in zip(inputs, channels, strict=False))
         pairs = list(pairwise(channels))[::-1]  # (finer, coarser), from the coarsest up
         self.up = nn.ModuleList(_block(finer + coarser, finer) for finer, coarser in pairs)
-        self.head = nn.Conv2d(channels[0], 4, 1)
+        self.head = nn.Conv2d(channels[0], packing**2, 1)
         nn.init.constant_(self.head.bias, INITIAL_LOGIT)  # type: ignore[arg-type]
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, 1, H, W) of float images (B, 3, H, W) in [0, 1]; H and W multiples of 2 ** levels."""
-        levels = [self.down[0](F.pixel_unshuffle(image * 4 - 2, 2))]
+        """Logits (B, 1, H, W) of float images (B, 3, H, W) in [0, 1]; H and W multiples of `stride`."""
+        levels = [self.down[0](F.pixel_unshuffle(image * 4 - 2, self.packing))]
         for block in self.down[1:]:
             levels.append(block(F.avg_pool2d(levels[-1], 2)))
         x = levels.pop()
         for block in self.up:
             x = block(torch.cat([F.interpolate(x, scale_factor=2), levels.pop()], dim=1))
-        return F.pixel_shuffle(self.head(x), 2)
+        return F.pixel_shuffle(self.head(x), self.packing)
 
 
 class RewardNetwork(nn.Module):
@@ -156,7 +166,9 @@ class RewardNetwork(nn.Module):
         self.config = config or RewardNetworkConfig()
         self.training_info = dict(training_info or {})
         self.source: Path | None = None  # the folder that it was loaded from
-        self.members = nn.ModuleList(UNet(self.config.channels) for _ in range(self.config.members))
+        self.members = nn.ModuleList(
+            UNet(self.config.channels, self.config.packing) for _ in range(self.config.members)
+        )
 
     def forward(self, image: Tensor, mask: Tensor) -> RewardOutput:
         """Predict the quality of each mask; differentiable in `mask`.
@@ -177,7 +189,7 @@ class RewardNetwork(nn.Module):
         Images larger than a tile are processed in tiles with margins: the same result in bounded memory. Computed in
         float32 also under autocast, because half precision would change every score.
         """
-        step = 2 ** len(self.config.channels)
+        step = self.config.stride
         margin = 8 * step  # more than the receptive field reaches
         tile = max(step, TILE // step * step)
         height, width = image.shape[-2:]
@@ -282,9 +294,11 @@ def _check(image: Tensor, mask: Tensor) -> None:
 def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     """Read and check the config and the training info of a config.json."""
     values = read_json(path)
-    if not isinstance(values, dict) or values.get("version") != VERSION:
-        version = values.get("version") if isinstance(values, dict) else None
-        raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION}; {TRAIN_ONE}")
+    version = values.get("version") if isinstance(values, dict) else None
+    if version not in (2, VERSION):
+        raise ValueError(f"{path}: field version is {version!r}, this code reads 2 and {VERSION}; {TRAIN_ONE}")
+    if version == 2:
+        values |= {"version": VERSION, "packing": PACKING_BEFORE_3}
     if missing := {"training", *(field.name for field in fields(RewardNetworkConfig))} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
     training_info = values.pop("training")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.data.sample import Sample
@@ -27,7 +28,17 @@ class RewardExamples:
     def __iter__(self) -> Iterator[RewardExample]:
         """One example after the other, under a progress bar."""
         for sample in tqdm(self.samples, desc=self.desc, unit="image"):
-            image, truth = sample.load_image(), sample.load_mask()
-            if truth is None:
-                raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
+            image, truth = labelled_pair(sample)
             yield RewardExample(image, truth, self.inputs.probabilities(image) > 0.5, sample.group_id)
+
+
+def labelled_pair(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Image uint8 (H, W, 3) and true mask bool (H, W) of a labelled sample.
+
+    Raises:
+        ValueError: the sample has no mask, or a file cannot be read.
+    """
+    image, truth = sample.load_image(), sample.load_mask()
+    if truth is None:
+        raise ValueError(f"sample {sample.sample_id} has no mask; step 1 learns from labelled images")
+    return image, truth

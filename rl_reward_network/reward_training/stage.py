@@ -1,10 +1,13 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
@@ -16,10 +19,11 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
-from rl_reward_network.reward_training.examples import RewardExamples
-from rl_reward_network.reward_training.masks import Windows, make_windows
+from rl_reward_network.reward_training.examples import RewardExamples, labelled_pair
+from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, source_masks, true_dice
 from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
+from rl_reward_network.reward_training.windows import labelled_images
 from rl_reward_network.runs.checkpoints import CHECKPOINT
 from rl_reward_network.runs.folder import (
     AGREEMENT,
@@ -35,7 +39,7 @@ from rl_reward_network.runs.folder import (
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
-TRAINING, VALIDATION, CALIBRATION, TEST = range(4)  # seeds of the masks of each part: no part changes another
+TRAINING, CALIBRATION, TEST = range(3)  # seeds of the masks of each part: no part changes another
 
 
 class RewardPlan(NamedTuple):
@@ -53,10 +57,9 @@ def reward_plan(
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
 ) -> RewardPlan:
-    """The preset of the mode; `steps` replaces its steps, with no more windows than fit into them."""
-    config = replace(PRESETS[mode], seed=run.seed, device=run.device)
-    if steps is not None:
-        config = replace(config, steps=steps, windows=min(config.windows, max(1, steps * config.batch_size)))
+    """The preset of the mode; `steps` replaces its steps."""
+    preset = PRESETS[mode]
+    config = replace(preset, seed=run.seed, device=run.device, steps=preset.steps if steps is None else steps)
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
@@ -94,9 +97,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         inputs.bank.build(
             (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
         )
-        train = _windows(inputs, picked["reward"], "masks of reward patients", config, config.windows, TRAINING)
-        val = _windows(inputs, picked["val"], "masks of val patients", config, len(picked["val"]), VALIDATION)
     with clock(seconds, "training"):
+        train, val = (labelled_images(map(labelled_pair, picked[name])) for name in ("reward", "val"))
         network = train_reward_network(train, val, config, run, plan.network).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
@@ -110,7 +112,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         network.save_pretrained(run / BEST_REWARD_NET)
     with clock(seconds, "comparing"):
         pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
-        mean, stream = float(train.dice.mean()), [config.seed, TEST]
+        mean = _mean_dice(RewardExamples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
+        stream = [config.seed, TEST]
         examples = RewardExamples(inputs, picked["test"], "test patients")
         result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
         shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
@@ -204,13 +207,13 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
                 )
 
 
-def _windows(
-    inputs: RunInputs, samples: list[Sample], desc: str, config: RewardTrainingConfig, count: int, stream: int
-) -> Windows:
-    """About `count` windows of these samples, equally many of each."""
-    each = -(-count // len(samples))
-    examples = RewardExamples(inputs, samples, desc)
-    return make_windows(examples, each, config.window, config.masks, [config.seed, stream])
+def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:
+    """Mean true Dice of the segmenter's and of damaged masks: what a predictor without an image would say."""
+    dice = []
+    for index, example in enumerate(examples):
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), DAMAGED_MASKS, (SEGMENTER, SEEN))
+        dice += [true_dice(masks, example.truth) for masks in stacks.values()]
+    return float(np.concatenate(dice).mean())
 
 
 def _count(samples: list[Sample]) -> dict[str, int]:

@@ -1,9 +1,8 @@
-"""Training of the members of a reward network, one after the other, on image windows at native resolution.
+"""Training of the members of a reward network, one after the other, on windows of labelled images.
 
-Each window has many masks. The loss is the sum of the cross-entropy of the foreground probability, the L1 error of the
-four numbers of every mask, and a ranking loss among the masks of a window. The weights with the lowest Dice error on
-validation windows are kept. A batch depends only on seed, member and step, so a resumed run ends with the same weights
-as an uninterrupted one.
+A member learns to segment: the loss is the sum of the cross-entropy and the Dice loss of its foreground probability.
+The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a resumed
+run ends with the same weights as an uninterrupted one.
 """
 
 import math
@@ -18,13 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
-from rl_reward_network.reward_training.masks import Windows, balance, unpack
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
+from rl_reward_network.reward_training.masks import true_dice
+from rl_reward_network.reward_training.windows import LabelledImages, draw_batch, window_side
+from rl_reward_network.rewards.learned import foreground_prob
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from rl_reward_network.runs.curves import Curves
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
-RANK_SCALE = 0.05  # Dice; differences well below this hardly contribute to the ranking loss
+WINDOW = 512  # largest side of a window in pixels of the original image
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,16 @@ class RewardTrainingConfig:
     """Validation images, used to choose weights, caution, interval and step size of the ascent."""
     test_images: int = 20
     """Test images, used for the reported numbers only."""
-    windows: int = 150
-    """Windows cut from the training images, the same number from each."""
-    masks: int = 16
-    """Masks of each window: the true mask, the segmenter's, and damaged ones."""
     steps: int = 150
     """Optimiser steps per member."""
-    batch_size: int = 12
+    batch_size: int = 8
     """Windows per step."""
-    masks_per_window: int = 8
-    """Masks drawn from each window of a batch."""
-    window: int = 192
-    """Side of a window in pixels of the original image, a multiple of 16; smaller images are mirrored up to it."""
     learning_rate: float = 3e-3
     """Peak of the schedule of AdamW: up in the first 15 % of the steps, then down along a cosine."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
-    truth_map_weight: float = 4.0
-    """Weight of the cross-entropy of the foreground probability; the L1 error of the four numbers has weight 1."""
-    ranking_weight: float = 2.0
-    """Weight of the ranking loss among the masks of a window."""
+    dice_weight: float = 0.5
+    """Weight of the Dice loss; that of the cross-entropy is 1."""
     eval_every: int = 50
     """Steps between validations; each writes a checkpoint. The last step is always validated."""
     seed: int = 0
@@ -68,21 +59,19 @@ class RewardTrainingConfig:
         """Raise a ValueError for values out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("seed", "device", "weight_decay", "ranking_weight") and not value > 0:
+            if field.name not in ("seed", "device", "weight_decay", "dice_weight") and not value > 0:
                 raise ValueError(f"{field.name}={value!r}: expected more than 0")
-        if self.window % 16:
-            raise ValueError(f"window={self.window}: expected a multiple of 16")
 
 
 PRESETS = {
     "quick": RewardTrainingConfig(),
-    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, windows=800, steps=500),
+    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, steps=500, eval_every=100),
 }
 
 
 def train_reward_network(
-    train: Windows,
-    val: Windows,
+    train: LabelledImages,
+    val: LabelledImages,
     config: RewardTrainingConfig,
     run: Path,
     network_config: RewardNetworkConfig | None = None,
@@ -90,8 +79,8 @@ def train_reward_network(
     """Train every member, keep its weights with the best validation error, and return the ensemble on the CPU.
 
     Args:
-        train: training windows.
-        val: windows of other patients, for the choice of weights.
+        train: training images.
+        val: images of other patients, for the choice of weights.
         config: settings.
         run: folder for checkpoint.pt, logs/ (TensorBoard) and metrics.jsonl; training resumes from an existing
             checkpoint.
@@ -116,8 +105,8 @@ def train_reward_network(
 
 def _train_member(
     network: RewardNetwork,
-    train: Windows,
-    val: Windows,
+    train: LabelledImages,
+    val: LabelledImages,
     config: RewardTrainingConfig,
     run: Path,
     state: dict[str, Any],
@@ -129,23 +118,23 @@ def _train_member(
     optimizer = torch.optim.AdamW(member.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     if state["optimizer"]:
         optimizer.load_state_dict(state["optimizer"])
-    done, mask_probs = index * config.steps, balance(train.dice)
+    done, side = index * config.steps, window_side(train.images, WINDOW, network.config.stride)
     progress = range(state["step"] + 1, config.steps + 1)
     title = f"member {index + 1} of {len(network.members)}"
     for step in tqdm(progress, desc=title, unit="step", initial=state["step"], total=config.steps):
         _set_learning_rate(optimizer, config, step)
-        batch = _draw_batch(train, mask_probs, config, np.random.default_rng([config.seed, index, step]))
+        batch = draw_batch(train, config.batch_size, side, np.random.default_rng([config.seed, index, step]))
         losses = _step(member, optimizer, batch, config, step)
         curves.add_scalars({f"train/{name}": loss for name, loss in losses.items()}, done + step)
         if step % config.eval_every and step != config.steps:
             continue
-        errors = _validate(member, val, config.window)
-        _require_finite(errors["dice_mae"], step)
-        curves.add_scalars({f"val/{name}": error for name, error in errors.items()}, done + step)
-        if state["best"] is None or errors["dice_mae"] < state["best"]["dice_mae"]:
+        scores = _validate(network.member(index), val)
+        _require_finite(scores["soft_dice"], step)
+        curves.add_scalars({f"val/{name}": score for name, score in scores.items()}, done + step)
+        if state["best"] is None or scores["dice"] > state["best"]["dice"]:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
-            state["best"] = {"dice_mae": errors["dice_mae"], "step": step, "weights": weights}
-        curves.add_row({"member": index, "step": step, "train": losses, "val": errors})
+            state["best"] = {"dice": scores["dice"], "step": step, "weights": weights}
+        curves.add_row({"member": index, "step": step, "train": losses, "val": scores})
         state |= {"step": step, "optimizer": optimizer.state_dict()}
         # The checkpoint has no random state, because each batch has a seed.
         save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
@@ -155,49 +144,31 @@ def _train_member(
 def _step(
     member: UNet,
     optimizer: torch.optim.Optimizer,
-    batch: tuple[Tensor, Tensor, Tensor],
+    batch: tuple[Tensor, Tensor],
     config: RewardTrainingConfig,
     step: int,
 ) -> dict[str, float]:
     """One optimiser step; returns the terms of the loss."""
-    image, truth, masks = (x.to(config.device) for x in batch)
+    image, truth = (x.to(config.device) for x in batch)
     member.train()
-    logits = member(image)  # (B, 1, S, S)
+    with mixed_precision(torch.device(config.device)):
+        logits = member(image).float()  # (B, 1, S, S)
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
-    predicted, true = (soft_overlap(masks[:, :, None], x[:, None]) for x in (logits.sigmoid(), truth))  # (4, B, M)
-    distance = (predicted - true).abs().mean()
-    ranking = ranking_loss(predicted[0], true[0])
-    loss = config.truth_map_weight * cross_entropy + distance + config.ranking_weight * ranking
+    dice_loss = 1 - soft_overlap(logits.sigmoid(), truth)[0].mean()
+    loss = cross_entropy + config.dice_weight * dice_loss
     _require_finite(loss.item(), step)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(member.parameters(), 1.0)
     optimizer.step()
-    return {
-        "loss": loss.item(),
-        "truth_map_loss": cross_entropy.item(),
-        "numbers_loss": distance.item(),
-        "ranking_loss": ranking.item(),
-    }
+    return {"loss": loss.item(), "cross_entropy": cross_entropy.item(), "dice_loss": dice_loss.item()}
 
 
-def ranking_loss(predicted: Tensor, true: Tensor) -> Tensor:
-    """Pairwise ranking loss among the masks of a window.
-
-    Mean over pairs of RANK_SCALE * softplus(-d / RANK_SCALE), where d is the difference of the predictions in the true
-    order; pairs are weighted by the difference of their true Dice.
-
-    Args:
-        predicted: float (B, M), predicted Dice.
-        true: float (B, M), true Dice.
-
-    Returns:
-        float (), at least 0.
-    """
-    apart = true[:, :, None] - true[:, None]
-    difference = (predicted[:, :, None] - predicted[:, None]) * apart.sign()
-    cost = RANK_SCALE * F.softplus(-difference / RANK_SCALE)
-    return (cost * apart.abs()).sum() / apart.abs().sum().clamp_min(1e-6)
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Autocast to bfloat16 where the hardware multiplies matrices in it; elsewhere it would be slower, so disabled."""
+    cuda = device.type == "cuda"
+    fast = torch.cuda.is_bf16_supported() if cuda else bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingConfig, step: int) -> None:
@@ -208,51 +179,15 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, config: RewardTrainingC
         group["lr"] = config.learning_rate * (rise * (1 + math.cos(math.pi * fall)) / 2 + 1e-3)
 
 
-def _draw_batch(
-    windows: Windows, mask_probs: np.ndarray, config: RewardTrainingConfig, rng: np.random.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Image (B, 3, S, S), truth (B, 1, S, S) and masks (B, M, S, S), float32, with augmentation."""
-    count = len(windows.image)
-    picks = rng.choice(count, config.batch_size, replace=count < config.batch_size)
-    drawn = [_draw_window(windows, mask_probs, pick, config, rng) for pick in picks]
-    image, truth, masks = (torch.from_numpy(np.stack(column)).float() for column in zip(*drawn, strict=True))
-    contrast, brightness = (
-        torch.from_numpy(rng.uniform(*limits, (len(picks), 1, 1, 1))) for limits in ((0.8, 1.25), (-0.1, 0.1))
-    )
-    return ((image / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1).float(), truth, masks
-
-
-def _draw_window(
-    windows: Windows, mask_probs: np.ndarray, pick: int, config: RewardTrainingConfig, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image (3, S, S), truth (1, S, S) and masks (M, S, S) of one window, randomly rotated and mirrored."""
-    chosen = rng.choice(windows.masks.shape[1], config.masks_per_window, p=mask_probs[pick])
-    quarter_turns, mirrored = int(rng.integers(4)), bool(rng.integers(2))
-
-    def pose(array: np.ndarray) -> np.ndarray:
-        turned = np.rot90(array, quarter_turns, axes=(1, 2))
-        return turned[..., ::-1] if mirrored else turned
-
-    image = windows.image[pick].transpose(2, 0, 1)
-    return pose(image), pose(windows.truth[pick][None]), pose(unpack(windows.masks[pick, chosen], config.window))
-
-
-def _validate(member: UNet, windows: Windows, side: int) -> dict[str, float]:
-    """Mean absolute error of each number over all masks, and that of the mean Dice as prediction."""
+def _validate(member: RewardNetwork, data: LabelledImages) -> dict[str, float]:
+    """Mean over images: Dice of the foreground probability thresholded at 0.5, and its soft Dice."""
     member.eval()
-    device = member.head.weight.device
-    predicted, true = [], []
-    for image, truth, packed in zip(windows.image, windows.truth, windows.masks, strict=True):
-        masks = torch.from_numpy(unpack(packed, side)[:, None]).float()
-        with torch.no_grad():
-            inputs = torch.from_numpy(image.transpose(2, 0, 1)[None]).to(device).float() / 255
-            foreground_prob = member(inputs).sigmoid().cpu()
-        predicted.append(soft_overlap(masks, foreground_prob).numpy())
-        true.append(soft_overlap(masks, torch.from_numpy(truth[None]).float()).numpy())
-    errors = np.abs(np.concatenate(predicted, axis=1) - np.concatenate(true, axis=1)).mean(axis=1)
-    dice = np.concatenate(true, axis=1)[0]
-    values = {f"{name}_mae": float(error) for name, error in zip(NUMBERS, errors, strict=True)}
-    return {**values, "predict_the_mean_mae": float(np.abs(dice - dice.mean()).mean())}
+    dice, soft_dice = [], []
+    for image, truth in zip(data.images, data.truths, strict=True):
+        probs = foreground_prob(member, image)
+        dice.append(true_dice(probs[None] > 0.5, truth)[0])
+        soft_dice.append(soft_overlap(*(torch.from_numpy(x[None]).float() for x in (probs, truth)))[0].item())
+    return {"dice": float(np.mean(dice)), "soft_dice": float(np.mean(soft_dice))}
 
 
 def _require_finite(value: float, step: int) -> None:
