@@ -1,0 +1,97 @@
+"""Random windows of labelled images: training data of the reward network."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+ON_OBJECT = 0.75  # share of windows centred on a pixel of the object, in images larger than the window
+ROTATION = 30.0  # degrees, to either side
+ZOOM = 1.3  # factor, to either side
+CONTRAST, BRIGHTNESS = (0.8, 1.25), (-0.1, 0.1)
+
+
+class LabelledImages(NamedTuple):
+    """N images, which may differ in size, with their true masks."""
+
+    images: list[np.ndarray]
+    """uint8 (H, W, 3), RGB."""
+    truths: list[np.ndarray]
+    """bool (H, W)."""
+
+
+def labelled_images(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> LabelledImages:
+    """All images with their true masks, in memory.
+
+    Raises:
+        ValueError: another dtype or shape; the message names the index and the field.
+    """
+    data = LabelledImages([], [])
+    for index, (image, truth) in enumerate(pairs):
+        if truth.dtype != bool or truth.ndim != 2 or truth.size == 0:
+            raise ValueError(f"image {index}: truth must be bool (H, W), got {truth.dtype} {truth.shape}")
+        if image.dtype != np.uint8 or image.shape != (*truth.shape, 3):
+            raise ValueError(f"image {index}: expected uint8 {(*truth.shape, 3)}, got {image.dtype} {image.shape}")
+        data.images.append(image)
+        data.truths.append(truth)
+    return data
+
+
+def window_side(images: Iterable[np.ndarray], largest: int, multiple: int) -> int:
+    """Side of the windows in pixels: that of the largest image, rounded up to a multiple, but at most `largest`."""
+    side = max(max(image.shape[:2]) for image in images)
+    return min(largest, -(-side // multiple) * multiple)
+
+
+def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Windows with random position, rotation, scale, reflection, contrast and brightness.
+
+    Args:
+        data: N images; none is drawn twice while `count` is at most N.
+        count: B.
+        side: S in pixels.
+        rng: source of randomness.
+
+    Returns:
+        image float32 (B, 3, S, S) in [0, 1], truth float32 (B, 1, S, S) of 0 and 1.
+    """
+    total = len(data.images)
+    picks = rng.choice(total, count, replace=total < count)
+    windows = [_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks]
+    image, truth = (torch.from_numpy(np.stack(column)).float() for column in zip(*windows, strict=True))
+    contrast, brightness = (
+        torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))) for limits in (CONTRAST, BRIGHTNESS)
+    )
+    image = ((image.permute(0, 3, 1, 2) / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1)
+    return image.float(), truth[:, None]
+
+
+def _draw_window(
+    image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (S, S, 3) and uint8 (S, S) of 0 and 1: a window in a random pose, reflected beyond the image border."""
+    zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
+    centre = _centre(truth, side / zoom, rng)
+    mirror = np.diag([rng.choice([-1, 1]), 1])
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ mirror / zoom
+    to_image = np.column_stack([turn, centre - turn @ np.full(2, side / 2)])  # from window to image, (x, y)
+
+    def warp(array: np.ndarray) -> np.ndarray:
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        return cv2.warpAffine(array, to_image, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT_101)
+
+    return warp(image), (warp(truth.astype(np.uint8) * 255) > 127).astype(np.uint8)
+
+
+def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndarray:
+    """(x, y) of a random window of this side, which reaches beyond the image only where the image is smaller."""
+    size = np.array(truth.shape[::-1], dtype=float)
+    margin = np.minimum(side, size) / 2
+    pixels = np.flatnonzero(truth)
+    if len(pixels) and rng.random() < ON_OBJECT:
+        row, column = np.unravel_index(pixels[rng.integers(len(pixels))], truth.shape)
+        return np.clip([column, row], margin, size - margin)
+    return rng.uniform(margin, size - margin)
