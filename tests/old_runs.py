@@ -64,7 +64,7 @@ def step_2_args(folder: Path, **changed: Any) -> finetune_sa2va_with_rl.Args:
 def small_plan(*args: Any, **kwargs: Any) -> Any:
     """The plan of step 1 with U-Nets of a few kilobytes."""
     plan = reward_plan(*args, **kwargs)
-    return plan._replace(network=replace(plan.network, channels=(4, 8)))
+    return plan._replace(network=replace(plan.network, channels=(4, 8), packing=2))
 
 
 def killed_after(save: Callable[..., None]) -> Callable[..., None]:

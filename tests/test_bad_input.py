@@ -369,7 +369,7 @@ def test_a_folder_that_is_no_policy(refused: Refused) -> None:
 
 def save_network(train: list[str], val: list[str]) -> None:
     """An untrained reward network that says it has learned from these patients."""
-    config = RewardNetworkConfig(channels=(4, 4), members=1)
+    config = RewardNetworkConfig(channels=(4, 4), packing=2, members=1)
     RewardNetwork(config, {"train_groups": train, "val_groups": val}).save_pretrained("net")
 
 

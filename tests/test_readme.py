@@ -178,7 +178,9 @@ SNIPPETS = [(page, number) for page in PAGES for number in range(len(blocks("pyt
 @pytest.fixture
 def names(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a reader has before a snippet: an image, masks, scores, and the files that it names."""
-    RewardNetwork(RewardNetworkConfig(channels=(8,))).save_pretrained(tmp_path / "outputs/RUN/best_reward_net")
+    RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2)).save_pretrained(
+        tmp_path / "outputs/RUN/best_reward_net"
+    )
     load = sa2va.load_sa2va_model
     monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_checkpoint))
     monkeypatch.chdir(tmp_path)

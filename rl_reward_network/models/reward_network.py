@@ -25,7 +25,7 @@ from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.models.fingerprint import weights_fingerprint
 
 VERSION = 3
-PACKING_BEFORE_3 = 2
+ADDED: dict[str, Any] = {"packing": 2}  # fields that version 2 lacks, with the value that they had there
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `sa2va-rl reward quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
@@ -44,7 +44,7 @@ class RewardNetworkConfig:
 
     version: int = VERSION
     """Format of the saved folder; other versions raise a ValueError."""
-    channels: tuple[int, ...] = (32, 64, 128, 256, 256)
+    channels: tuple[int, ...] = (24, 48, 96, 128, 128)
     """Channels of each level; each further level has half the size of the previous one."""
     packing: int = 4
     """Pixels along each axis that the first level packs into channels."""
@@ -232,8 +232,11 @@ class RewardNetwork(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits: a hash of weights and config."""
-        return hashlib.sha256(f"{weights_fingerprint(self)}{self.config}".encode()).hexdigest()[:16]
+        """16 hex digits: a hash of weights and config; that of a network of version 2 is what it was then."""
+        values = {name: value for name, value in asdict(self.config).items() if (name, value) not in ADDED.items()}
+        config = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        text = f"{weights_fingerprint(self)}RewardNetworkConfig({config})"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; the folder is created or replaced atomically.
@@ -297,8 +300,7 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     version = values.get("version") if isinstance(values, dict) else None
     if version not in (2, VERSION):
         raise ValueError(f"{path}: field version is {version!r}, this code reads 2 and {VERSION}; {TRAIN_ONE}")
-    if version == 2:
-        values |= {"version": VERSION, "packing": PACKING_BEFORE_3}
+    values = (ADDED if version == 2 else {}) | values
     if missing := {"training", *(field.name for field in fields(RewardNetworkConfig))} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
     training_info = values.pop("training")

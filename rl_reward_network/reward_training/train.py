@@ -1,8 +1,8 @@
 """Training of the members of a reward network, one after the other, on windows of labelled images.
 
 A member learns to segment: the loss is the sum of the cross-entropy and the Dice loss of its foreground probability.
-The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a resumed
-run ends with the same weights as an uninterrupted one.
+The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a
+resumed run ends with the same weights as an uninterrupted one.
 """
 
 import math
@@ -65,7 +65,7 @@ class RewardTrainingConfig:
 
 PRESETS = {
     "quick": RewardTrainingConfig(),
-    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, steps=500, eval_every=100),
+    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, steps=700, eval_every=100),
 }
 
 

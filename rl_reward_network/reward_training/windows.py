@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ON_OBJECT = 0.75  # share of windows centred on a pixel of the object, in images larger than the window
-ROTATION = 30.0  # degrees, to either side
+ROTATION = 20.0  # degrees, to either side
 ZOOM = 1.3  # factor, to either side
 CONTRAST, BRIGHTNESS = (0.8, 1.25), (-0.1, 0.1)
 
@@ -61,29 +61,30 @@ def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Gener
     total = len(data.images)
     picks = rng.choice(total, count, replace=total < count)
     windows = [_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks]
-    image, truth = (torch.from_numpy(np.stack(column)).float() for column in zip(*windows, strict=True))
+    image, truth = (torch.cat(column) for column in zip(*windows, strict=True))
     contrast, brightness = (
         torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))) for limits in (CONTRAST, BRIGHTNESS)
     )
-    image = ((image.permute(0, 3, 1, 2) / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1)
-    return image.float(), truth[:, None]
+    return ((image / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1).float(), truth
 
 
-def _draw_window(
-    image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 (S, S, 3) and uint8 (S, S) of 0 and 1: a window in a random pose, reflected beyond the image border."""
+def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """float (1, 3, S, S) in [0, 255] and float (1, 1, S, S) of 0 and 1: a window in a random pose.
+
+    It is reflected beyond the image border.
+    """
     zoom, angle = ZOOM ** rng.uniform(-1, 1), np.radians(rng.uniform(-ROTATION, ROTATION))
-    centre = _centre(truth, side / zoom, rng)
+    size, centre = np.array(truth.shape[::-1]), _centre(truth, side / zoom, rng)  # (x, y)
     mirror = np.diag([rng.choice([-1, 1]), 1])
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ mirror / zoom
-    to_image = np.column_stack([turn, centre - turn @ np.full(2, side / 2)])  # from window to image, (x, y)
+    pose = np.column_stack([turn * side / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
+    grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, side, side], align_corners=False)
 
-    def warp(array: np.ndarray) -> np.ndarray:
-        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        return cv2.warpAffine(array, to_image, (side, side), flags=flags, borderMode=cv2.BORDER_REFLECT_101)
+    def warp(array: np.ndarray) -> Tensor:
+        pixels = torch.from_numpy(array.transpose(2, 0, 1)[None].astype(np.float32))
+        return F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
 
-    return warp(image), (warp(truth.astype(np.uint8) * 255) > 127).astype(np.uint8)
+    return warp(image), (warp(truth[..., None]) > 0.5).float()
 
 
 def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndarray:

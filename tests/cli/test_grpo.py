@@ -128,7 +128,7 @@ def test_mask_rewards_by_name(scenes: Path, tmp_path: Path) -> None:
 
 
 def test_a_reward_network_pays_on_images_and_its_gradient_is_followed(scenes: Path, tmp_path: Path) -> None:
-    images, network = write_tiny_data(tmp_path), RewardNetwork(RewardNetworkConfig(channels=(8,)))
+    images, network = write_tiny_data(tmp_path), RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2))
     plan = planned(images, network=network)
     assert (plan.weights.learned, plan.weights.loop2_iou, plan.settings.pathwise_weight) == (1.0, 0.0, 1.0)
     assert plan.settings.mask_policy == "gaussian"
@@ -218,7 +218,7 @@ def test_bad_flags_end_before_anything_is_written(
 
 def test_a_reward_network_that_may_know_the_patients_is_refused(tmp_path: Path) -> None:
     images = write_tiny_data(tmp_path / "data")
-    RewardNetwork(RewardNetworkConfig(channels=(8,))).save_pretrained(tmp_path / "net")
+    RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2)).save_pretrained(tmp_path / "net")
     flags = ["quick", "--data_root", str(images), "--reward_net", str(tmp_path / "net"), "--output_dir", str(tmp_path)]
     with pytest.raises(ValueError, match=r"net: train_groups is missing.*; train"):
         main(tyro.cli(Args, args=flags))

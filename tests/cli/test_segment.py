@@ -91,7 +91,7 @@ def test_output_names_the_mask_of_a_single_image(
 def test_a_reward_network_predicts_how_good_the_masks_are(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=2)).save_pretrained(tmp_path / "net")
+    RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2)).save_pretrained(tmp_path / "net")
     (line,) = (x for x in segmented(capsys, images / "a.png", reward_net=tmp_path / "net") if x.startswith("predicted"))
     dice, low, high, score = (float(x.strip("[],")) for x in line.split(": ")[1].split() if x != "score")
     assert 0 <= low <= dice <= high <= 1

@@ -237,7 +237,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
 
     def step_1(inputs: RunInputs, plan: RewardPlan, folder: Path) -> None:
         given.append(folder)
-        RewardNetwork(RewardNetworkConfig(channels=(4, 4))).save_pretrained(folder / "best_reward_net")
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(folder / "best_reward_net")
 
     monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
     monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)

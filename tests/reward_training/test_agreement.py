@@ -24,7 +24,7 @@ class KnowsTheTruth(RewardNetwork):
         return torch.stack([bright, 0.99 * bright])
 
 
-NETWORK_CONFIG = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, interval=5.0)
+NETWORK_CONFIG = RewardNetworkConfig(channels=(8,), packing=2, members=2, ascent_step=0.4, interval=5.0)
 
 
 def example(seed):
@@ -61,7 +61,9 @@ def test_a_network_that_knows_the_truth_is_found_to_know_it(result):
 
 
 def test_the_reward_is_held_against_what_it_is_made_of():
-    config = RewardNetworkConfig(channels=(8,), members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0))
+    config = RewardNetworkConfig(
+        channels=(8,), packing=2, members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0)
+    )
     wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
     result = measure_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
     share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3

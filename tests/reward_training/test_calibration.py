@@ -21,7 +21,7 @@ from rl_reward_network.reward_training.damage import damage
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
 from rl_reward_network.rewards.learned import ImageScorer
 
-SMALL = RewardNetworkConfig(channels=(8,), members=2, caution=3.0)
+SMALL = RewardNetworkConfig(channels=(8,), packing=2, members=2, caution=3.0)
 
 
 class BrightnessNetwork(RewardNetwork):

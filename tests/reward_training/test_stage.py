@@ -36,7 +36,7 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 
 def plan_of(inputs: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPlan:
     plan = reward_plan(inputs.config, mode, steps, members=1)
-    return plan._replace(config=replace(plan.config, window=64, masks=6, masks_per_window=3))
+    return plan._replace(network=replace(plan.network, channels=(4, 8), packing=2))
 
 
 @pytest.fixture(scope="module")

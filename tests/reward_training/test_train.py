@@ -12,54 +12,44 @@ from scipy import ndimage
 from skimage.draw import line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.models.reward_network import RewardNetworkConfig, UNet
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet
 from rl_reward_network.reward_training import train as training
 from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.masks import RewardExample, balance, make_windows, true_dice
-from rl_reward_network.reward_training.train import (
-    PRESETS,
-    RewardTrainingConfig,
-    ranking_loss,
-    train_reward_network,
-)
+from rl_reward_network.reward_training.masks import true_dice
+from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
+from rl_reward_network.reward_training.windows import draw_batch, labelled_images
 from rl_reward_network.rewards.learned import predict_mask_quality
 
-SMALL = RewardNetworkConfig(channels=(8, 16), members=2)
-TINY = RewardTrainingConfig(steps=4, batch_size=2, window=32, masks=6, masks_per_window=3, eval_every=2)
+SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2)
+TINY = RewardTrainingConfig(steps=4, batch_size=2, eval_every=2)
 
 
 def bright_lines(seed, size=(64, 64)):
-    """Bright lines on noise, and masks as a segmenter would give."""
+    """Bright lines on noise."""
     rng = np.random.default_rng(seed)
     truth = np.zeros(size, dtype=bool)
     for _ in range(4):
         truth[line(*rng.integers(0, size[0], 4).tolist())] = True
     truth = ndimage.binary_dilation(truth, np.ones((3, 3)))
     image = rng.integers(20, 60, (*size, 3)) + 130 * truth[..., None]
-    return RewardExample(image.astype(np.uint8), truth, damage(truth, rng)[None], f"patient{seed}")
+    return image.astype(np.uint8), truth
 
 
-def windows(seeds, side=32, masks=6):
-    return make_windows([bright_lines(seed) for seed in seeds], 2, side, masks, [0])
-
-
-TRAIN, VAL = windows(range(8)), windows(range(100, 103))
+TRAIN, VAL = labelled_images(map(bright_lines, range(8))), labelled_images(map(bright_lines, range(100, 103)))
 
 
 def weights(network):
     return torch.cat([tensor.flatten().double() for tensor in network.state_dict().values()])
 
 
-def test_learns_to_judge_masks_it_never_saw(tmp_path):
-    sizes = {"batch_size": 6, "window": 64, "masks": 8, "masks_per_window": 4}
-    config = RewardTrainingConfig(steps=80, eval_every=40, learning_rate=1e-2, **sizes)
-    parts = windows(range(12), 64, 8), windows(range(100, 103), 64, 8)
-    network = train_reward_network(*parts, config, tmp_path, replace(SMALL, members=1))
+def test_learns_to_score_masks_it_never_saw(tmp_path):
+    config = RewardTrainingConfig(steps=60, batch_size=6, eval_every=30, learning_rate=1e-2)
+    network = train_reward_network(TRAIN, VAL, config, tmp_path, replace(SMALL, members=1))
     rng, predicted, true = np.random.default_rng(5), [], []
-    for example in [bright_lines(200 + seed) for seed in range(5)]:
-        masks = np.stack([damage(example.truth, rng) for _ in range(8)])
-        predicted.extend(predict_mask_quality(network, example.image, masks.astype(np.float32))["dice"])
-        true.extend(true_dice(masks, example.truth))
+    for image, truth in map(bright_lines, range(200, 205)):
+        masks = np.stack([damage(truth, rng) for _ in range(8)])
+        predicted.extend(predict_mask_quality(network, image, masks.astype(np.float32))["dice"])
+        true.extend(true_dice(masks, truth))
     predicted, true = np.array(predicted), np.array(true)
     assert np.abs(predicted - true).mean() < 0.6 * np.abs(true - true.mean()).mean()
     assert np.corrcoef(predicted, true)[0, 1] > 0.9
@@ -144,69 +134,59 @@ def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path,
     assert torch.equal(weights(whole), weights(resumed))
     assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
     curves = EventAccumulator(str(tmp_path / "cut/logs")).Reload()
-    assert [event.step for event in curves.Scalars("val/dice_mae")] == [2, 4, 6, 8]
+    assert [event.step for event in curves.Scalars("val/dice")] == [2, 4, 6, 8]
 
 
 def test_the_best_weights_of_each_member_are_kept(tmp_path, monkeypatch):
-    errors = iter([0.3, 0.1, 0.2])
+    scores = iter([0.1, 0.3, 0.2])
     kept = {}
 
     def validate(member, *_):
-        error = next(errors)
-        kept[error] = weights(member).clone()
-        return {"dice_mae": error}
+        score = next(scores)
+        kept[score] = weights(member.members[0]).clone()
+        return {"dice": score, "soft_dice": 0.0}
 
     monkeypatch.setattr(training, "_validate", validate)
     network = train_reward_network(TRAIN, VAL, replace(TINY, steps=6), tmp_path, replace(SMALL, members=1))
-    assert torch.equal(weights(network.members[0]), kept[0.1])
+    assert torch.equal(weights(network.members[0]), kept[0.3])
+
+
+def test_validation_measures_the_mask_and_the_probabilities():
+    member = RewardNetwork(replace(SMALL, members=1)).eval()
+    torch.nn.init.zeros_(member.members[0].head.weight)
+    torch.nn.init.constant_(member.members[0].head.bias, 100.0)  # everything is foreground
+    share = np.array([truth.mean() for truth in VAL.truths])
+    scores = training._validate(member, VAL)
+    assert scores["dice"] == pytest.approx((2 * share / (1 + share)).mean())
+    assert scores["soft_dice"] == pytest.approx(scores["dice"], abs=1e-3)
 
 
 def test_curves_of_all_members_follow_each_other(tmp_path):
     train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
     curves = EventAccumulator(str(tmp_path / "logs")).Reload()
-    assert {"train/loss", "train/ranking_loss", "val/dice_mae", "val/recall_mae"} <= set(curves.Tags()["scalars"])
+    tags = {"train/loss", "train/cross_entropy", "train/dice_loss", "val/dice", "val/soft_dice"}
+    assert tags <= set(curves.Tags()["scalars"])
     assert [event.step for event in curves.Scalars("train/loss")] == list(range(1, 9))
-    assert [event.step for event in curves.Scalars("val/dice_mae")] == [2, 4, 6, 8]
-
-
-def test_image_truth_and_masks_of_a_batch_are_posed_together():
-    chance = balance(TRAIN.dice)
-    for step in range(10):
-        image, truth, masks = training._draw_batch(TRAIN, chance, TINY, np.random.default_rng(step))
-        assert (image.shape, truth.shape, masks.shape) == ((2, 3, 32, 32), (2, 1, 32, 32), (2, 3, 32, 32))
-        assert 0 <= image.min() <= image.max() <= 1
-        grey, object_ = image.mean(1, keepdim=True), truth.bool()
-        if object_.any():
-            assert grey[object_].mean() > grey[~object_].mean() + 0.2
-
-
-def test_a_mask_that_is_the_truth_stays_so_in_every_pose():
-    intact = TRAIN._replace(masks=TRAIN.masks[:, :1], dice=TRAIN.dice[:, :1])
-    for step in range(10):
-        _, truth, masks = training._draw_batch(intact, balance(intact.dice), TINY, np.random.default_rng(step))
-        assert torch.equal(masks, truth.expand_as(masks))
+    assert [event.step for event in curves.Scalars("val/dice")] == [2, 4, 6, 8]
 
 
 def test_one_step_moves_every_weight_by_the_sum_of_the_losses():
     torch.manual_seed(0)
-    member = UNet((8, 16))
+    member = UNet((8, 16), 2)
     before = [parameter.clone() for parameter in member.parameters()]
     optimizer = torch.optim.AdamW(member.parameters(), lr=1e-3)
-    batch = training._draw_batch(TRAIN, balance(TRAIN.dice), TINY, np.random.default_rng(0))
+    batch = draw_batch(TRAIN, 2, 64, np.random.default_rng(0))
     losses = training._step(member, optimizer, batch, TINY, 1)
-    expected = 4 * losses["truth_map_loss"] + losses["numbers_loss"] + 2 * losses["ranking_loss"]
-    assert losses["loss"] == pytest.approx(expected, rel=1e-5)
+    assert losses["loss"] == pytest.approx(losses["cross_entropy"] + 0.5 * losses["dice_loss"], rel=1e-5)
     assert all(not torch.equal(a, b) for a, b in zip(before, member.parameters(), strict=True))
 
 
-def test_ranking_loss_by_hand():
-    true = torch.tensor([[0.2, 0.8]])
-    cost = 0.05 * np.log1p(np.exp(-0.1 / 0.05))  # both orders of the one pair
-    assert ranking_loss(torch.tensor([[0.5, 0.6]]), true).item() == pytest.approx(cost, rel=1e-5)
-    wrong = ranking_loss(torch.tensor([[0.6, 0.5]]), true).item()
-    assert wrong == pytest.approx(0.05 * np.log1p(np.exp(0.1 / 0.05)), rel=1e-5)
-    assert ranking_loss(true, true).item() < 1e-5
-    assert ranking_loss(torch.tensor([[0.1, 0.9]]), torch.tensor([[0.5, 0.5]])).item() == 0
+@pytest.mark.parametrize("amx", [False, True])
+def test_mixed_precision_follows_the_hardware(monkeypatch, amx):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    with training.mixed_precision(torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if amx else torch.float32)
 
 
 def test_the_learning_rate_rises_then_falls():
@@ -231,5 +211,3 @@ def test_presets_and_settings():
     assert (PRESETS["quick"].images, PRESETS["full"].images) == (50, 200)
     with pytest.raises(ValueError, match="steps=0:"):
         RewardTrainingConfig(steps=0)
-    with pytest.raises(ValueError, match="window=100:"):
-        RewardTrainingConfig(window=100)

@@ -9,7 +9,7 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.rewards import learned
 from rl_reward_network.rewards.learned import ImageScorer, foreground_prob, predict_mask_quality, score_masks
 
-SMALL = RewardNetworkConfig(channels=(8, 16), members=2, caution=0.5)
+SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2, caution=0.5)
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 MASKS = np.random.default_rng(1).random((5, 20, 30), dtype=np.float32)

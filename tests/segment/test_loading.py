@@ -26,7 +26,7 @@ def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -
     assert load_reward_network(None, None, "cpu") is None
     assert load_reward_network(None, policy, "cpu") is None
     for folder, members in ((tmp_path / "run" / REWARD_NET, 2), (tmp_path / "named", 3)):
-        RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=members)).save_pretrained(folder)
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=members)).save_pretrained(folder)
     for path, members in ((None, 2), (tmp_path / "named", 3)):
         network = load_reward_network(path, policy, "cpu")
         assert network is not None
