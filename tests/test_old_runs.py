@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[Callable[[Any], None], Callable[..., Any]]] = {
     "sa2va_rl_finetune": (prompts.main, step_2_args),
 }
 REFUSED = {  # step 1 learns otherwise since 0.9, so its settings differ
-    "sa2va_grpo": rf"sa2va_grpo_cut_off: .*0\.6 .*{__version__}, .*evaluated and merged.* without --resume",
+    "sa2va_grpo": rf"sa2va_grpo_cut_off: .*0\.6 .*{__version__}, .*without --resume.*evaluated and merged",
     "reward_net": r"(?s)leave it out.*reward_net_cut_off: .*settings\.windows was 96",
     "sa2va_rl_finetune": r"(?s)leave it out.*sa2va_rl_finetune_cut_off: .*differs in the reward network",
 }
