@@ -2,8 +2,8 @@
 
     sa2va-rl reward quick --model_path MODEL --data_root DATA
 
-It learns from the patients of the `reward` split only: every prompt's mask by the frozen Sa2VA, and the true mask
-damaged in known ways. Written: <output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test
+It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: every
+prompt's mask by the frozen Sa2VA, and the true mask damaged in known ways. Written: <output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test
 patients that are used neither in training nor in the choice of weights.
 """
 
@@ -46,8 +46,8 @@ class Args:
     """Step 1: train the reward network, an ensemble of CNNs that predicts the quality of masks of an image."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
-    """quick: 50 images, members of 150 steps, two to three minutes on two cores. full: 200 images, members of 500
-    steps, ten minutes. A full run of step 2 never uses a quick network."""
+    """quick: 50 images, members of 150 steps. full: 200 images, members of 700 steps. Minutes on two cores are in
+    docs/reward-network.md. A full run of step 2 never uses a quick network."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None
