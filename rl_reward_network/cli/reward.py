@@ -2,9 +2,10 @@
 
     sa2va-rl reward quick --model_path MODEL --data_root DATA
 
-It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: every
-prompt's mask by the frozen Sa2VA, and the true mask damaged in known ways. Written: <output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test
-patients that are used neither in training nor in the choice of weights.
+It learns to segment the images of patients of the `reward` split, and is calibrated on masks of `val` patients: those
+of the frozen Sa2VA for every prompt, and the true mask damaged in known ways. Written:
+<output_dir>/reward_net_<time>/best_reward_net and agreement.json, the latter on test patients that are used neither in
+training nor in the choice of weights.
 """
 
 from dataclasses import dataclass, field
