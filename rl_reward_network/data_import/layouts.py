@@ -1,0 +1,58 @@
+"""The layouts that are imported, in one table, and how a folder's layout is recognised.
+
+A new layout is a module of this package with two functions, and one line in `LAYOUTS`:
+
+- `recognise(source)` returns a short description of what the folder holds, "" if it is of another layout;
+- `read(source, frames)` returns its images as `Found`, nothing decoded; ValueError with file and remedy.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_reward_network.data_import.items import Found
+from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
+
+
+class Layout(NamedTuple):
+    """How a layout is recognised and read; `frames` is for files with several, see `dicom.FRAMES`."""
+
+    recognise: Callable[[Path], str]
+    read: Callable[[Path, str], Found]
+
+
+LAYOUTS: dict[str, Layout] = {
+    "paired": Layout(recognise_paired_folders, read_paired_folders),
+}
+AUTO = "auto"
+
+
+def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
+    """Key of `LAYOUTS` for a folder, and the description of what it holds.
+
+    Args:
+        source: the folder.
+        layout: "auto", or a key that is taken as it is.
+
+    Raises:
+        ValueError: no folder, no known layout, several, or `layout` is unknown.
+    """
+    if layout not in (AUTO, *LAYOUTS):
+        raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")
+    if not source.is_dir():
+        raise ValueError(f"{source}: no such folder; name the folder of your images")
+    if layout != AUTO:
+        return layout, LAYOUTS[layout].recognise(source) or layout
+    found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}
+    if not found:
+        raise ValueError(f"{source}: no known layout; expected {EXPECTED}")
+    if len(found) > 1:
+        raise ValueError(f"{source}: holds {' and '.join(found.values())}; give --layout {' or '.join(found)}")
+    ((name, text),) = found.items()
+    return name, text
+
+
+EXPECTED = (
+    "images/ and masks/ with equal names, COCO instances, nnU-Net (imagesTr, labelsTr), YOLO polygons (images/,"
+    " labels/*.txt), LabelMe (one JSON per image) or DICOM"
+)
