@@ -47,16 +47,21 @@ def _call(words: list[str], prog: str) -> None:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS:
-        count = 2 if " ".join(words[:2]) in SUBCOMMANDS else 1
-        name = " ".join(words[:count])
+        name = command_name(words)
         from rl_reward_network.cli.app import run  # not at the top: the overview needs no tyro
 
         module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
         check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
-        run(module.main, module.Args, prog or f"sa2va-rl {name}", words[count:], check, ignore_unknown)
+        run(module.main, module.Args, prog or f"sa2va-rl {name}", words[len(name.split()) :], check, ignore_unknown)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
+
+
+def command_name(words: list[str]) -> str:
+    """The first word, or the first two where they name a command of two words."""
+    name = " ".join(words[:2])
+    return name if name in SUBCOMMANDS else " ".join(words[:1])
 
 
 def _overview() -> str:

@@ -10,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from rl_reward_network.data_import.coco import read_coco, recognise_coco
+from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
 from rl_reward_network.data_import.items import Found
+from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
+from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
 from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
+from rl_reward_network.data_import.yolo import read_yolo, recognise_yolo
 
 
 class Layout(NamedTuple):
@@ -23,6 +28,11 @@ class Layout(NamedTuple):
 
 LAYOUTS: dict[str, Layout] = {
     "paired": Layout(recognise_paired_folders, read_paired_folders),
+    "coco": Layout(recognise_coco, read_coco),
+    "nnunet": Layout(recognise_nnunet, read_nnunet),
+    "yolo": Layout(recognise_yolo, read_yolo),
+    "labelme": Layout(recognise_labelme, read_labelme),
+    "dicom": Layout(recognise_dicom, read_dicom),
 }
 AUTO = "auto"
 

@@ -42,9 +42,7 @@ def suspected_leaks(
         other = numbers[start + rows] != numbers[start + columns]
         rows, columns = rows[other], columns[other]
         count += len(rows)
-        best = np.argsort(-likeness[rows, columns], kind="stable")[:limit]
-        pairs += [
-            (int(start + r), int(start + c), float(likeness[r, c]))
-            for r, c in zip(rows[best], columns[best], strict=True)
-        ]
+        values = likeness[rows, columns]
+        for best in np.argsort(-values, kind="stable")[:limit]:
+            pairs.append((int(start + rows[best]), int(start + columns[best]), float(values[best])))
     return count, sorted(pairs, key=lambda pair: -pair[2])[:limit]

@@ -39,7 +39,7 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
         raise ValueError(f"{source}: no image has a mask of equal stem; images are {names[0]}; masks are {names[1]}")
     names_written = names_of(images, source)
     items = [
-        file_item(source, image, names_written[image], mask and partial(load_class_masks, mask))
+        file_item(source, image, names_written[image], partial(load_class_masks, mask) if mask else None)
         for image, mask in pairs.items()
     ]
     return Found(items, faults=faults, notes=unmatched_notes(pairs, masks, source))
@@ -61,9 +61,7 @@ def pair_by_stem(images: list[Path], masks: list[Path], source: Path) -> tuple[d
         for image in next((by_key[k] for k in keys if k in by_key), []):
             fitting[image].append(mask)
     double = [files for files in by_key.values() if len(files) > 1 and fitting[files[0]]]
-    faults = [
-        f"{_listed(files, source)}: images of one name, so their mask is not known; rename one" for files in double
-    ]
+    faults = [f"{_listed(files, source)}: images of one name, with one mask for both; rename one" for files in double]
     several = [found for found in fitting.values() if len(found) > 1]
     faults += [f"{_listed(found, source)}: masks of one image; delete all but one" for found in several]
     return {image: found[0] if found else None for image, found in fitting.items()}, list(dict.fromkeys(faults))

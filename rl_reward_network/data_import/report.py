@@ -29,9 +29,8 @@ def _sizes(survey: Survey) -> str:
     """The commonest sizes, width x height."""
     sizes = Counter(one.size for one in survey.seen).most_common()
     shown = ", ".join(f"{width} x {height} ({count})" for (height, width), count in sizes[:SIZES_SHOWN])
-    return f"; {shown}{f' and {len(sizes) - SIZES_SHOWN} other sizes' if len(sizes) > SIZES_SHOWN else ''}" * bool(
-        sizes
-    )
+    more = f" and {len(sizes) - SIZES_SHOWN} other sizes" if len(sizes) > SIZES_SHOWN else ""
+    return f"; {shown}{more}" if sizes else ""
 
 
 def _classes(survey: Survey) -> list[str]:
@@ -41,9 +40,8 @@ def _classes(survey: Survey) -> list[str]:
     for name, (images, pixels) in class_counts(survey.seen, survey.found).items():
         used = ", the mask" if name in (survey.classes or ()) else ""
         lines.append(f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels{used}")
-    empty = sum(
-        one.pixels is not None and not any(one.pixels.get(c) for c in survey.classes or ()) for one in survey.seen
-    )
+    labelled = [one.pixels for one in survey.seen if one.pixels is not None]
+    empty = sum(not any(pixels.get(name) for name in survey.classes or ()) for pixels in labelled)
     if survey.classes and empty:
         lines.append(f"empty masks: {empty}, which mean that the object is absent")
     return lines
@@ -63,11 +61,7 @@ def _leaks(survey: Survey) -> list[str]:
     if not count:
         return []
     own = "" if survey.groups else " (no groups are known yet)"
-    lines = [
-        f"suspected leaks: {count} pairs of nearly identical images in two groups{own}, correlation above {SUSPECT}"
-    ]
-    lines += [
-        f"  {survey.seen[a].item.found_as} = {survey.seen[b].item.found_as} ({likeness:.3f})"
-        for a, b, likeness in pairs
-    ]
-    return [*lines, "  give images of one patient one group (--groups patients.csv)"]
+    head = f"suspected leaks: {count} pairs of images in two groups{own} whose thumbnails correlate above {SUSPECT}"
+    names = [one.item.found_as for one in survey.seen]
+    shown = [f"  {names[first]} = {names[second]} ({likeness:.3f})" for first, second, likeness in pairs]
+    return [head, *shown, "  look at them; images of one patient need one group (--groups patients.csv)"]

@@ -69,7 +69,7 @@ class Survey:
 
     @property
     def phrase(self) -> str:
-        """The phrase of all records: as given, else the class where it has a name, else that of the built-in prompts."""
+        """The phrase of all records: as given, else the class's name, else that of the built-in prompts."""
         names = [name for name in self.classes or () if not (name.isdecimal() or name.startswith("#"))]
         named = names[0].replace("_", " ") if len(names) == len(self.classes or ()) == 1 else PHRASE
         return self.options.phrase or named
