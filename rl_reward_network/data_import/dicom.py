@@ -15,7 +15,8 @@ import numpy as np
 import pydicom
 from pydicom.dataset import Dataset
 from pydicom.errors import InvalidDicomError
-from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
+from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from pydicom.pixels.utils import pixel_array
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data_import.classes import load_class_masks

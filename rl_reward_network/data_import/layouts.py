@@ -57,7 +57,10 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
     if not found:
         raise ValueError(f"{source}: no known layout; expected {EXPECTED}")
     if len(found) > 1:
-        raise ValueError(f"{source}: holds {' and '.join(found.values())}; give --layout {' or '.join(found)}")
+        raise ValueError(
+            f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"
+            f" {' or '.join(found)}"
+        )
     ((name, text),) = found.items()
     return name, text
 

@@ -45,9 +45,10 @@ class OutlineMasks:
             ValueError: the outlines were drawn on another size, or one is not an outline.
         """
         if self.declared is not None and self.declared != size:
+            drawn = f"{self.declared[1]} x {self.declared[0]}"
             raise ValueError(
-                f"{self.where}: drawn on {self.declared[1]} x {self.declared[0]}, but the image is {size[1]} x {size[0]}"
-                " (width x height, after EXIF rotation); export it again for this image"
+                f"{self.where}: drawn on {drawn}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
+                " rotation); export it again for this image"
             )
         classes: dict[str, MaskParts] = {}
         for outline in self.outlines:
