@@ -9,7 +9,7 @@ from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own
-LISTED = 10
+LISTED = 3
 REMEDIES = (
     "give --groups patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in the"
     " file's name, or --groups none where nothing is known: each image is then a group of its own"

@@ -59,10 +59,12 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     taken = f"{data_root}: taken for {description}"
     if not folder.exists():
         check_target(data_root, folder)
-        with locked(folder.parent):  # other processes wait while this one imports
+        tqdm.write(f"{taken}; importing, once")
+        survey = survey_source(data_root, options)
+        survey.check()
+        with locked(folder.parent):  # other processes wait while this one writes
             if not folder.exists():
-                tqdm.write(f"{taken}; importing, once")
-                write_import(survey_source(data_root, options), folder)
+                write_import(survey, folder)
     if os.environ.get("RANK", "0") == "0":
         tqdm.write(f"{taken}; imported: {folder}")
     return folder
