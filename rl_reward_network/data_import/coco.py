@@ -35,14 +35,13 @@ def read_coco(source: Path, frames: str = "") -> Found:
     finder = _Finder(source)
     found: dict[Path, tuple[Path, OutlineMasks]] = {}
     class_ids: dict[str, str] = {}
-    faults: list[str] = []
+    faults, notes, ambiguous = list[str](), list[str](), set[str]()
     for file, content in _coco_files(source).items():
         names = _category_names(content, file)
-        if clash := [number for number, name in names.items() if class_ids.get(number, name) != name]:
-            here, there = names[clash[0]], class_ids[clash[0]]
-            faults.append(
-                f"{file}: category {clash[0]} is {here!r} here and {there!r} in another file; make them equal"
-            )
+        for number in [number for number, name in names.items() if class_ids.get(number, name) != name]:
+            here, there = names[number], class_ids[number]
+            notes.append(f"category {number} is {here!r} in {file.name}, but {there!r} in another file: use names")
+            ambiguous.add(number)
         class_ids |= names
         try:
             for image, masks in _images(file, content, names, finder):
@@ -51,23 +50,25 @@ def read_coco(source: Path, frames: str = "") -> Found:
                 found[image] = (file, masks)
         except ValueError as error:
             faults.extend(str(error).split("\n"))
-    return _found(source, found, class_ids, faults, finder)
+    known = {number: name for number, name in class_ids.items() if number not in ambiguous}
+    return _found(source, found, known, (faults, notes), finder)
 
 
 def _found(
     source: Path,
     found: dict[Path, tuple[Path, OutlineMasks]],
     class_ids: dict[str, str],
-    faults: list[str],
+    faults_and_notes: tuple[list[str], list[str]],
     finder: "_Finder",
 ) -> Found:
     """The items of the images, and notes on those that are left out."""
+    faults, notes = faults_and_notes
     names = names_of(sorted(found), source)
     masks = {path: outlines if outlines.outlines else None for path, (_, outlines) in found.items()}
     items = [file_item(source, path, names[path], masks[path]) for path in names]
     bare = sum(item.load_masks is None for item in items)
     left = len(finder.files) - len(found)
-    notes = [f"{bare} image(s) without any annotation, imported as unlabelled"] if bare else []
+    notes += [f"{bare} image(s) without any annotation, imported as unlabelled"] if bare else []
     notes += [f"{left} image file(s) that no JSON file names, left out"] if left else []
     return Found(items, class_ids, faults, notes)
 

@@ -99,12 +99,14 @@ def test_outlines_drawn_on_another_size_are_refused(tmp_path: Path) -> None:
     assert "image '0.png': drawn on 32 x 24, but the image is 64 x 48" in point
 
 
-def test_an_image_in_two_files_and_categories_that_differ_are_faults(tmp_path: Path) -> None:
+def test_an_image_in_two_files_is_a_fault_and_numbers_that_differ_are_told(tmp_path: Path) -> None:
     write_coco(tmp_path, "a.json", "images/{}.png")
     content = coco_content(["0.png"], [annotation(0, 0)], ["tree"])
     write_json(tmp_path / "b.json", content)
-    category, image = read_coco(tmp_path).faults
-    assert "category 1 is 'tree', but 'vessel' in another file" in category
+    found = read_coco(tmp_path)
+    (image,) = found.faults
+    assert "category 1 is 'tree' in b.json, but 'vessel' in another file" in found.notes[0]
+    assert found.class_ids == {"2": "catheter"}
     assert "an image of a.json and of b.json" in image
 
 

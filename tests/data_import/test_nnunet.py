@@ -28,10 +28,9 @@ def test_cases_are_read_with_the_names_of_their_classes(tmp_path: Path, labels: 
     assert recognise_nnunet(tmp_path) == "nnU-Net raw data (imagesTr, labelsTr)"
     found = read_nnunet(tmp_path)
     assert (found.faults, found.class_ids) == ([], {"1": "vessel", "2": "catheter"})
-    written = ".png" if suffix == ".png" else ".png"
     assert [item.name for item in found.items] == [
-        *(f"case_{number}{written}" for number in range(4)),
-        f"imagesTs/case_9{written}",
+        *(f"case_{number}.png" for number in range(4)),
+        "imagesTs/case_9.png",
     ]
     assert found.items[4].load_masks is None
     for number, item in enumerate(found.items[:4]):
