@@ -75,7 +75,6 @@ def test_another_folder_for_other_files_options_and_tables() -> None:
     Path("p.csv").write_text("image,group\n" + "".join(f"{n},{n // 2}\n" for n in range(8)))
     folders += [imported_root(source, Path("outputs"), ImportOptions("p.csv"))]
     save(source / "images/9.png", picture(9))
-    folders += [imported_root(source, Path("outputs"), ImportOptions("p.csv", label="all"))] if False else []
     folders += [imported_root(source, Path("outputs"), ImportOptions("none"))]
     os.utime(source / "images/9.png", (1, 1))
     folders += [imported_root(source, Path("outputs"), ImportOptions("none"))]
