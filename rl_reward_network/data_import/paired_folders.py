@@ -36,7 +36,10 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
     pairs, faults = pair_by_stem(images, masks, source)
     if not any(pairs.values()):
         names = [", ".join(str(relative_path(p, source)) for p in files[:SHOWN]) for files in (images, masks)]
-        raise ValueError(f"{source}: no image has a mask of equal stem; images are {names[0]}; masks are {names[1]}")
+        raise ValueError(
+            f"{source}: no annotations.json, and no image has a mask of equal stem; images are {names[0]}; masks are"
+            f" {names[1]}; rename the masks, or write annotations.json (docs/your-data.md)"
+        )
     names_written = names_of(images, source)
     items = [
         file_item(source, image, names_written[image], partial(load_class_masks, mask) if mask else None)

@@ -71,11 +71,12 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
 
 
 def _read_as_it_is(root: Path) -> bool:
-    """Whether a reader takes the folder; COCO's annotations.json is an object, ours is a list."""
+    """Whether a reader takes the folder; COCO's annotations.json is an object, ours a list, which can be long."""
     file = root / "annotations.json"
     if file.is_file():
         with file.open(encoding="utf-8-sig", errors="replace") as text:
-            return not text.read(4096).lstrip().startswith("{")
+            object_ = text.read(4096).lstrip().startswith("{")
+        return not (object_ and LAYOUTS["coco"].recognise(root))
     return any(recognise(root) for recognise, _ in READERS.values())
 
 
