@@ -102,7 +102,10 @@ def take_names_away() -> None:
 
 
 DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "missing": (ANNOTATIONS.unlink, ("data/annotations.json: file not found; ", "name one by DATA_ROOT")),
+    "missing": (
+        ANNOTATIONS.unlink,
+        ("data: no annotations.json, and no image has a mask of equal stem; ", "masks are masks/0.png", "rename"),
+    ),
     "not JSON": (
         lambda: ANNOTATIONS.write_text('[{"image": 1,}]'),
         ("data/annotations.json: not valid JSON (", "line 1 column 14", "correct it there"),

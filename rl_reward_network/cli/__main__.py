@@ -2,6 +2,6 @@
 
 import sys
 
-from rl_reward_network.cli.main import main
+from rl_reward_network.cli.main import command_name, main
 
-main(prog=" ".join(["python -m rl_reward_network.cli", *sys.argv[1:2]]))
+main(prog=f"python -m rl_reward_network.cli {command_name(sys.argv[1:])}".strip())

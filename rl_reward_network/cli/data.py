@@ -3,6 +3,7 @@
     sa2va-rl data             # data/angiograms
     sa2va-rl data --no_gap    # data/angiograms_no_gap, where no choice of prompt can help
     sa2va-rl data --regions   # data/regions_lamplight, in GAR's Arrow layout
+    sa2va-rl data import SOURCE --to FOLDER --write    # your own images, see data_import.py
 
 Nothing is downloaded, and equal versions give equal files. Existing data sets are kept. The angiograms have the same
 format as your own data (docs/your-data.md): 160 patients, two series each, three frames per series.
@@ -16,7 +17,7 @@ from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_angiogr
 
 @dataclass(frozen=True)
 class Args:
-    """Render the embedded data sets."""
+    """Render the embedded data sets. Your own images: sa2va-rl data import SOURCE --to FOLDER --write."""
 
     folder: Path = DEFAULT_FOLDER
     """Where the data sets are kept."""

@@ -46,6 +46,10 @@ class Args:
     """Index of the GPU (GPU); -1 is the CPU."""
     group_regex: str | None = None
     """As in training."""
+    groups: str | None = None
+    """As in training."""
+    label: str | None = None
+    """As in training."""
     split_seed: int = 0
     """As in training."""
     bit_depth: int | None = None
@@ -80,7 +84,8 @@ def _checks(args: Args) -> "dict[str, Callable[[], Finding]]":
     if args.dataset_name not in DATASET_NAMES:
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     data = doctor.DataChoice(
-        args.data_root, args.dataset_name, args.max_regions, args.group_regex, args.split_seed, args.bit_depth
+        *(args.data_root, args.dataset_name, args.max_regions, args.group_regex, args.split_seed, args.bit_depth),
+        *(args.groups, args.label, args.output_dir),
     )
     return {
         "packages": doctor.check_packages,

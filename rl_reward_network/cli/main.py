@@ -16,11 +16,12 @@ COMMANDS = {
     "merge": "merge LoRA weights into a whole checkpoint",
     "convert": "convert a checkpoint between the official layout and ours",
     "bank": "compute the masks of every prompt ahead of a run",
-    "data": "render the embedded data sets",
+    "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
     "nano": "train the embedded model from scratch",
     "consistency": "compare GRPO's inputs and losses with the official training recipe",
     "dlc-bench": "score captions by the DLC-Bench protocol",
 }
+SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:
@@ -46,14 +47,21 @@ def _call(words: list[str], prog: str) -> None:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS:
+        name = command_name(words)
         from rl_reward_network.cli.app import run  # not at the top: the overview needs no tyro
 
-        module = import_module(f"rl_reward_network.cli.{words[0].replace('-', '_')}")
+        module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
         check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
-        run(module.main, module.Args, prog or f"sa2va-rl {words[0]}", words[1:], check, ignore_unknown)
+        run(module.main, module.Args, prog or f"sa2va-rl {name}", words[len(name.split()) :], check, ignore_unknown)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
+
+
+def command_name(words: list[str]) -> str:
+    """The first word, or the first two where they name a command of two words."""
+    name = " ".join(words[:2])
+    return name if name in SUBCOMMANDS else " ".join(words[:1])
 
 
 def _overview() -> str:

@@ -116,6 +116,8 @@ def show_agreement(run: Path) -> None:
         f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}; where Sa2VA's prompts "
         "stay below that, a plain segmenter serves these images better than any choice among them"
     )
+    for note in result.get("notes", ()):  # runs of 0.8 have none
+        console.print(note)
     for name, n in result["used"].items():
         console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
     bank = result["bank"]

@@ -60,6 +60,15 @@ def grey_histogram(path: Path) -> np.ndarray:
     return np.bincount(_grey(_read(path, decode=True), path).ravel())
 
 
+def load_deep(path: Path) -> np.ndarray:
+    """uint16 (H, W): the stored values of a grey image of more than 8 bit, upright.
+
+    Raises:
+        ValueError: as `load_image`.
+    """
+    return _grey(_read(path, decode=True), path).astype(np.uint16)
+
+
 def robust_white(histogram: np.ndarray) -> int:
     """The value that `WHITE_PERCENTILE` of the pixels do not exceed.
 

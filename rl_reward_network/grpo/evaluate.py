@@ -13,6 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import spread
+from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.evaluation.before_after import BeforeAfter, ReportItem, compare_models, write_before_after
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
 from rl_reward_network.grpo.card import training_facts
@@ -122,12 +123,12 @@ def _evaluate(
     before = measure(model, prompts, cache, longest, desc="before")
     load_trainable(model, final_model / TRAINABLE)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes: tuple[str, ...] = ()
+    notes = import_notes(inputs.config.data_root)
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         for measured in (before, after):
             measured.values["learned"] = scores(network, prompts, measured)
-        notes = segmenter_note(network, prompts, after)
+        notes += segmenter_note(network, prompts, after)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):

@@ -14,6 +14,7 @@ from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
+from rl_reward_network.inputs.imported import own_format
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
@@ -80,6 +81,7 @@ def open_grpo_inputs(
         ValueError: a reader refuses the data.
     """
     config, regions = check_config(config, regions or RegionConfig())
+    config = own_format(config)
     root = config.data_root
     if root == DEFAULT_REGIONS and (not root.exists() or is_rendered(root)):
         embedded_regions(DEFAULT_FOLDER)
@@ -103,7 +105,11 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
     """Captioned regions."""
     root = config.data_root
-    _refuse(root, "captioned regions", changed(config, "group_regex") + changed(regions, "segment_question"))
+    _refuse(
+        root,
+        "captioned regions",
+        changed(config, "group_regex", "groups", "label") + changed(regions, "segment_question"),
+    )
     question = regions.describe_question or (DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL)
     samples, summary = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
     if split_file:

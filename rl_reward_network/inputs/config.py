@@ -39,6 +39,11 @@ class RunConfig:
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""
+    groups: Rare[str | None] = None
+    """For data that are imported (images/ with masks/, COCO, ...): a CSV table with the columns image and group, or
+    none, where no patient is known; see `sa2va-rl data import`."""
+    label: Rare[str | None] = None
+    """For data that are imported: the class that is the mask, by name, number or #rrggbb, or all."""
     bit_depth: Rare[int | None] = None
     """Bits of grey images above 8 bit, 10 to 16; by default white is the 99.9 % point of all images, or of a series
     (of captioned regions, of each image)."""

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,8 @@ from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split
+from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -23,6 +25,7 @@ from rl_reward_network.embedded.datasets import (
     region_folder,
 )
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
+from rl_reward_network.inputs.imported import imported_root
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
@@ -73,6 +76,9 @@ class DataChoice:
     group_regex: str | None
     split_seed: int
     bit_depth: int | None
+    groups: str | None = None
+    label: str | None = None
+    output_dir: Path = Path("outputs")
 
 
 def check_packages() -> Finding:
@@ -101,6 +107,10 @@ def check_data(model_path: str, choice: DataChoice) -> Finding:
     check_named(model_path, choice.data_root, DEFAULT_DATA)
     if _to_be_rendered(choice.data_root):
         return Finding("embedded data, not there yet: the run renders them")
+    if choice.dataset_name not in REGIONS:
+        options = ImportOptions(choice.groups, choice.group_regex, choice.label)
+        root = imported_root(choice.data_root, choice.output_dir, options) or choice.data_root
+        choice = replace(choice, data_root=root)
     return _regions(choice) if _captioned(choice) else _images(choice)
 
 
@@ -132,8 +142,9 @@ def _images(choice: DataChoice) -> Finding:
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
+    notes = (*import_notes(root), *_notes(images))
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
-    return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), _notes(images))
+    return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(choice: DataChoice) -> Finding:

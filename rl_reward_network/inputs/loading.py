@@ -14,6 +14,7 @@ from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
+from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -25,6 +26,7 @@ from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.inputs.imported import own_format
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
@@ -105,6 +107,7 @@ def open_inputs(
         ValueError: data, split, prompts or model are refused, in this order.
     """
     check_inputs(config)
+    config = own_format(config)
     limits = prompt_config or PromptConfig()
     samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
     config = replace(config, white_levels=levels_of(samples) or None)
@@ -152,7 +155,8 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
 def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (the embedded world), 960 with a mask"."""
     kind = "rendered angiograms (the embedded world)" if is_rendered(data_root) else "annotated images"
-    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask"
+    own = ", each image a group of its own (--groups none)" if import_notes(data_root) else ""
+    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}"
 
 
 def regions_summary(summary: str, data_root: Path) -> str:

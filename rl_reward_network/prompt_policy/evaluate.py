@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
@@ -76,7 +77,7 @@ def run_evaluation_stage(
         comparison,
         inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
-        (*segmenter_note(entries, comparison), *rehearsal_note(inputs)),
+        (*segmenter_note(entries, comparison), *rehearsal_note(inputs), *import_notes(inputs.config.data_root)),
         _overlays(inputs, comparison, network, samples, chosen),
         rollouts,
         _names(inputs, samples) if show_names else {},

@@ -12,6 +12,7 @@ import numpy as np
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split
+from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -120,7 +121,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
     used = {name: _count(samples) for name, samples in picked.items()}
     masks = {"computed": inputs.bank.computed, "reused": inputs.bank.reused}
-    write_json(run / AGREEMENT, {"used": used, "bank": masks, "seconds": seconds, "resumed": resumed, **result})
+    about = {"used": used, "bank": masks, "notes": import_notes(inputs.config.data_root)}
+    write_json(run / AGREEMENT, {**about, "seconds": seconds, "resumed": resumed, **result})
     return network.to("cpu")
 
 

@@ -1,0 +1,58 @@
+"""Import images and masks of another layout into a data folder of this project; the source is only read.
+
+sa2va-rl data import SOURCE                                  # tells what it finds, writes nothing
+sa2va-rl data import SOURCE --to FOLDER --groups patients.csv --write
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rl_reward_network.flags import Rare
+
+
+@dataclass(frozen=True)
+class Args:
+    """Import images and masks: paired folders, COCO, nnU-Net, YOLO, LabelMe, DICOM. Without --write it only tells."""
+
+    source: tyro.conf.Positional[Path]
+    """Folder with the images and masks; nothing in it is changed."""
+    to: Path | None = None
+    """New data folder, DATA_ROOT of the training; it must not lie in the source."""
+    write: bool = False
+    """Write it, whole or not at all."""
+    groups: str | None = None
+    """Who is a patient: a CSV table (columns image, group and perhaps series), or none, where nothing is known. Then
+    each image is a group of its own, and every report repeats that as a possible leak."""
+    group_regex: str | None = None
+    """Regular expression with a group named `group` that finds the patient in the path of an image below the source."""
+    label: str | None = None
+    """The class that is the mask: name, number or #rrggbb; several with commas between, or all for the union."""
+    phrase: str | None = None
+    """The phrase of the object; by default the class's name, or "blood vessel" where it has none."""
+    frames: Rare[str] = "middle"
+    """Frames of a DICOM file with several: first, middle or all."""
+    layout: Rare[str] = "auto"
+    """auto, paired, coco, nnunet, yolo, labelme or dicom, where a folder holds two."""
+
+
+def main(args: Args) -> None:
+    """Tell what the source holds, and import it with --write."""
+    from rl_reward_network.data_import.report import report_lines
+    from rl_reward_network.data_import.survey import ImportOptions, survey_source
+    from rl_reward_network.data_import.write import check_target, write_import
+
+    if args.write and args.to is None:
+        raise ValueError("write is True, but to is not given; name the new data folder by --to FOLDER")
+    if args.to is not None:
+        check_target(args.source, args.to)
+    options = ImportOptions(args.groups, args.group_regex, args.label, args.phrase, args.layout, args.frames)
+    survey = survey_source(args.source, options)
+    print("\n".join(report_lines(survey)))
+    survey.check()
+    if args.to is None or not args.write:
+        print(f"nothing was written; next: the same command with --to {args.to or 'FOLDER'} --write")
+        return
+    write_import(survey, args.to)
+    print(f"imported: {args.to}; next: DATA_ROOT={args.to} bash run_step2_finetune.sh quick")

@@ -1,0 +1,164 @@
+"""DICOM files: one image per frame or file, as grey PNG of 8 or 16 bit, and masks/ with the stem of the file.
+
+The modality transform and the first window (or lookup table) of the file are applied, MONOCHROME1 is inverted. Written
+names are neutral, and no tag is kept: patient and series are keyed hashes, whose key is made for one import and not
+stored. Source: DICOM PS3.3, C.7.6.3 and C.11.2; pydicom.
+"""
+
+import hmac
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pydicom
+from pydicom.dataset import Dataset
+from pydicom.errors import InvalidDicomError
+from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from pydicom.pixels.utils import pixel_array
+
+from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data_import.classes import load_class_masks
+from rl_reward_network.data_import.files import files_below, relative_path, without_role
+from rl_reward_network.data_import.items import Found, Item
+
+FRAMES = ("first", "middle", "all")
+SUFFIXES = (".dcm", ".dicom")
+MAGIC = b"DICM"  # after 128 bytes
+TAGS = ["PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows"]
+
+
+def recognise_dicom(source: Path) -> str:
+    """ "12 DICOM files"; "" without any."""
+    count = len(_dicom_files(source))
+    return f"{count} DICOM files" if count else ""
+
+
+def read_dicom(source: Path, frames: str = "middle") -> Found:
+    """One item per chosen frame; frames without a mask are unlabelled.
+
+    Args:
+        source: the folder; masks are images whose stem is that of the file, or `<stem>_<n>` of its frame n (from 1).
+        frames: of files with several: "first", "middle" or "all".
+
+    Raises:
+        ValueError: `frames` is unknown.
+    """
+    if frames not in FRAMES:
+        raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
+    hidden = _keyed_hash()
+    masks = {_stem(path, source): path for path in files_below(source, *IMAGE_SUFFIXES)}
+    items: list[Item] = []
+    faults: list[str] = []
+    burned = 0
+    for number, path in enumerate(_dicom_files(source), 1):
+        try:
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
+            if "Rows" in header:  # reports and directories have none
+                items += _items(source, path, f"dicom_{number:05d}", header, frames, masks, hidden)
+                burned += header.get("BurnedInAnnotation") == "YES"
+        except (InvalidDicomError, ValueError) as error:
+            faults.append(f"{path}: not read ({error})")
+    used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
+    lost, bare = len(masks) - len(used), sum(item.load_masks is None for item in items)
+    notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
+    notes += [f"{lost} mask(s) without an image, left out"] if lost else []
+    notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
+    return Found(items, {}, faults, notes, hidden)
+
+
+def _items(
+    source: Path,
+    path: Path,
+    name: str,
+    header: Dataset,
+    frames: str,
+    masks: dict[str, Path],
+    hidden: Callable[[str], str],
+) -> list[Item]:
+    """The chosen frames of a file; ValueError if a mask may be of any of them."""
+    total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)
+    chosen = {"first": [0], "middle": [total // 2], "all": list(range(total))}[frames]
+    if len(chosen) > 1 and stem in masks:
+        raise ValueError(f"{masks[stem]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
+    patient, series = (str(header.get(tag) or "").strip() for tag in ("PatientID", "SeriesInstanceUID"))
+    items = []
+    for frame in chosen:
+        mask = masks.get(f"{stem}_{frame + 1}") or masks.get(stem)
+        items.append(
+            Item(
+                name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
+                found_as=relative_path(path, source).as_posix(),
+                load_image=partial(load_frame, path, frame),
+                load_masks=partial(load_class_masks, mask) if mask else None,
+                group=hidden(patient) if patient else None,
+                series=hidden(series) if series else None,
+            )
+        )
+    return items
+
+
+def load_frame(path: Path, frame: int) -> np.ndarray:
+    """A frame as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
+
+    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit.
+
+    Args:
+        path: the file.
+        frame: from 0.
+
+    Raises:
+        ValueError: damaged, or compressed in a way that no installed package decodes.
+    """
+    try:
+        dataset = pydicom.dcmread(path)
+        stored = pixel_array(dataset, index=frame)  # colour becomes RGB
+    except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
+        raise ValueError(
+            f"{path}: pixels cannot be decoded ({type(error).__name__}: {error}); decompress it, e.g. by dcmdjpeg, or"
+            " export it again"
+        ) from error
+    if stored.ndim == 3:
+        return stored.astype(np.uint8)
+    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
+    low, high = _range(dataset)
+    share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)
+    share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
+    deep = dataset.BitsStored > 8
+    return np.round(share * (2**dataset.BitsStored - 1 if deep else 255)).astype(np.uint16 if deep else np.uint8)
+
+
+def _range(dataset: Dataset) -> tuple[float, float]:
+    """The lowest and the highest value after the transforms: of the last table, else of the stored bits."""
+    for tables in ("VOILUTSequence", "ModalityLUTSequence"):
+        if dataset.get(tables):
+            return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
+    low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
+    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
+    return low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
+
+
+def _keyed_hash() -> Callable[[str], str]:
+    """A function that gives 12 hex digits of a name, by a key that nobody keeps."""
+    key = secrets.token_bytes(32)
+    return lambda name: hmac.new(key, name.encode(), "sha256").hexdigest()[:12]
+
+
+def _dicom_files(source: Path) -> list[Path]:
+    """Files of DICOM's suffix, and those without a suffix (or with a number for it) that begin as DICOM files do."""
+    others = (path for path in files_below(source) if not path.suffix or path.suffix[1:].isdecimal())
+    begun = [path for path in others if path.name != "DICOMDIR" and _begins(path)]
+    return sorted([*files_below(source, *SUFFIXES), *begun])
+
+
+def _begins(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(132)[128:] == MAGIC
+
+
+def _stem(path: Path, source: Path) -> str:
+    """The path below the source without the folder "images" / "masks" and without a suffix that is known."""
+    place = without_role(relative_path(path, source))
+    known = path.suffix.lower() in (*SUFFIXES, *IMAGE_SUFFIXES)
+    return str(place.with_suffix("") if known else place)

@@ -1,0 +1,60 @@
+"""The files of a source, and which of their folders name a role ("images", "masks") instead of a part or a patient."""
+
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+IMAGE_FOLDERS = ("images", "image", "imgs", "img")
+MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
+
+
+def files_below(folder: Path, *suffixes: str) -> list[Path]:
+    """The files below a folder with one of these suffixes (any, if none is given), sorted; hidden ones are left out."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if (not suffixes or path.suffix.lower() in suffixes)
+        and not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(folder).parts)
+        and path.is_file()
+    )
+
+
+def role_of(relative: PurePosixPath) -> str:
+    """ "image" or "mask", by the deepest folder that names a role; "" without one."""
+    folders = [part.lower() for part in reversed(relative.parts[:-1])]
+    named = next((name for name in folders if name in (*IMAGE_FOLDERS, *MASK_FOLDERS)), "")
+    return "" if not named else "image" if named in IMAGE_FOLDERS else "mask"
+
+
+def without_role(relative: PurePosixPath) -> PurePosixPath:
+    """The path without the deepest folder that names a role: "train/images/1.png" is "train/1.png".
+
+    >>> str(without_role(PurePosixPath("train/images/1.png"))), str(without_role(PurePosixPath("a/1.png")))
+    ('train/1.png', 'a/1.png')
+    """
+    parts = relative.parts
+    for place in reversed(range(len(parts) - 1)):
+        if parts[place].lower() in (*IMAGE_FOLDERS, *MASK_FOLDERS):
+            return PurePosixPath(*parts[:place], *parts[place + 1 :])
+    return relative
+
+
+def relative_path(path: Path, source: Path) -> PurePosixPath:
+    """The path below `source`, with forward slashes."""
+    return PurePosixPath(path.relative_to(source).as_posix())
+
+
+def names_of(paths: list[Path], source: Path) -> dict[Path, str]:
+    """Image file -> name to write: its path below `source` without the folder "images", or whole where two would agree.
+
+    Files that will be of one name as PNG ("a.tif", "a.png") keep their suffix before ".png".
+    """
+    short = {path: without_role(relative_path(path, source)) for path in paths}
+    stems = Counter(name.with_suffix("") for name in short.values())
+    names = {}
+    for path, name in short.items():
+        whole = relative_path(path, source)
+        if stems[name.with_suffix("")] == 1:
+            names[path] = str(name)
+        else:
+            names[path] = str(whole.with_name(f"{whole.stem}_{whole.suffix[1:]}{whole.suffix}"))
+    return names

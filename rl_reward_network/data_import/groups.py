@@ -1,0 +1,110 @@
+"""The group (patient) and series of each image: from the layout, a table, a regular expression, or none."""
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from rl_reward_network.data.annotations import compile_group_regex
+from rl_reward_network.data_import.items import Item
+
+NONE = "none"  # --groups none: each image is a group of its own
+LISTED = 3
+REMEDIES = (
+    "give --groups patients.csv (columns image, group), --group_regex '(?P<group>...)' that finds the patient in the"
+    " file's name, or --groups none where nothing is known: each image is then a group of its own"
+)
+Groups = list[tuple[str, str | None]]
+
+
+def groups_of(
+    items: Sequence[Item], groups: str | None, group_regex: str | None, hidden: Callable[[str], str] = str
+) -> tuple[Groups, str]:
+    """Group and series of each item, and where they are from.
+
+    Args:
+        items: the images.
+        groups: a CSV file, "none", or None.
+        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source.
+        hidden: gives the name to write for one of a table or a file name.
+
+    Raises:
+        ValueError: both are given, an image has no group, or the table does not fit the images.
+    """
+    if groups is not None and group_regex is not None:
+        raise ValueError(f"groups is {groups!r} and group_regex is {group_regex!r}: leave one of them out")
+    if groups == NONE:
+        return [(item.name, item.series) for item in items], NONE
+    if groups is not None:
+        return _hidden(_from_table(items, Path(groups)), hidden), "table"
+    if group_regex is None and items and all(item.group for item in items):
+        return [(item.group or "", item.series) for item in items], "layout"
+    return _hidden(_from_names(items, group_regex), hidden), "file names"
+
+
+def _hidden(groups: Groups, hidden: Callable[[str], str]) -> Groups:
+    return [(hidden(group), series and hidden(series)) for group, series in groups]
+
+
+def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:
+    """From the names, by default by `VESSEL_NAME`."""
+    pattern = compile_group_regex(group_regex)
+    found = [pattern.search(item.found_as) for item in items]
+    bare = [item.found_as for item, match in zip(items, found, strict=True) if not (match and match["group"])]
+    if bare and group_regex is None:
+        raise ValueError(f"no group (patient) is known for {_some(bare, len(items))}; {REMEDIES}")
+    if bare:
+        raise ValueError(
+            f"group_regex {group_regex!r} finds no group in {_some(bare, len(items))}; widen it, or {REMEDIES}"
+        )
+    return [
+        (match["group"], match.groupdict().get("series") or item.series)
+        for item, match in zip(items, found, strict=True)
+        if match
+    ]
+
+
+def _from_table(items: Sequence[Item], path: Path) -> Groups:
+    """From a table with the columns image, group and perhaps series; `image` with or without folders and suffix."""
+    rows = _read_table(path)
+    found = [_row_of(item, rows) for item in items]
+    bare = [item.found_as for item, row in zip(items, found, strict=True) if row is None]
+    if bare:
+        raise ValueError(f"{path}: column image has no row for {_some(bare, len(items))}; add them")
+    return [(row["group"], row.get("series") or item.series) for item, row in zip(items, found, strict=True) if row]
+
+
+def _read_table(path: Path) -> dict[str, dict[str, str]]:
+    """Image -> row; ValueError if it is no such table."""
+    if not path.is_file():
+        raise ValueError(f"groups: {path}: file not found; {REMEDIES}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            text = file.read()
+        dialect = csv.Sniffer().sniff(text.splitlines()[0], ",;\t") if text.strip() else csv.excel
+        reader = csv.DictReader(text.splitlines(), dialect=dialect, restkey="", restval="")
+        rows = [{(key or "").strip().lower(): str(value).strip() for key, value in row.items()} for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: not a table ({error}); save it as CSV in UTF-8") from error
+    columns = sorted(rows[0]) if rows else []
+    if not {"image", "group"} <= set(columns):
+        raise ValueError(f"{path}: columns are {columns}, expected image, group (and series); name them in line 1")
+    for number, row in enumerate(rows, 2):
+        if not row["image"] or not row["group"]:
+            raise ValueError(f"{path}: line {number}: image is {row['image']!r}, group is {row['group']!r}; fill both")
+    if double := [name for name, count in Counter(row["image"] for row in rows).items() if count > 1]:
+        raise ValueError(f"{path}: column image holds {double[0]!r} more than once; keep one row")
+    return {row["image"]: row for row in rows}
+
+
+def _row_of(item: Item, rows: dict[str, dict[str, str]]) -> dict[str, str] | None:
+    """The row of an item: by its path, that without suffix, its written name, its file name, its stem."""
+    found = PurePosixPath(item.found_as)
+    names = (found, found.with_suffix(""), PurePosixPath(item.name), PurePosixPath(item.name).with_suffix(""))
+    return next((rows[str(n)] for n in (*names, found.name, found.stem) if str(n) in rows), None)
+
+
+def _some(names: list[str], total: int) -> str:
+    """How many, and the first of them."""
+    more = ", ..." if len(names) > LISTED else ""
+    return f"{len(names)} of {total} images ({', '.join(names[:LISTED])}{more})"

@@ -1,0 +1,81 @@
+"""LabelMe: one JSON file per image, with shapes, imagePath, imageWidth and imageHeight."""
+
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data_import.files import files_below, names_of
+from rl_reward_network.data_import.items import Found, Size, file_item
+from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+
+
+def recognise_labelme(source: Path) -> str:
+    """ "LabelMe"; "" where no JSON file has shapes and imagePath (the first few are read)."""
+    files = files_below(source, ".json")
+    looked = (content for path in files[:3] if isinstance(content := read_json(path), dict))
+    drawn = any(content.keys() >= {"shapes", "imagePath"} for content in looked)
+    return f"LabelMe ({len(files)} JSON files)" if drawn else ""
+
+
+def read_labelme(source: Path, frames: str = "") -> Found:
+    """One item per image; images without a JSON file are unlabelled.
+
+    Args:
+        source: the folder.
+        frames: of no use here.
+    """
+    images = files_below(source, *IMAGE_SUFFIXES)
+    drawn: dict[Path, OutlineMasks] = {}
+    faults: list[str] = []
+    for path in files_below(source, ".json"):
+        try:
+            content = read_json(path)
+            if not (isinstance(content, dict) and isinstance(content.get("shapes"), list)):
+                raise ValueError(f"{path}: no list `shapes`; delete it, or save it again with LabelMe")
+            image = _image_of(path, content, set(images))
+            if image in drawn:
+                raise ValueError(f"{path}: {image.name} has a JSON file already; keep one")
+            drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), _declared(path, content), str(path))
+        except ValueError as error:
+            faults.append(str(error))
+    names = names_of(images, source)
+    items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
+    bare = sum(item.load_masks is None for item in items)
+    return Found(items, {}, faults, [f"{bare} image(s) without a JSON file, imported as unlabelled"] if bare else [])
+
+
+def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
+    """The image of a JSON file: by imagePath, below the JSON file or beside it, else of the same stem."""
+    parts = [part for part in PureWindowsPath(str(content.get("imagePath", ""))).parts if part not in ("..", ".")]
+    folders = [path.parent, path.parent.parent] if parts else []
+    places = [folder.joinpath(*names) for folder in folders for names in (parts, parts[-1:])]
+    for place in (*places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
+        if place in images:
+            return place
+    raise ValueError(
+        f"{path}: imagePath is {content.get('imagePath')!r}, no image of the source; put it beside the file"
+    )
+
+
+def _declared(path: Path, content: dict[str, Any]) -> Size:
+    """The (H, W) of the image on which the shapes were drawn."""
+    size = content.get("imageHeight"), content.get("imageWidth")
+    if not all(isinstance(side, int) and side > 0 for side in size):
+        raise ValueError(f"{path}: imageHeight, imageWidth are {size}, expected the image's size; save it again")
+    return (int(size[0] or 0), int(size[1] or 0))
+
+
+def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
+    """Polygons and rectangles; ValueError for other shapes."""
+    outlines = []
+    for number, shape in enumerate(shapes):
+        where, kind = f"{path}: shape {number}", shape.get("shape_type", "polygon")
+        points = [[float(x), float(y)] for x, y in shape.get("points", [])]
+        if kind == "rectangle" and len(points) == 2:
+            (left, top), (right, bottom) = points
+            points = [[left, top], [right, top], [right, bottom], [left, bottom]]
+        elif kind != "polygon":
+            raise ValueError(f"{where}: shape_type is {kind!r}, expected polygon or rectangle; draw it as a polygon")
+        outlines.append(Outline(str(shape.get("label")), [[value for point in points for value in point]], where))
+    return outlines

@@ -1,0 +1,71 @@
+"""The layouts that are imported, in one table, and how a folder's layout is recognised.
+
+A new layout is a module of this package with two functions, and one line in `LAYOUTS`:
+
+- `recognise(source)` returns a short description of what the folder holds, "" if it is of another layout;
+- `read(source, frames)` returns its images as `Found`, nothing decoded; ValueError with file and remedy.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_reward_network.data_import.coco import read_coco, recognise_coco
+from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
+from rl_reward_network.data_import.items import Found
+from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
+from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
+from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
+from rl_reward_network.data_import.yolo import read_yolo, recognise_yolo
+
+
+class Layout(NamedTuple):
+    """How a layout is recognised and read; `frames` is for files with several, see `dicom.FRAMES`."""
+
+    recognise: Callable[[Path], str]
+    read: Callable[[Path, str], Found]
+
+
+LAYOUTS: dict[str, Layout] = {
+    "paired": Layout(recognise_paired_folders, read_paired_folders),
+    "coco": Layout(recognise_coco, read_coco),
+    "nnunet": Layout(recognise_nnunet, read_nnunet),
+    "yolo": Layout(recognise_yolo, read_yolo),
+    "labelme": Layout(recognise_labelme, read_labelme),
+    "dicom": Layout(recognise_dicom, read_dicom),
+}
+AUTO = "auto"
+
+
+def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
+    """Key of `LAYOUTS` for a folder, and the description of what it holds.
+
+    Args:
+        source: the folder.
+        layout: "auto", or a key that is taken as it is.
+
+    Raises:
+        ValueError: no folder, no known layout, several, or `layout` is unknown.
+    """
+    if layout not in (AUTO, *LAYOUTS):
+        raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")
+    if not source.is_dir():
+        raise ValueError(f"{source}: no such folder; name the folder of your images")
+    if layout != AUTO:
+        return layout, LAYOUTS[layout].recognise(source) or layout
+    found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}
+    if not found:
+        raise ValueError(f"{source}: no known layout; expected {EXPECTED}")
+    if len(found) > 1:
+        raise ValueError(
+            f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"
+            f" {' or '.join(found)}"
+        )
+    ((name, text),) = found.items()
+    return name, text
+
+
+EXPECTED = (
+    "images/ and masks/ with equal names, COCO instances, nnU-Net (imagesTr, labelsTr), YOLO polygons (images/,"
+    " labels/*.txt), LabelMe (one JSON per image) or DICOM"
+)

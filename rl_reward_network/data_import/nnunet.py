@@ -1,0 +1,104 @@
+"""nnU-Net's raw format: imagesTr/CASE_0000.png, labelsTr/CASE.png, dataset.json; two-dimensional images only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data_import.classes import load_class_masks
+from rl_reward_network.data_import.files import files_below
+from rl_reward_network.data_import.items import ClassMasks, Found, Size, file_item
+
+CHANNEL = "_0000"
+VOLUMES = (".nii.gz", ".nii", ".nrrd", ".mha")
+
+
+def recognise_nnunet(source: Path) -> str:
+    """ "nnU-Net raw data"; "" without imagesTr and labelsTr."""
+    both = (source / "imagesTr").is_dir() and (source / "labelsTr").is_dir()
+    return "nnU-Net raw data (imagesTr, labelsTr)" if both else ""
+
+
+def read_nnunet(source: Path, frames: str = "") -> Found:
+    """One item per case of imagesTr (and of imagesTs, unlabelled without labelsTs).
+
+    Args:
+        source: the folder.
+        frames: of no use here.
+
+    Raises:
+        ValueError: volumes, several channels per case, or a damaged dataset.json.
+    """
+    volumes = [path for path in files_below(source) if path.name.lower().endswith(VOLUMES)]
+    if volumes:
+        raise ValueError(
+            f"{volumes[0]}: a volume, expected single images; write each slice or frame as PNG (file_ending .png in"
+            " dataset.json) and import that"
+        )
+    values = _class_values(source)
+    items, faults = [], []
+    for images, labels in (("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")):
+        masks = {path.stem: path for path in files_below(source / labels, *IMAGE_SUFFIXES)}
+        for path in files_below(source / images, *IMAGE_SUFFIXES):
+            if path.stem[-5:-4] == "_" and path.stem[-4:].isdecimal() and not path.stem.endswith(CHANNEL):
+                faults.append(f"{path}: a second channel of its case; merge the channels into one RGB image")
+                continue
+            case = path.stem.removesuffix(CHANNEL)
+            mask = masks.pop(case, None)
+            name = case + path.suffix if images == "imagesTr" else f"{images}/{case}{path.suffix}"
+            items.append(file_item(source, path, name, NamedMasks(mask, values) if mask else None))
+        faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in masks.values()]
+    bare = sum(item.load_masks is None for item in items)
+    notes = [f"{bare} image(s) without a label map, imported as unlabelled"] if bare else []
+    return Found(items, {str(number[0]): name for name, number in values.items() if len(number) == 1}, faults, notes)
+
+
+def _class_values(source: Path) -> dict[str, list[int]]:
+    """Class -> its values in the label maps; {} without dataset.json, and then the values are the classes."""
+    path = source / "dataset.json"
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    labels: dict[str, Any] = content.get("labels", {}) if isinstance(content, dict) else {}
+    if labels and all(str(key).isdecimal() for key in labels):  # version 1: value -> name
+        labels = {str(name): int(value) for value, name in labels.items()}
+    try:
+        lists = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
+        values = {name: [int(value) for value in numbers] for name, numbers in lists.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: `labels` must be {{name: value}}, got {labels}; correct it") from error
+    return {name: numbers for name, numbers in values.items() if numbers != [0]}
+
+
+@dataclass(frozen=True)
+class NamedMasks:
+    """Called with an image's size (H, W), the masks of its classes by the names of dataset.json.
+
+    Attributes:
+        path: the label map.
+        values: class -> its values; {}: the values are the classes.
+    """
+
+    path: Path
+    values: dict[str, list[int]]
+
+    def __call__(self, size: Size) -> ClassMasks:
+        """Class -> bool (H, W).
+
+        Raises:
+            ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name.
+        """
+        masks = load_class_masks(self.path, size)
+        if not self.values:
+            return masks
+        named = {str(value) for values in self.values.values() for value in values}
+        if unknown := sorted(masks.keys() - named):
+            raise ValueError(f"{self.path}: holds {unknown[0]}, which dataset.json does not name; add it to `labels`")
+        return {
+            name: np.logical_or.reduce(found)
+            for name, values in self.values.items()
+            if (found := [masks[str(value)] for value in values if str(value) in masks])
+        }

@@ -1,0 +1,94 @@
+"""Write an imported data set in our own format: annotations.json, images/, masks/ and import.json."""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
+from rl_reward_network.data_import.survey import Survey
+
+
+def check_target(source: Path, to: Path) -> None:
+    """Refuse a target that holds something, lies in the source, or has the source in it.
+
+    Raises:
+        ValueError: names both folders and the remedy.
+    """
+    inner, outer = to.resolve(), source.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise ValueError(f"to is {to}, which lies in {source} or has it in it; name a folder beside it")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"to is {to}, which is not empty; name a new folder, or delete that one")
+
+
+def write_import(survey: Survey, to: Path) -> None:
+    """Write the images of a survey, whole or not at all; the source is only read.
+
+    Raises:
+        ValueError: the survey has open points, the target is refused, or a file has changed and cannot be read.
+    """
+    survey.check()
+    check_target(survey.source, to)
+    items, groups = survey.found.items, survey.groups or []
+    masks = _mask_names(items)
+    with whole_folder(to) as folder:
+        with ThreadPoolExecutor() as threads:
+            jobs = threads.map(lambda item: _write_item(folder, item, masks[item.name], survey.classes or []), items)
+            for _ in tqdm(jobs, "writing", len(items), leave=False, unit="image", delay=2):
+                pass
+        records = [_record(item, *group, masks, survey.phrase) for item, group in zip(items, groups, strict=True)]
+        write_json(folder / "annotations.json", records)
+        write_json(folder / IMPORT_FILE, _origin(survey))
+
+
+def _mask_names(items: list[Item]) -> dict[str, str]:
+    """Image name -> name of its mask: the stem, or the whole name where two images share it."""
+    stems = Counter(PurePosixPath(item.name).with_suffix("") for item in items)
+    paths = [PurePosixPath(item.name) for item in items]
+    return {str(path): f"{path.with_suffix('') if stems[path.with_suffix('')] == 1 else path}.png" for path in paths}
+
+
+def _write_item(folder: Path, item: Item, mask_name: str, classes: list[str]) -> None:
+    """Copy or write an image, and write its mask."""
+    place = folder / "images" / item.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    image = item.load_image()
+    if item.file is not None:
+        shutil.copyfile(item.file, place)
+    else:
+        Image.fromarray(image).save(place)
+    if item.load_masks is not None:
+        mask = np.zeros(image.shape[:2], bool)
+        for name, part in item.load_masks((image.shape[0], image.shape[1])).items():
+            mask |= part & (name in classes)
+        place = folder / "masks" / mask_name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask.astype(np.uint8) * 255).save(place)
+
+
+def _record(item: Item, group: str, series: str | None, masks: Mapping[str, str], phrase: str) -> dict[str, Any]:
+    """The record of annotations.json."""
+    mask = {"mask_png": f"masks/{masks[item.name]}"} if item.load_masks else {}
+    return {"image": item.name, "text": [phrase], **mask, "group": group, **({"series": series} if series else {})}
+
+
+def _origin(survey: Survey) -> dict[str, Any]:
+    """The content of import.json; without paths, which may name a patient."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "layout": survey.layout,
+        "groups": survey.groups_from,
+        "classes": survey.classes,
+        "images": len(survey.found.items),
+        "labelled": sum(item.load_masks is not None for item in survey.found.items),
+        "suspected_leaks": survey.leaks[0],
+    }

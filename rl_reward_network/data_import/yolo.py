@@ -1,0 +1,95 @@
+"""YOLO polygons: images/ and labels/*.txt, a line per object: class, x1, y1, x2, y2, ... as shares of the size."""
+
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data_import.files import files_below, names_of, relative_path, role_of, without_role
+from rl_reward_network.data_import.items import Found, file_item
+from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+
+NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names")
+
+
+def recognise_yolo(source: Path) -> str:
+    """ "YOLO polygons"; "" without text files in a folder "labels"."""
+    images, labels = files_below(source, *IMAGE_SUFFIXES), _label_files(source)
+    return f"YOLO polygons (images with {len(labels)} text files)" if images and labels else ""
+
+
+def read_yolo(source: Path, frames: str = "") -> Found:
+    """One item per image; an empty text file is an empty mask, an image without text file is unlabelled.
+
+    Args:
+        source: the folder.
+        frames: of no use here.
+
+    Raises:
+        ValueError: data.yaml cannot be read.
+    """
+    names = _class_names(source)
+    images = [p for p in files_below(source, *IMAGE_SUFFIXES) if role_of(relative_path(p, source)) != "mask"]
+    labels = {_key(path, source): path for path in _label_files(source)}
+    keys = Counter(_key(path, source) for path in images)
+    faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
+    written = names_of(images, source)
+    items = []
+    for path in images:
+        text, masks = labels.pop(_key(path, source), None), None
+        if text is not None:
+            try:
+                masks = OutlineMasks(tuple(_outlines(text, names)), where=str(text), shares=True)
+            except ValueError as error:
+                faults.append(str(error))
+        items.append(file_item(source, path, written[path], masks))
+    notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
+    bare = sum(item.load_masks is None for item in items)
+    notes += [f"{bare} image(s) without a text file, imported as unlabelled"] if bare else []
+    return Found(items, names, faults, notes)
+
+
+def _label_files(source: Path) -> list[Path]:
+    """Text files in a folder "labels"."""
+    return [path for path in files_below(source, ".txt") if role_of(relative_path(path, source)) == "mask"]
+
+
+def _key(path: Path, source: Path) -> str:
+    return str(without_role(relative_path(path, source)).with_suffix(""))
+
+
+def _class_names(source: Path) -> dict[str, str]:
+    """Number -> name, from data.yaml or classes.txt; {} without them, and then the numbers are the classes."""
+    file = next((source / name for name in NAME_FILES if (source / name).is_file()), None)
+    if file is None:
+        return {}
+    text = file.read_text(encoding="utf-8-sig")
+    if file.suffix in (".txt", ".names"):
+        return {str(number): name.strip() for number, name in enumerate(text.splitlines()) if name.strip()}
+    try:
+        names = (yaml.safe_load(text) or {}).get("names", {})
+    except (yaml.YAMLError, AttributeError) as error:
+        raise ValueError(f"{file}: not valid YAML with `names` ({error}); correct it") from error
+    pairs = names.items() if isinstance(names, dict) else enumerate(names)
+    return {str(number): str(name) for number, name in pairs}
+
+
+def _outlines(path: Path, names: dict[str, str]) -> list[Outline]:
+    """The objects of a text file; ValueError for lines that are no polygons."""
+    outlines = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        where = f"{path}: line {number}"
+        index, *numbers = line.split() or [""]
+        if not index:
+            continue
+        if names and index not in names:
+            raise ValueError(f"{where}: class {index} is not in data.yaml or classes.txt; add it")
+        if len(numbers) < 6 or len(numbers) % 2:
+            box = ", which is a box" if len(numbers) == 4 else ""
+            raise ValueError(f"{where}: {len(numbers)} numbers{box}, expected 3 or more pairs x, y; export polygons")
+        try:
+            outlines.append(Outline(names.get(index, index), [[float(value) for value in numbers]], where))
+        except ValueError:
+            raise ValueError(f"{where}: not a line of numbers; export it again") from None
+    return outlines

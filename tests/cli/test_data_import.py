@@ -1,0 +1,57 @@
+"""`sa2va-rl data import`: what it prints, what it writes, and what comes next."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_reward_network.cli import data_import
+from rl_reward_network.cli.data_import import Args
+from rl_reward_network.cli.main import main
+from tests.data_import.sources import write_pairs
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_pairs(Path("photos"))
+
+
+def test_without_write_it_only_tells(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "import", "photos", "--to", "new", "--groups", "none"])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "layout: paired folders (images with masks)"
+    assert last == "nothing was written; next: the same command with --to new --write"
+    assert [path.name for path in Path().iterdir()] == ["photos"]
+
+
+def test_with_write_it_writes_and_names_the_next_command(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "import", "photos", "--to", "new", "--groups", "none", "--write"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "imported: new; next: DATA_ROOT=new bash run_step2_finetune.sh quick"
+    assert Path("new/annotations.json").is_file()
+
+
+def test_what_is_open_comes_after_the_report(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "import", "photos", "--to", "new", "--write"])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert "images: 5, 5 with a mask" in said.out
+    assert said.err.startswith("error: no group (patient) is known for 5 of 5 images")
+    assert not Path("new").exists()
+
+
+def test_a_target_is_needed_to_write_and_checked_before_anything_is_read(source: Path) -> None:
+    with pytest.raises(ValueError, match="write is True, but to is not given"):
+        data_import.main(Args(source, write=True))
+    with pytest.raises(ValueError, match="to is photos/new, which lies in photos"):
+        data_import.main(Args(source, to=source / "new"))
+
+
+def test_the_embedded_data_keep_their_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, text in ((["data"], "Render the embedded"), (["data", "import"], "Import images and masks")):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        said = capsys.readouterr().out
+        assert said.startswith(f"usage: sa2va-rl {' '.join(words)} ")
+        assert text in said

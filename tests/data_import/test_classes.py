@@ -1,0 +1,87 @@
+"""Masks of every kind: 0/1, 0/255, palettes, colours, label maps, JPEG."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data_import.classes import chosen_classes, load_class_masks
+from tests.data_import.sources import SIZE, save, truth
+
+MASK, OTHER = truth(1), np.roll(truth(2), 14, axis=1) & ~truth(1)
+
+
+def test_zero_and_one_and_zero_and_255(tmp_path: Path) -> None:
+    for value in (1, 255):
+        masks = load_class_masks(save(tmp_path / "m.png", MASK.astype(np.uint8) * np.uint8(value)), SIZE)
+        assert list(masks) == [str(value)]
+        assert (masks[str(value)] == MASK).all()
+    bilevel = load_class_masks(save(tmp_path / "m.png", MASK), SIZE)
+    assert list(bilevel) == ["1"]
+    assert (bilevel["1"] == MASK).all()
+
+
+def test_a_palette_gives_its_indices(tmp_path: Path) -> None:
+    image = Image.fromarray((MASK + 2 * OTHER).astype(np.uint8), "P")
+    image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0])
+    image.save(tmp_path / "m.png")
+    masks = load_class_masks(tmp_path / "m.png", SIZE)
+    assert sorted(masks) == ["1", "2"]
+    assert (masks["1"] == MASK).all()
+    assert (masks["2"] == OTHER).all()
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_colours_are_named_by_their_hex_digits(tmp_path: Path, alpha: bool) -> None:
+    colours = MASK[..., None] * np.array([255, 0, 16]) + OTHER[..., None] * np.array([0, 128, 0])
+    grid = np.concatenate([colours, np.full((*SIZE, 1), 255)], axis=2) if alpha else colours
+    masks = load_class_masks(save(tmp_path / "m.png", grid.astype(np.uint8)), SIZE)
+    assert sorted(masks) == ["#008000", "#ff0010"]
+    assert (masks["#ff0010"] == MASK).all()
+    assert (masks["#008000"] == OTHER).all()
+
+
+def test_16_bit_label_maps(tmp_path: Path) -> None:
+    masks = load_class_masks(save(tmp_path / "m.png", MASK * np.uint16(1000) + OTHER * np.uint16(7)), SIZE)
+    assert sorted(masks) == ["1000", "7"]
+    assert (masks["1000"] == MASK).all()
+
+
+def test_a_jpeg_of_black_and_white_is_cut_in_the_middle(tmp_path: Path) -> None:
+    large = np.kron(MASK, np.ones((9, 9), bool))
+    path = save(tmp_path / "m.jpg", large.astype(np.uint8) * 255, quality=95)
+    assert len(np.unique(Image.open(path))) > 2, "lossy"
+    masks = load_class_masks(path, large.shape)
+    assert list(masks) == ["255"]
+    assert (masks["255"] == large).mean() > 0.999
+    save(path, (large * 100).astype(np.uint8))
+    with pytest.raises(ValueError, match=r"m\.jpg: a lossy file.*PNG"):
+        load_class_masks(path, large.shape)
+
+
+def test_an_empty_mask_has_no_class(tmp_path: Path) -> None:
+    assert load_class_masks(save(tmp_path / "m.png", np.zeros(SIZE, np.uint8)), SIZE) == {}
+
+
+def test_a_picture_or_another_size_is_no_mask(tmp_path: Path) -> None:
+    ramp = np.arange(SIZE[0] * SIZE[1], dtype=np.uint8).reshape(SIZE)
+    with pytest.raises(ValueError, match=r"m\.png: holds 256 values"):
+        load_class_masks(save(tmp_path / "m.png", ramp), SIZE)
+    with pytest.raises(ValueError, match=r"m\.png: mask is 24 x 32 .* image is 32 x 24"):
+        load_class_masks(save(tmp_path / "m.png", MASK.T), SIZE)
+
+
+def test_the_only_class_is_chosen_and_several_are_asked_for() -> None:
+    assert chosen_classes(None, ["255"], {}) == ["255"]
+    assert chosen_classes(None, ["1", "2"], {}) is None
+    assert chosen_classes("all", ["2", "10", "1"], {}) == ["1", "2", "10"]
+    assert chosen_classes("2", ["1", "2"], {}) == ["2"]
+    assert chosen_classes("2, 1", ["1", "2"], {}) == ["2", "1"]
+    assert chosen_classes("#FF0000", ["#ff0000", "#00ff00"], {}) == ["#ff0000"]
+    ids = {"1": "vessel", "2": "catheter", "3": "1"}
+    assert chosen_classes("2", ["vessel"], ids) == ["catheter"], "by number"
+    assert chosen_classes("1", ["vessel"], ids) == ["1"], "names come before numbers"
+    assert chosen_classes("all", ["all", "b"], {}) == ["all"], "a class of that name"
+    with pytest.raises(ValueError, match=r"label 'tree' is no class .* catheter, vessel.*--label all"):
+        chosen_classes("tree", ["vessel", "catheter"], {})

@@ -1,0 +1,155 @@
+"""DICOM: frames, photometric interpretation, window, depth, hashes, and no name anywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, generate_uid
+
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data_import.dicom import load_frame, read_dicom, recognise_dicom
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
+from rl_reward_network.data_import.write import write_import
+from tests.data_import.sources import SIZE, as_255, save, truth
+
+SECRET = "DOE^JANE"
+
+
+def series_uid(patient: str) -> str:
+    return generate_uid(entropy_srcs=[patient])
+
+
+def write_dicom(path: Path, pixels: np.ndarray, bits: int = 12, patient: str = "4711", **tags: Any) -> Path:
+    """pixels: (H, W) or (frames, H, W) of the stored values."""
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = XRayAngiographicImageStorage, generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    data.SOPClassUID, data.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    data.PatientName, data.PatientID, data.SeriesInstanceUID = SECRET, patient, series_uid(patient)
+    data.Rows, data.Columns = pixels.shape[-2:]
+    if pixels.ndim == 3:
+        data.NumberOfFrames = len(pixels)
+    data.SamplesPerPixel, data.PhotometricInterpretation = 1, "MONOCHROME2"
+    data.BitsAllocated, data.BitsStored, data.HighBit = 8 if bits == 8 else 16, bits, bits - 1
+    data.PixelRepresentation = 0
+    data.PixelData = pixels.astype(np.uint8 if bits == 8 else "<u2").tobytes()
+    for name, value in tags.items():
+        setattr(data, name, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data.save_as(path, enforce_file_format=True)
+    return path
+
+
+def grid(high: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, high + 1, SIZE)
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, np.uint8), (12, np.uint16), (16, np.uint16)])
+def test_stored_values_are_kept_and_monochrome1_is_inverted(tmp_path: Path, bits: int, kind: type) -> None:
+    high = 2**bits - 1
+    stored = grid(high)
+    image = load_frame(write_dicom(tmp_path / "a.dcm", stored, bits), 0)
+    assert image.dtype == kind
+    assert (image == stored).all()
+    inverted = write_dicom(tmp_path / "b.dcm", stored, bits, PhotometricInterpretation="MONOCHROME1")
+    assert (load_frame(inverted, 0) == high - stored).all()
+
+
+def test_the_window_is_applied(tmp_path: Path) -> None:
+    """PS3.3, C.11.2.1.2.1: linear between centre - 0.5 - (width - 1) / 2 and that plus width - 1."""
+    stored = np.tile(np.arange(0, 4096, 128), (24, 1))
+    path = write_dicom(tmp_path / "a.dcm", stored, WindowCenter=1024, WindowWidth=1025)
+    low = 1024 - 0.5 - 512
+    expected = np.clip((stored - low) / 1024, 0, 1) * 4095
+    assert np.abs(load_frame(path, 0) - expected).max() <= 1
+
+
+def test_rescaled_values_begin_at_black(tmp_path: Path) -> None:
+    stored = grid(4095)
+    path = write_dicom(tmp_path / "a.dcm", stored, RescaleSlope=2, RescaleIntercept=-1024)
+    assert (load_frame(path, 0) == stored).all()
+
+
+def test_a_table_of_values_is_applied(tmp_path: Path) -> None:
+    table = pydicom.Dataset()
+    table.LUTDescriptor, table.LUTData = [4096, 0, 12], (4095 - np.arange(4096)).astype("<u2").tobytes()
+    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
+    stored = grid(4095)
+    path = write_dicom(tmp_path / "a.dcm", stored, VOILUTSequence=[table])
+    assert (load_frame(path, 0) == 4095 - stored).all()
+
+
+@pytest.mark.parametrize(("frames", "chosen"), [("first", [1]), ("middle", [3]), ("all", [1, 2, 3, 4, 5])])
+def test_frames_are_chosen(tmp_path: Path, frames: str, chosen: list[int]) -> None:
+    run = np.stack([np.full(SIZE, 100 * frame) for frame in range(1, 6)])
+    write_dicom(tmp_path / "images/run.dcm", run)
+    save(tmp_path / "masks/run_3.png", as_255(truth(3)))
+    found = read_dicom(tmp_path, frames)
+    assert found.faults == []
+    assert [item.name for item in found.items] == [f"dicom_00001_frame_{frame:04d}.png" for frame in chosen]
+    assert [int(item.load_image()[0, 0]) for item in found.items] == [100 * frame for frame in chosen]
+    assert [item.load_masks is not None for item in found.items] == [frame == 3 for frame in chosen]
+    assert len({item.series for item in found.items}) == 1
+
+
+def test_a_mask_of_an_unknown_frame_and_an_unknown_choice_are_refused(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "images/run.dcm", np.zeros((3, *SIZE)))
+    save(tmp_path / "masks/run.png", as_255(truth(3)))
+    (fault,) = read_dicom(tmp_path, "all").faults
+    assert "run.png is the mask of one of 3 frames; name it run_<n>" in fault
+    assert read_dicom(tmp_path, "middle").items[0].load_masks is not None
+    with pytest.raises(ValueError, match="frames is 'last', expected first, middle, all"):
+        read_dicom(tmp_path, "last")
+
+
+def test_patients_are_groups_by_a_hash_that_changes_and_nothing_names_them(tmp_path: Path) -> None:
+    source, groups = tmp_path / "source", []
+    for number in range(4):
+        name = f"{SECRET}_{number}.dcm" if number else "IM0000"  # archives often leave the suffix out
+        write_dicom(source / "images" / name, grid(4095) + number, patient=f"patient {number // 2}")
+    save(source / "masks" / f"{SECRET}_1.png", as_255(truth(1)))
+    assert recognise_dicom(source) == "4 DICOM files"
+    for out in (tmp_path / "one", tmp_path / "two"):
+        survey = survey_source(source, ImportOptions())
+        assert survey.groups_from == "layout"
+        write_import(survey, out)
+        samples = read_annotations(out)
+        groups.append([sample.group for sample in samples])
+        assert [sample.labelled for sample in samples].count(True) == 1
+        for file in filter(Path.is_file, out.rglob("*")):
+            assert not any(word in str(file).lower() for word in ("doe", "4711"))
+            content = file.read_bytes()
+            names = [SECRET, "patient 0", "patient 1", series_uid("patient 0"), series_uid("patient 1")]
+            assert not any(name.encode() in content for name in names), file
+    for found in groups:
+        assert found[0] == found[3] != found[1] == found[2], "IM0000 is the last by name"
+    assert not set(groups[0]) & set(groups[1]), "another key for each import"
+
+
+def test_names_in_a_table_are_hashed_too(tmp_path: Path) -> None:
+    for number in range(4):
+        write_dicom(tmp_path / f"source/{number}.dcm", grid(4095), patient="")
+    assert survey_source(tmp_path / "source", ImportOptions()).groups is None, "no PatientID"
+    (tmp_path / "p.csv").write_text("image,group\n" + "".join(f"{n}.dcm,DOE {n % 2}\n" for n in range(4)))
+    groups = survey_source(tmp_path / "source", ImportOptions(str(tmp_path / "p.csv"))).groups
+    assert groups is not None
+    assert len({group for group, _ in groups}) == 2
+    assert not any("DOE" in group for group, _ in groups)
+
+
+def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None:
+    (write_dicom(tmp_path / "cut.dcm", grid(4095))).write_bytes((tmp_path / "cut.dcm").read_bytes()[:-500])
+    with pytest.raises(ValueError, match=r"cut\.dcm: pixels cannot be decoded"):
+        load_frame(tmp_path / "cut.dcm", 0)
+    (tmp_path / "no.dcm").write_bytes(b"nothing")
+    (fault,) = read_dicom(tmp_path).faults
+    assert "no.dcm: not read" in fault
+
+
+def test_text_burned_into_pictures_is_told(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a.dcm", grid(4095), BurnedInAnnotation="YES")
+    assert any("burned into the picture" in note for note in read_dicom(tmp_path).notes)

@@ -1,0 +1,84 @@
+"""Groups from a table, from names, from the layout, or none."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data_import.groups import groups_of
+from rl_reward_network.data_import.items import Item
+
+
+def item(found_as: str, **fields: str) -> Item:
+    return Item(found_as.removeprefix("images/"), found_as, lambda: np.zeros((2, 2), np.uint8), None, **fields)
+
+
+ITEMS = [item("images/a/1.png"), item("images/a/2.png"), item("images/b/1.png")]
+
+
+@pytest.mark.parametrize("names", [("a/1.png", "a/2", "images/b/1.png")])
+@pytest.mark.parametrize("form", ["{},{}", "{};{}", "{}\t{}"])
+def test_a_table_names_images_with_or_without_folder_and_suffix(
+    tmp_path: Path, names: tuple[str, ...], form: str
+) -> None:
+    rows = ["image,group", *map(",".join, zip(names, ("7", "7", "8"), strict=True)), "other.png,9"]
+    (tmp_path / "patients.csv").write_text("\n".join(form.format(*row.split(",")) for row in rows), "utf-8-sig")
+    assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == ([("7", None), ("7", None), ("8", None)], "table")
+
+
+def test_a_table_may_name_the_series(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text('image,group,series\n1,"Doe, J",s1\n2,x,\n')
+    found, _ = groups_of([item("1.png"), item("2.png")], str(tmp_path / "p.csv"), None)
+    assert found == [("Doe, J", "s1"), ("x", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,patient\n1,7\n", r"columns are \['image', 'patient'\], expected image, group"),
+        ("", r"columns are \[\]"),
+        ("image,group\na/1,7\na/1,8\n", r"column image holds 'a/1' more than once"),
+        ("image,group\na/1,7\n", r"no row for 2 of 3 images \(images/a/2\.png, images/b/1\.png\)"),
+        ("image,group\na/1,\n", r"line 2: image is 'a/1', group is ''"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"p\.csv: .*{message}"):
+        groups_of(ITEMS, str(tmp_path / "p.csv"), None)
+
+
+def test_names_give_groups_by_an_expression() -> None:
+    found = groups_of(ITEMS, None, r"(?P<group>\w)/(?P<series>\d)")
+    assert found == ([("a", "1"), ("a", "2"), ("b", "1")], "file names")
+    with pytest.raises(ValueError, match=r"group_regex .* no group in 1 of 3 images \(images/b/1\.png\)"):
+        groups_of(ITEMS, None, "(?P<group>a)/")
+
+
+def test_the_names_of_angiograms_need_no_expression() -> None:
+    names = [f"images/DOE^({number:010d})_{series}_frame_000001.png" for number in (1, 2) for series in (1, 2)]
+    found, _ = groups_of([item(name) for name in names], None, None)
+    assert [group for group, _ in found] == ["0000000001"] * 2 + ["0000000002"] * 2
+
+
+def test_none_makes_each_image_its_own() -> None:
+    found = groups_of(ITEMS, "none", None)
+    assert found == ([("a/1.png", None), ("a/2.png", None), ("b/1.png", None)], "none")
+
+
+def test_the_layout_gives_groups_unless_flags_do() -> None:
+    items = [item("1.png", group="x", series="s"), item("2.png", group="y")]
+    assert groups_of(items, None, None) == ([("x", "s"), ("y", None)], "layout")
+    assert groups_of(items, None, r"(?P<group>\d)", str.upper)[0] == [("1", "S"), ("2", None)]
+
+
+def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        groups_of(ITEMS, None, None)
+    assert all(
+        word in str(error.value) for word in ("3 of 3", "--groups patients.csv", "--group_regex", "--groups none")
+    )
+    with pytest.raises(ValueError, match=r"nowhere\.csv: file not found.*--groups none"):
+        groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
+    with pytest.raises(ValueError, match="groups is 'none' and group_regex is"):
+        groups_of(ITEMS, "none", "(?P<group>a)")

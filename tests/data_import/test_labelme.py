@@ -1,0 +1,76 @@
+"""LabelMe: one JSON file per image."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
+from tests.data_import.sources import SIZE, box_polygon, picture, save, truth, write_json
+
+
+def drawing(number: int, kind: str = "polygon", **changes: Any) -> dict[str, Any]:
+    x = box_polygon(number)
+    points = [[x[0], x[1]], [x[4], x[5]]] if kind == "rectangle" else [[x[n], x[n + 1]] for n in range(0, 8, 2)]
+    shape = {"label": "vessel", "shape_type": kind, "points": points, "flags": {}}
+    size = {"imageHeight": SIZE[0], "imageWidth": SIZE[1]}
+    return {"version": "5.5.0", "shapes": [shape], "imagePath": f"{number}.png", "imageData": None, **size, **changes}
+
+
+def write_labelme(source: Path, **changes: Any) -> Path:
+    for number in range(3):
+        save(source / f"{number}.png", picture(number))
+    write_json(source / "0.json", drawing(0))
+    write_json(source / "1.json", drawing(1, "rectangle", **changes))
+    return source
+
+
+def test_polygons_and_rectangles_are_read(tmp_path: Path) -> None:
+    write_labelme(tmp_path)
+    assert recognise_labelme(tmp_path) == "LabelMe (2 JSON files)"
+    found = read_labelme(tmp_path)
+    assert found.faults == []
+    masks = [item.load_masks and item.load_masks(SIZE) for item in found.items]
+    assert masks[2] is None
+    for number in (0, 1):
+        mask = masks[number]
+        assert mask is not None
+        assert (mask["vessel"] == truth(number)).all()
+
+
+@pytest.mark.parametrize("place", ["../images/1.png", "..\\images\\1.png", "elsewhere/1.png"])
+def test_images_may_lie_beside_the_folder_of_the_drawings(tmp_path: Path, place: str) -> None:
+    for number in range(2):
+        save(tmp_path / f"images/{number}.png", picture(number))
+        write_json(tmp_path / f"json/{number}.json", drawing(number, imagePath=f"../images/{number}.png"))
+    write_json(tmp_path / "json/1.json", drawing(1, imagePath=place))
+    found = read_labelme(tmp_path)
+    if "elsewhere" in place:
+        assert "1.json: imagePath is 'elsewhere/1.png'" in found.faults[0]
+    else:
+        assert found.faults == []
+        assert found.items[1].load_masks is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shapes": [{"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}]}, "shape_type is 'circle'"),
+        ({"imageHeight": None}, "imageHeight, imageWidth are"),
+        ({"shapes": None}, "no list `shapes`"),
+        ({"imagePath": "0.png"}, "0.png has a JSON file already"),
+    ],
+)
+def test_drawings_that_cannot_be_read_are_faults(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write_labelme(tmp_path, **changes)
+    (fault,) = read_labelme(tmp_path).faults
+    assert "1.json" in fault
+    assert message in fault
+
+
+def test_a_drawing_on_another_size_is_refused(tmp_path: Path) -> None:
+    write_labelme(tmp_path, imageHeight=SIZE[0] * 2, imageWidth=SIZE[1] * 2)
+    load = read_labelme(tmp_path).items[1].load_masks
+    assert load is not None
+    with pytest.raises(ValueError, match=r"1\.json: drawn on 64 x 48, but the image is 32 x 24"):
+        load(SIZE)

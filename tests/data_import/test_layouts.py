@@ -1,0 +1,56 @@
+"""Every layout is recognised as itself alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
+from tests.data_import.sources import SIZE, as_255, save, truth, write_pairs
+from tests.data_import.test_coco import write_coco
+from tests.data_import.test_dicom import write_dicom
+from tests.data_import.test_labelme import write_labelme
+from tests.data_import.test_nnunet import write_nnunet
+from tests.data_import.test_yolo import write_yolo
+
+
+def write_dicom_with_masks(source: Path) -> Path:
+    write_dicom(source / "images/a.dcm", np.zeros(SIZE))
+    save(source / "masks/a.png", as_255(truth(0)))
+    return source
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "paired": write_pairs,
+    "coco": lambda source: write_coco(source, "annotations/instances_default.json", "images/{}.png"),
+    "nnunet": lambda source: write_nnunet(source, {"background": 0, "vessel": 1}),
+    "yolo": write_yolo,
+    "labelme": write_labelme,
+    "dicom": write_dicom_with_masks,
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_layout_is_recognised_as_itself_alone(tmp_path: Path, name: str) -> None:
+    SOURCES[name](tmp_path)
+    assert [other for other, layout in LAYOUTS.items() if layout.recognise(tmp_path)] == [name]
+    assert recognise_layout(tmp_path) == (name, LAYOUTS[name].recognise(tmp_path))
+
+
+def test_two_layouts_in_one_folder_are_asked_about(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    write_coco(tmp_path, "result.json", "images/{}.png")
+    with pytest.raises(ValueError, match=r"paired folders .* and COCO .*--layout paired or coco"):
+        recognise_layout(tmp_path)
+    assert recognise_layout(tmp_path, "coco")[0] == "coco"
+
+
+def test_other_folders_are_refused_with_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no known layout; expected images/ and masks/"):
+        recognise_layout(tmp_path)
+    with pytest.raises(ValueError, match="nowhere: no such folder"):
+        recognise_layout(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="layout is 'voc', expected auto, paired, coco"):
+        recognise_layout(tmp_path, "voc")

@@ -1,0 +1,108 @@
+"""Paired folders: which image has which mask, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data_import import files, paired_folders
+from rl_reward_network.data_import.items import Item
+from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
+from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+
+
+def items_of(source: Path) -> dict[str, Item]:
+    assert recognise_paired_folders(source)
+    found = read_paired_folders(source)
+    assert found.faults == []
+    return {item.name: item for item in found.items}
+
+
+def check_masks(items: dict[str, Item], names: list[str]) -> None:
+    assert sorted(items) == sorted(names)
+    for number, name in enumerate(names):
+        load = items[name].load_masks
+        assert load is not None
+        (mask,) = load(SIZE).values()
+        assert (mask == truth(number)).all(), name
+        assert (items[name].load_image() == picture(number)).all()
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "names"),
+    [
+        ("images/{}.png", "masks/{}.png", "{}.png"),
+        ("images/{}.png", "labels/{}.tif", "{}.png"),
+        ("Images/{}.png", "gt/{}_gt.png", "{}.png"),
+        ("images/{}.png", "annotations/{}-mask.png", "{}.png"),
+        ("images/p7/{}.png", "masks/p7/{}.png", "p7/{}.png"),
+        ("train/images/{}.png", "train/masks/{}.png", "train/{}.png"),
+        ("images/train/{}.png", "masks/train/{}.png", "train/{}.png"),
+        ("{}.png", "{}_mask.png", "{}.png"),
+        ("p7/{}.png", "p7/{}_seg.png", "p7/{}.png"),
+        ("{}.png", "masks/{}.png", "{}.png"),
+        ("images/{}.v2.png", "masks/{}.v2.png", "{}.v2.png"),
+        ("images/{}.tif", "masks/{}.png", "{}.png"),
+    ],
+)
+def test_images_find_their_masks(tmp_path: Path, images: str, masks: str, names: str) -> None:
+    write_pairs(tmp_path, images, masks)
+    check_masks(items_of(tmp_path), [names.format(number) for number in range(5)])
+
+
+def test_equal_stems_in_two_folders_stay_apart(tmp_path: Path) -> None:
+    for part, first in (("train", 0), ("test", 2)):
+        for number in (1, 2):
+            save(tmp_path / part / "images" / f"{number}.png", picture(first + number))
+            save(tmp_path / part / "masks" / f"{number}.png", truth(first + number).astype(np.uint8))
+    items = items_of(tmp_path)
+    assert sorted(items) == ["test/1.png", "test/2.png", "train/1.png", "train/2.png"]
+    assert (items["test/2.png"].load_image() == picture(4)).all()
+    load = items["test/2.png"].load_masks
+    assert load is not None
+    assert (load(SIZE)["1"] == truth(4)).all()
+
+
+def test_names_that_would_become_one_keep_their_folder_and_suffix(tmp_path: Path) -> None:
+    paths = [save(tmp_path / name, picture(0)) for name in ("images/a.png", "img/a.png", "images/b.tif", "b.png")]
+    assert list(files.names_of(paths, tmp_path).values()) == [
+        "images/a_png.png",
+        "img/a_png.png",
+        "images/b_tif.tif",
+        "b_png.png",
+    ]
+
+
+def test_unmatched_files_are_told(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "images/bare.png", picture(9))
+    save(tmp_path / "masks/lost.png", truth(9))
+    found = read_paired_folders(tmp_path)
+    assert {item.name: item.load_masks is None for item in found.items} == {
+        **{f"{number}.png": False for number in range(5)},
+        "bare.png": True,
+    }
+    assert ["images/bare.png" in found.notes[0], "masks/lost.png" in found.notes[1]] == [True, True]
+
+
+def test_two_images_or_two_masks_of_one_name_are_faults(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "images/1.jpg", picture(9))
+    save(tmp_path / "masks/3_mask.tif", truth(3))
+    save(tmp_path / "masks/3.bmp", truth(3))
+    first, second = read_paired_folders(tmp_path).faults
+    assert "images/1.jpg, images/1.png: images of one name" in first
+    assert "masks/3.bmp, masks/3.png, masks/3_mask.tif: masks of one image" in second
+
+
+def test_folders_without_a_pair_are_refused_with_names_of_both(tmp_path: Path) -> None:
+    write_pairs(tmp_path, masks="masks/x{}.png")
+    with pytest.raises(ValueError, match=r"no image has a mask.*images/0\.png.*masks/x0\.png"):
+        read_paired_folders(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["images/{}.png", "photos/{}.png"])
+def test_images_alone_are_no_pairs(tmp_path: Path, name: str) -> None:
+    write_pairs(tmp_path, name, name)
+    assert recognise_paired_folders(tmp_path) == ""
+    assert paired_folders.AFFIXES[0] == "mask"

@@ -1,0 +1,129 @@
+"""What is found out before anything is written: faults, classes, groups, leaks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data_import.report import report_lines
+from rl_reward_network.data_import.survey import ImportOptions, Survey, survey_source
+from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+
+OWN = ImportOptions(groups="none")
+
+
+def points_of(source: Path, options: ImportOptions = OWN) -> str:
+    survey = survey_source(source, options)
+    with pytest.raises(ValueError) as error:
+        survey.check()
+    assert str(error.value) == "\n".join(survey.open_points)
+    return str(error.value)
+
+
+def lines_of(survey: Survey) -> str:
+    return "\n".join(report_lines(survey))
+
+
+def test_a_good_source_has_no_open_point(tmp_path: Path) -> None:
+    survey = survey_source(write_pairs(tmp_path), OWN)
+    survey.check()
+    assert (survey.classes, survey.phrase, survey.leaks) == (["255"], "blood vessel", (0, []))
+    share = np.mean([truth(number) for number in range(5)])
+    assert lines_of(survey).splitlines() == [
+        "layout: paired folders (images with masks)",
+        "images: 5, 5 with a mask; 32 x 24 (5)",
+        f"class 255: in 5 images, {share:.2%} of the pixels, the mask",
+        "phrase: blood vessel",
+        "groups: none; each image is its own, which every report will repeat as a possible leak",
+    ]
+
+
+def test_a_mask_of_another_size_is_a_fault(tmp_path: Path) -> None:
+    save(write_pairs(tmp_path) / "masks/2.png", truth(2, (48, 64)))
+    assert "2.png: mask is 64 x 48 (width x height), but its image is 32 x 24" in points_of(tmp_path)
+
+
+@pytest.mark.parametrize("orientation", [3, 6, 8])
+def test_a_photograph_is_turned_upright_before_its_mask_is_compared(tmp_path: Path, orientation: int) -> None:
+    """The mask is drawn on the picture as viewers show it; one drawn on the pixels as they are stored is a fault."""
+    write_pairs(tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright = (SIZE[1], SIZE[0]) if orientation > 4 else SIZE
+    (tmp_path / "images/2.png").unlink()
+    save(tmp_path / "images/2.jpg", picture(2), exif=exif)
+    save(tmp_path / "masks/2.png", truth(2, upright))
+    survey = survey_source(tmp_path, ImportOptions("none", label="all"))
+    survey.check()
+    assert [one.size for one in survey.seen if one.item.name == "2.jpg"] == [upright]
+    if orientation > 4:
+        save(tmp_path / "masks/2.png", truth(2))
+        assert "mask is 32 x 24 (width x height), but its image is 24 x 32" in points_of(
+            tmp_path, ImportOptions("none", label="all")
+        )
+
+
+def test_all_broken_files_are_listed_up_to_ten(tmp_path: Path) -> None:
+    write_pairs(tmp_path, count=14)
+    for number in range(12):
+        path = tmp_path / f"{'images' if number % 2 else 'masks'}/{number}.png"
+        path.write_bytes(path.read_bytes()[:60])
+    text = points_of(tmp_path)
+    assert "12 faults" in text
+    assert text.count("not a readable image") == 10
+    assert "... and 2 more" in text
+    assert "images: 14, 14 with a mask; 32 x 24 (2)" in lines_of(survey_source(tmp_path, OWN))
+
+
+def test_several_classes_are_listed_with_counts_until_one_is_chosen(tmp_path: Path) -> None:
+    write_pairs(tmp_path, stored=lambda mask: mask.astype(np.uint8))
+    save(tmp_path / "masks/4.png", 3 * truth(4).astype(np.uint8))
+    assert "2 classes: 1 (4 images), 3 (1 images); give --label NAME, or --label all" in points_of(tmp_path)
+    survey = survey_source(tmp_path, ImportOptions("none", label="3"))
+    survey.check()
+    assert survey.classes == ["3"]
+    assert "empty masks: 4" in lines_of(survey)
+    assert "label '2' is no class" in points_of(tmp_path, ImportOptions("none", label="2"))
+
+
+def test_a_class_without_any_pixel_and_empty_masks_alone_are_refused(tmp_path: Path) -> None:
+    write_pairs(tmp_path, stored=lambda mask: np.zeros_like(mask, np.uint8))
+    assert "all masks are empty in every image; the masks hold zeros only" in points_of(tmp_path)
+
+
+def test_all_open_points_come_at_once(tmp_path: Path) -> None:
+    write_pairs(tmp_path, stored=lambda mask: mask.astype(np.uint8))
+    save(tmp_path / "masks/4.png", 3 * truth(4).astype(np.uint8))
+    (tmp_path / "images/0.png").write_bytes(b"")
+    faults, groups, classes = survey_source(tmp_path, ImportOptions()).open_points
+    assert "the file is empty" in faults
+    assert "--groups none" in groups
+    assert "2 classes" in classes
+
+
+def test_suspected_leaks_are_listed_by_name(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "images/3.png", np.clip(picture(1).astype(int) + 5, 0, 255).astype(np.uint8))
+    survey = survey_source(tmp_path, OWN)
+    assert survey.leaks[0] == 1
+    assert "1 pairs of images in two groups whose" in lines_of(survey)
+    assert "images/1.png = images/3.png (" in lines_of(survey)
+    assert "(no groups are known yet)" in lines_of(survey_source(tmp_path, ImportOptions()))
+    one_group = ImportOptions(group_regex=r"images/(?P<group>[024]|)")
+    assert survey_source(tmp_path, one_group).leaks[0] == 1, "groups that are open: each image is its own"
+    (tmp_path / "p.csv").write_text("image,group\n0,a\n1,b\n2,c\n3,b\n4,d\n")
+    assert survey_source(tmp_path, ImportOptions(str(tmp_path / "p.csv"))).leaks[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("label", "phrase", "expected"),
+    [("vessel_tree", None, "vessel tree"), ("all", None, "blood vessel"), ("catheter", "wire", "wire")],
+)
+def test_the_phrase_is_the_name_of_the_class(tmp_path: Path, label: str, phrase: str | None, expected: str) -> None:
+    write_pairs(tmp_path, "imagesTr/{}_0000.png", "labelsTr/{}.png", stored=lambda mask: mask.astype(np.uint8))
+    save(tmp_path / "labelsTr/4.png", 2 * truth(4).astype(np.uint8))
+    (tmp_path / "dataset.json").write_text('{"labels": {"background": 0, "vessel_tree": 1, "catheter": 2}}')
+    survey = survey_source(tmp_path, ImportOptions("none", label=label, phrase=phrase))
+    survey.check()
+    assert survey.phrase == expected

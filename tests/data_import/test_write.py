@@ -1,0 +1,141 @@
+"""What is written: our own format, whole or not at all; the source stays as it is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data_import import write
+from rl_reward_network.data_import.items import load_pixels
+from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
+from rl_reward_network.data_import.write import check_target, write_import
+from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+
+OWN = ImportOptions(groups="none")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_images_masks_groups_and_series_arrive(tmp_path: Path) -> None:
+    source, to = write_pairs(tmp_path / "source", "images/p{}/a.png", "masks/p{}/a.png"), tmp_path / "to"
+    before = snapshot(source)
+    write_import(survey_source(source, ImportOptions(group_regex=r"(?P<group>p\d)", phrase="tree")), to)
+    assert snapshot(source) == before
+    samples = read_annotations(to)
+    assert [(sample.group, sample.text) for sample in samples] == [(f"p{number}", "tree") for number in range(5)]
+    for number, sample in enumerate(samples):
+        mask = sample.load_mask()
+        assert mask is not None
+        assert (mask == truth(number)).all()
+        assert (sample.load_image() == picture(number)).all()
+    assert import_notes(to) == ()
+    assert sorted(path.name for path in to.iterdir()) == ["annotations.json", "images", "import.json", "masks"]
+
+
+def test_files_are_copied_and_deep_ones_stay_deep(tmp_path: Path) -> None:
+    source, to = write_pairs(tmp_path / "source", "images/{}.jpg"), tmp_path / "to"
+    deep = np.random.default_rng(0).integers(0, 4096, SIZE).astype(np.uint16)
+    save(source / "images/deep.tif", deep)
+    save(source / "images/flat.bmp", picture(7))
+    write_import(survey_source(source, OWN), to)
+    for number in range(5):
+        name = f"images/{number}.jpg"
+        assert (to / name).read_bytes() == (source / name).read_bytes()
+    assert (load_pixels(to / "images/deep.png") == deep).all()
+    assert load_pixels(to / "images/deep.png").dtype == np.uint16
+    assert (load_pixels(to / "images/flat.png") == picture(7)).all()
+    levels = {sample.image_path.name: sample.white_level for sample in read_annotations(to)}
+    assert levels["deep.png"] is not None
+    assert levels["0.jpg"] is None
+
+
+def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
+    source, to = write_pairs(tmp_path / "source"), tmp_path / "to"
+    save(source / "images/3.png", picture(1))
+    write_import(survey_source(source, OWN), to)
+    (note,) = import_notes(to)
+    assert "Possible leak" in note
+    assert "--groups none" in note
+    assert "1 pairs look nearly identical" in note
+    (to / "import.json").write_text('{"format_version": 7}')
+    with pytest.raises(ValueError, match=r"import\.json: expected format_version 1"):
+        import_notes(to)
+
+
+def test_import_json_holds_no_path(tmp_path: Path) -> None:
+    write_import(survey_source(write_pairs(tmp_path / "Jane Doe"), OWN), tmp_path / "to")
+    text = (tmp_path / "to/import.json").read_text()
+    assert "Doe" not in text
+    assert json.loads(text)["layout"] == "paired"
+
+
+def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
+    source = write_pairs(tmp_path / "source")
+    for to in (source, source / "to", source / "images", tmp_path, source / ".." / "source" / "x"):
+        with pytest.raises(ValueError, match=r"to is .*name a folder beside it"):
+            check_target(source, to)
+    (tmp_path / "link").symlink_to(source)
+    with pytest.raises(ValueError, match="name a folder beside it"):
+        check_target(source, tmp_path / "link" / "to")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("x")
+    for to in (tmp_path / "full", tmp_path / "full/file"):
+        with pytest.raises(ValueError, match=r"to is .*not empty"):
+            write_import(survey_source(source, OWN), to)
+    assert (tmp_path / "full/file").read_text() == "x"
+    (tmp_path / "empty").mkdir()
+    write_import(survey_source(source, OWN), tmp_path / "empty")
+
+
+def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> None:
+    source = write_pairs(tmp_path / "source")
+    with pytest.raises(ValueError, match="--groups none"):
+        write_import(survey_source(source, ImportOptions()), tmp_path / "to")
+    survey = survey_source(source, OWN)
+    (source / "masks/4.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"4\.png: not a readable image"):
+        write_import(survey, tmp_path / "to")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_images_that_share_a_stem_keep_two_masks(tmp_path: Path) -> None:
+    assert write._mask_names([item for item in survey_source(write_pairs(tmp_path / "a"), OWN).found.items]) == {
+        f"{number}.png": f"{number}.png" for number in range(5)
+    }
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rl_reward_network.data_import import write
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
+real, written = write._write_item, []
+def stop_at_the_third(*arguments):
+    real(*arguments)
+    written.append(1)
+    if len(written) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+write._write_item = stop_at_the_third
+write.write_import(survey_source(Path(sys.argv[1]), ImportOptions(groups="none")), Path(sys.argv[2]))
+"""
+
+
+def test_killed_midway_the_target_is_not_there_and_the_next_run_succeeds(tmp_path: Path) -> None:
+    source, to = write_pairs(tmp_path / "source"), tmp_path / "to"
+    command = [sys.executable, "-c", KILLED, str(source), str(to)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert not to.exists()
+    write_import(survey_source(source, OWN), to)
+    assert len(read_annotations(to)) == 5

@@ -1,0 +1,114 @@
+"""A data folder of another layout is imported once, wherever data are read."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl_reward_network.data_import.survey import ImportOptions
+from rl_reward_network.grpo.inputs import open_grpo_inputs
+from rl_reward_network.inputs import imported, loading
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.doctor import DataChoice, check_data
+from rl_reward_network.inputs.imported import imported_root, own_format
+from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.inputs.saved import describe_run, saved_config
+from rl_reward_network.models.default import DEFAULT_MODEL
+from tests.conftest import write_tiny_data
+from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
+from tests.data_import.test_coco import annotation
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "load_segmenter", lambda *_: SimpleNamespace(segment=None, fingerprint="none"))
+
+
+def own(source: Path, **changes: str) -> RunConfig:
+    return RunConfig(data_root=source, gpu=-1, **{"groups": "none", **changes})
+
+
+def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_pairs(Path("photos"), count=8)
+    inputs = open_inputs(own(source))
+    said = capsys.readouterr().out
+    assert "photos: taken for paired folders (images with masks)" in said
+    (folder,) = Path("outputs/imported").iterdir()
+    assert folder.name.startswith("photos_")
+    assert str(folder) in said
+    assert len(inputs.samples) == 8
+    assert (inputs.config.data_root, inputs.config.groups) == (folder, None)
+    assert "each image a group of its own" in inputs.summary
+    monkeypatch.setattr(imported, "write_import", lambda *_: pytest.fail("imported again"))
+    assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
+    monkeypatch.setattr(imported, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
+    run = Path("outputs/run")
+    config = describe_run(run, inputs, {})
+    assert config["world"]["data_root"] == f"../imported/{folder.name}"
+    again = open_inputs(*saved_config(run, config), run / "split.json")
+    assert again.data_fingerprint == inputs.data_fingerprint
+
+
+def test_grpo_and_the_doctor_use_the_same_folder() -> None:
+    source = write_pairs(Path("photos"), count=8)
+    config = open_grpo_inputs(own(source)).config
+    choice = DataChoice(source, "annotations", None, None, 0, None, groups="none", output_dir=config.output_dir)
+    finding = check_data(DEFAULT_MODEL, choice)
+    assert "8 annotated images, 8 with a mask" in finding.details
+    assert any("Possible leak" in note for note in finding.notes)
+    assert list(Path("outputs/imported").iterdir()) == [config.data_root]
+    with pytest.raises(ValueError, match="--groups none"):
+        check_data(DEFAULT_MODEL, replace(choice, groups=None))
+
+
+def test_another_folder_for_other_files_options_and_tables() -> None:
+    source = write_pairs(Path("photos"), count=8)
+    Path("p.csv").write_text("image,group\n" + "".join(f"{n},{n}\n" for n in range(8)))
+    folders = [imported_root(source, Path("outputs"), ImportOptions("none"))]
+    folders += [imported_root(source, Path("outputs"), ImportOptions("p.csv"))]
+    Path("p.csv").write_text("image,group\n" + "".join(f"{n},{n // 2}\n" for n in range(8)))
+    folders += [imported_root(source, Path("outputs"), ImportOptions("p.csv"))]
+    save(source / "images/9.png", picture(9))
+    folders += [imported_root(source, Path("outputs"), ImportOptions("none"))]
+    os.utime(source / "images/9.png", (1, 1))
+    folders += [imported_root(source, Path("outputs"), ImportOptions("none"))]
+    assert len(set(folders)) == 5
+
+
+def test_coco_in_a_file_called_as_ours_is_imported() -> None:
+    for number in range(5):
+        save(Path(f"coco/images/{number}.png"), picture(number))
+    names = [f"{number}.png" for number in range(5)]
+    annotations = [annotation(number, number) for number in range(5)]
+    write_json(Path("coco/annotations.json"), coco_content(names, annotations, ["polyp"]))
+    samples = open_inputs(own(Path("coco"))).samples
+    assert {sample.text for sample in samples} == {"polyp"}
+    mask = samples[3].load_mask()
+    assert mask is not None
+    assert (mask == truth(3)).all()
+
+
+def test_our_own_format_is_read_as_it_is_and_takes_no_flags_of_the_import() -> None:
+    config = RunConfig(data_root=write_tiny_data(Path("own")))
+    assert own_format(config) is config
+    assert not Path("outputs").exists()
+    for flag in ("groups", "label"):
+        with pytest.raises(ValueError, match=rf"--{flag} is for data that are imported, but own is not"):
+            own_format(replace(config, **{flag: "none"}))
+
+
+def test_a_source_with_open_points_leaves_nothing() -> None:
+    source = write_pairs(Path("photos"), stored=lambda mask: mask.astype(np.uint8) * 3)
+    save(source / "masks/1.png", truth(1))
+    with pytest.raises(ValueError, match=r"2 classes: 1 \(1 images\), 3 \(4 images\)"):
+        open_inputs(own(source))
+    assert not Path("outputs").exists()
+    with pytest.raises(ValueError, match="name a folder beside it"):
+        open_inputs(replace(own(source), output_dir=source / "outputs"))
+    assert len(open_inputs(own(source, label="all")).samples) == 5
