@@ -90,7 +90,7 @@ def scored(config: RunConfig, mode: str) -> Tables:
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net)
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(inputs.samples)}
-    maps = ForegroundMaps.below(config.output_dir, network.to(config.device))
+    maps = ForegroundMaps.beside(config.output_dir / "prompt_seeds", network.to(config.device))
     return {
         name: prompt_tables(inputs, inputs.pick(name, count), maps, f"seed {config.seed}, {name}", True)
         for name, count in counts.items()

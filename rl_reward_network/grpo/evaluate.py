@@ -125,7 +125,7 @@ def _evaluate(
     notes: tuple[str, ...] = ()
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
-        maps = ForegroundMaps.below(inputs.config.output_dir, network)
+        maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
             measured.values["learned"] = scores(maps, prompts, measured)
         notes = segmenter_note(maps, prompts, after)

@@ -175,7 +175,7 @@ def _make_trainer(
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
     args = training_arguments(inputs, plan, run)
-    maps = None if network is None else ForegroundMaps.below(inputs.config.output_dir, network.to(inputs.device))
+    maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     # The reward network was trained on the reward split: a run with it must not use these patients.

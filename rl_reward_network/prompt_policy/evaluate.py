@@ -69,7 +69,7 @@ def run_evaluation_stage(
     rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
     inputs = _open_as_trained(config, where, run)
     network = _reward_network(config, inputs, run).to(inputs.config.device)
-    maps = ForegroundMaps.below(inputs.config.output_dir, network)
+    maps = ForegroundMaps.beside(run, network)
     samples = inputs.pick(SPLIT, images or len(inputs.samples))
     entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
     comparison, chosen = _compared(config, final_model, trained_on, entries)

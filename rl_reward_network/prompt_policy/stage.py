@@ -182,7 +182,7 @@ def _tables(
     """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
-    maps = ForegroundMaps.below(inputs.config.output_dir, network)
+    maps = ForegroundMaps.beside(run, network)
     tables = {
         name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
         for name, picked in samples.items()

@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
 from rl_reward_network.rewards.learned import ImageScorer, MaskQualityModel, check_image, device_of, image_tensor
 
-FOLDER = "foreground_maps"  # below the output folder, with one folder for each network
+FOLDER = "foreground_maps"  # beside the run folders, with one folder for each network
 MEMORY_BYTES = 2 * 2**30  # of maps in main memory
 DISK_BYTES = 4 * 2**30  # of files of one network; further maps are kept in memory only
 MAPS = "foreground_probs"  # name in a file
@@ -62,9 +62,9 @@ class ForegroundMaps:
         self.disk_used = sum(path.stat().st_size for path in files)
 
     @classmethod
-    def below(cls, output_dir: Path, network: SavedNetwork) -> "ForegroundMaps":
-        """The maps of a network in `<output_dir>/foreground_maps/<fingerprint>/`, which all runs there share."""
-        return cls(network, output_dir / FOLDER / network.fingerprint)
+    def beside(cls, run: Path, network: SavedNetwork) -> "ForegroundMaps":
+        """The maps of a network in `foreground_maps/<fingerprint>/` beside a run folder, which all runs there share."""
+        return cls(network, run.parent / FOLDER / network.fingerprint)
 
     def scorer(self, image: np.ndarray) -> ImageScorer:
         """The network applied to an image, uint8 (H, W, 3).

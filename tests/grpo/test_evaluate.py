@@ -252,6 +252,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert set(passes.values()) == {1}, "one pass per image for reward, gradient, both models' scores and the note"
     assert picked == [("policy",), ("test",)]
     assert len(passes) > len(inputs.pick("test")), "images of training, too"
+    assert len(list((run.parent / "foreground_maps" / network.fingerprint).iterdir())) == len(passes)
     run_grpo_evaluation(run / "final_model")
     assert looked == passes, "a later process reads the maps"
     config = read_json(run / "config.json")

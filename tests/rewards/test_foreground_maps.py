@@ -58,7 +58,7 @@ def test_float16_does_not_change_scores_or_gradients(size: tuple[int, int]) -> N
 
 def test_a_later_process_reads_the_same_numbers(tmp_path: Path) -> None:
     network = network_of()
-    first, later = ForegroundMaps.below(tmp_path, network), ForegroundMaps.below(tmp_path, network)
+    first, later = ForegroundMaps.beside(tmp_path / "run", network), ForegroundMaps.beside(tmp_path / "run", network)
     expected = [scores(first, image) for image in IMAGES]
     assert all(np.array_equal(scores(later, image), e) for image, e in zip(IMAGES, expected, strict=True))
     assert (first.computed, later.computed) == (4, 0)
@@ -67,9 +67,9 @@ def test_a_later_process_reads_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_another_network_shares_nothing(tmp_path: Path) -> None:
-    scores(ForegroundMaps.below(tmp_path, network_of()), IMAGES[0])
+    scores(ForegroundMaps.beside(tmp_path / "run", network_of()), IMAGES[0])
     torch.manual_seed(7)
-    other = ForegroundMaps.below(tmp_path, RewardNetwork(SMALL).eval())
+    other = ForegroundMaps.beside(tmp_path / "run", RewardNetwork(SMALL).eval())
     scores(other, IMAGES[0])
     assert other.computed == 1
 
