@@ -43,6 +43,7 @@ from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.stage import PolicyPlan, policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 ROWS = (DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
 Tables = dict[str, list[PromptTable]]
@@ -89,9 +90,9 @@ def scored(config: RunConfig, mode: str) -> Tables:
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net)
     counts = {"policy": plan.images, "val": plan.val_images, "test": len(inputs.samples)}
-    network = network.to(config.device)
+    maps = ForegroundMaps.beside(config.output_dir / "prompt_seeds", network.to(config.device))
     return {
-        name: prompt_tables(inputs, inputs.pick(name, count), network, f"seed {config.seed}, {name}", True)
+        name: prompt_tables(inputs, inputs.pick(name, count), maps, f"seed {config.seed}, {name}", True)
         for name, count in counts.items()
     }
 

@@ -2,16 +2,20 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 UMASK = os.umask(0)  # there is no other way to read it
 os.umask(UMASK)
@@ -138,3 +142,27 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); correct it there, or write it again") from None
+
+
+def pixels_digest(image: np.ndarray, *context: str) -> str:
+    """64 hex digits that identify the pixels of an image, any shape and dtype, and the texts of `context`."""
+    digest = hashlib.sha256("".join(f"{part}\n" for part in (*context, image.shape, image.dtype)).encode())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
+
+
+def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write named arrays to a safetensors file, atomically."""
+    with whole_file(path) as temporary:
+        save_file(arrays, temporary)
+
+
+def load_arrays(path: Path, remedy: str) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file; none if it is missing, or damaged, with a warning that ends in `remedy`."""
+    if not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        warnings.warn(f"{path}: damaged ({error}); {remedy}", stacklevel=3)
+        return {}

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.grpo.settings import MaskPolicyName
+from rl_reward_network.grpo.settings import LORA_R, MaskPolicyName, default_mask_policy
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -46,13 +46,12 @@ def main(args: Args) -> None:
     """Print the table; the exit status is 1 if an item differs unintentionally."""
     from rl_reward_network.grpo.consistency import DIFFERS, SAME, differing
     from rl_reward_network.grpo.consistency_check import compare_with_sft
-    from rl_reward_network.grpo.settings import LORA_R
 
     if args.max_dynamic_patch < 1:
         raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
     embedded = args.model_path == DEFAULT_MODEL
     lora_r = args.lora_r or LORA_R["embedded" if embedded else "real"]
-    mask_policy = args.mask_policy or ("bernoulli" if embedded else "gaussian")
+    mask_policy = args.mask_policy or default_mask_policy(embedded, captions=True)
     lora_alpha = args.lora_alpha or 2 * lora_r
     rows = compare_with_sft(args.model_path, lora_r, lora_alpha, mask_policy, args.max_dynamic_patch, args.device)
     show_rows(rows, DIFFERS)

@@ -8,7 +8,7 @@ import tyro
 
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
-from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_settings, with_preset
+from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_settings, default_mask_policy, with_preset
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.rewards.judge.config import JudgeConfig
@@ -165,7 +165,7 @@ def _hyperparameters(args: Args, kind: str, learned: bool) -> GRPOSettings:
     return replace(
         settings,
         mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
-        mask_policy=_or(settings.mask_policy, "bernoulli" if args.embedded and captions else "gaussian"),
+        mask_policy=settings.mask_policy or default_mask_policy(args.embedded, captions),
         pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),
         ema_decay=0.0 if args.no_ema else settings.ema_decay,
     )

@@ -1,17 +1,14 @@
 """Masks and pooled features of a frozen model, each computed once and stored on disk."""
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_file
+from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
 
 VISION = "vision_features"  # name of the pooled features in a file, beside the masks
 
@@ -63,9 +60,7 @@ class MaskBank:
 
     def path(self, image: np.ndarray) -> Path:
         """The file of this image (uint8 (H, W, 3)) under this model."""
-        digest = hashlib.sha256(f"{self.fingerprint}\n{image.shape}\n{image.dtype}\n".encode())
-        digest.update(np.ascontiguousarray(image).data)
-        return self.folder / f"{digest.hexdigest()}.safetensors"
+        return self.folder / f"{pixels_digest(image, self.fingerprint)}.safetensors"
 
     def answer(self, image: np.ndarray) -> FrozenAnswer:
         """The answer for an image, uint8 (H, W, 3); masks are rounded to fp16.
@@ -78,8 +73,7 @@ class MaskBank:
         missing = [prompt for prompt in self.prompts if self._keys[prompt] not in stored]
         if missing:
             stored |= self._compute(image, missing)
-            with whole_file(path) as temporary:
-                save_file(stored, temporary)
+            save_arrays(path, stored)
         if path.name not in self._counted:
             self._counted.add(path.name)
             self.reused += len(self.prompts) - len(missing)
@@ -117,11 +111,5 @@ class MaskBank:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays in `path`; empty when the file is missing, of an older version, or damaged (with a warning)."""
-    if not path.exists():
-        return {}
-    try:
-        stored = load_file(path)
-    except SafetensorError as error:
-        warnings.warn(f"{path}: damaged ({error}); its masks are computed again", stacklevel=3)
-        return {}
+    stored = load_arrays(path, "its masks are computed again")
     return stored if VISION in stored else {}  # up to version 0.3 files had no features

@@ -35,7 +35,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.learned import foreground_prob
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET
@@ -126,9 +126,10 @@ def _evaluate(
     notes = import_notes(inputs.config.data_root)
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
+        maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
-            measured.values["learned"] = scores(network, prompts, measured)
-        notes += segmenter_note(network, prompts, after)
+            measured.values["learned"] = scores(maps, prompts, measured)
+        notes += segmenter_note(maps, prompts, after)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):
@@ -188,20 +189,20 @@ def _result(
     )
 
 
-def segmenter_note(network: RewardNetwork, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:
+def segmenter_note(maps: ForegroundMaps, prompts: list[GRPOPrompt], after: Measured) -> tuple[str, ...]:
     """A note comparing the reward network as a segmenter with the model trained on its scores; empty without labels."""
     labelled = np.flatnonzero(np.isfinite(after.values["dice"]))
     if not len(labelled):
         return ()
-    network_dice = np.array([_network_dice(network, prompts[number]) for number in labelled])
+    network_dice = np.array([_network_dice(maps, prompts[number]) for number in labelled])
     groups, name = [prompts[number].group_id for number in labelled], "the fine-tuned model"
     return (plain_segmenter(network_dice, after.values["dice"][labelled], groups, name, name),)
 
 
-def _network_dice(network: RewardNetwork, prompt: GRPOPrompt) -> float:
+def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     image, truth = prompt.load()
     assert truth is not None
-    return float(dice((foreground_prob(network, image) > 0.5)[None], truth[None])[0])
+    return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
 
 
 def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:

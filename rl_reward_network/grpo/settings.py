@@ -115,6 +115,11 @@ MODES = {
 LORA_R = {"embedded": 16, "real": 128}
 
 
+def default_mask_policy(embedded: bool, captions: bool) -> MaskPolicyName:
+    """The mask policy of a kind of model, on data with or without captions; docs/log.md compares them."""
+    return "bernoulli" if embedded and captions else "gaussian"
+
+
 def with_preset(settings: GRPOSettings, mode: Mode, embedded: bool) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 

@@ -34,7 +34,7 @@ from rl_reward_network.grpo.trainable import (
     prepare_model,
     unmoved_reasons,
 )
-from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer
 from rl_reward_network.grpo.validation import ValidationCallback
 from rl_reward_network.inputs.saved import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
@@ -43,6 +43,7 @@ from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
     confidence_reward,
@@ -72,7 +73,7 @@ VALIDATED = 48  # prompts of each validation
 
 
 def loop_rewards(
-    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, network: RewardNetwork | None
+    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, maps: ForegroundMaps | None
 ) -> dict[str, dict[str, Reward]]:
     """The rewards of both loops; every term that can be computed is included, so that it is logged.
 
@@ -88,8 +89,8 @@ def loop_rewards(
         judged = plan.judge["loops"] if plan.judge else ()
         loop1 |= _caption_rewards(weights.caption, judge if "loop1" in judged else None)
         loop2 |= _caption_rewards(weights.loop2_caption, judge if "loop2" in judged else None)
-    if network is not None:
-        loop2["learned"] = Reward(learned_reward(network), weights.learned)
+    if maps is not None:
+        loop2["learned"] = Reward(learned_reward(maps), weights.learned)
     elif weights.learned:
         raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
     for loop, terms in (("loop1", loop1), ("loop2", loop2)):
@@ -156,7 +157,7 @@ def run_grpo_stage(
             _begin(run, inputs, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        with hint_out_of_memory(trainer, "training", "batch_size, num_generations or max_dynamic_patch"):
+        with hint_out_of_memory(trainer, "training", SMALLER_LOSS):
             went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if unmoved and not went_back:
@@ -174,8 +175,9 @@ def _make_trainer(
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
     args = training_arguments(inputs, plan, run)
-    rewards = loop_rewards(plan, inputs.kind, judge, network)
-    pathwise = None if network is None else PathwiseReward(network.to(inputs.device), processor.sam_image_size)
+    maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
+    rewards = loop_rewards(plan, inputs.kind, judge, maps)
+    pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     # The reward network was trained on the reward split: a run with it must not use these patients.
     prompts = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
     if args.objective == "supervised":
@@ -187,7 +189,7 @@ def _make_trainer(
     trainer.judge = judge
     if plan.watch_every:
         validated = spread(inputs.pick("val"), VALIDATED, inputs.config.seed)
-        trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, network)
+        trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
     return trainer, origin
 
 

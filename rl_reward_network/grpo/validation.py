@@ -12,8 +12,8 @@ from rl_reward_network.grpo.measure import Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.ema import copied
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import learned_reward
-from rl_reward_network.rewards.learned import MaskQualityModel
 from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, GOLD = "val/score", "val/gt_dice"
@@ -36,13 +36,13 @@ class ValidationCallback(TrainerCallback):
         trainer: Sa2VAGRPOTrainer.
         prompts: of the validation split.
         every: optimisation steps.
-        network: the reward network of the run, if there is one.
+        maps: of the reward network of the run, if there is one.
     """
 
     def __init__(
-        self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, network: MaskQualityModel | None = None
+        self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, maps: ForegroundMaps | None = None
     ) -> None:
-        self.trainer, self.prompts, self.every, self.network = trainer, prompts, every, network
+        self.trainer, self.prompts, self.every, self.maps = trainer, prompts, every, maps
         self.proxy: list[float] = []
         self.gold: list[float] = []
         self.best_weights: dict[str, Tensor] = {}
@@ -62,7 +62,7 @@ class ValidationCallback(TrainerCallback):
 
     def finish(self, state: Any) -> bool:
         """Restore the weights with the best Dice if the stop rule applies; returns whether it does."""
-        if self.network is None:
+        if self.maps is None:
             return False
         if self.last_step != state.global_step:
             self._validate(state)
@@ -99,14 +99,14 @@ class ValidationCallback(TrainerCallback):
         measured = measure(self.trainer.sa2va, self.prompts, cache, longest, quiet=True)
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
         points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
-        if self.network is not None:
-            points[PROXY] = float(scores(self.network, self.prompts, measured).mean())
+        if self.maps is not None:
+            points[PROXY] = float(scores(self.maps, self.prompts, measured).mean())
         return points
 
 
-def scores(network: MaskQualityModel, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
+def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:
     """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
-    reward = learned_reward(network)
+    reward = learned_reward(maps)
     values = [
         reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)])[0]
         for prompt, mask in zip(prompts, measured.masks, strict=True)

@@ -226,7 +226,7 @@ def decode_files(reads: Sequence[Callable[[], Result]], keep: bool = True) -> li
         bar = tqdm(threads.map(attempt, reads), "checking files", len(reads), leave=False, unit="file", delay=2)
         results = list(bar)
     if damaged := [str(result) for result in results if isinstance(result, ValueError)]:
-        more = f" (and {len(damaged) - 1} more of {len(reads)} looked at)" if len(damaged) > 1 else ""
+        more = f" (and {len(damaged) - 1} more of {len(reads)} checked)" if len(damaged) > 1 else ""
         raise ValueError(damaged[0] + more)
     return [value for result in results if not isinstance(result, ValueError) for value in result]
 

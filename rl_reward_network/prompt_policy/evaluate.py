@@ -24,7 +24,7 @@ from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.learned import foreground_prob
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import REWARD_NET
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
@@ -70,15 +70,16 @@ def run_evaluation_stage(
     rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
     inputs = _open_as_trained(config, where, run)
     network = _reward_network(config, inputs, run).to(inputs.config.device)
+    maps = ForegroundMaps.beside(run, network)
     samples = inputs.pick(SPLIT, images or len(inputs.samples))
-    entries = prompt_tables(inputs, samples, network, f"{SPLIT} patients", config["plan"]["vision_features"])
+    entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
     comparison, chosen = _compared(config, final_model, trained_on, entries)
     result = EvaluationResult(
         comparison,
         inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
         (*segmenter_note(entries, comparison), *rehearsal_note(inputs), *import_notes(inputs.config.data_root)),
-        _overlays(inputs, comparison, network, samples, chosen),
+        _overlays(inputs, comparison, maps, samples, chosen),
         rollouts,
         _names(inputs, samples) if show_names else {},
     )
@@ -134,7 +135,7 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    inputs: RunInputs, comparison: Comparison, network: RewardNetwork, samples: list[Sample], chosen: np.ndarray
+    inputs: RunInputs, comparison: Comparison, maps: ForegroundMaps, samples: list[Sample], chosen: np.ndarray
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
@@ -143,7 +144,7 @@ def _overlays(
         image = samples[index].load_image()
         masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
         policy_mask = masks[chosen[index]]
-        errors = error_map(policy_mask.astype(np.float32), foreground_prob(network, image))
+        errors = error_map(policy_mask.astype(np.float32), maps.scorer(image).foreground_prob)
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], policy_mask, errors))
     return tuple(overlays)
 

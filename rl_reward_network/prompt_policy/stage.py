@@ -15,6 +15,7 @@ from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
     FINAL,
@@ -181,8 +182,9 @@ def _tables(
     """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
+    maps = ForegroundMaps.beside(run, network)
     tables = {
-        name: prompt_tables(inputs, picked, network, f"{name} patients", plan.vision_features)
+        name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
         for name, picked in samples.items()
     }
     save_tables(run / TABLES, tables)

@@ -16,7 +16,7 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewar
 from rl_reward_network.evaluation.baselines import ridge_per_prompt
 from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.rewards.learned import ImageScorer, MaskQualityModel
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.rewards.table import RewardName
 
@@ -44,7 +44,7 @@ class PromptTable:
 
 
 def prompt_tables(
-    inputs: RunInputs, samples: list[Sample], network: MaskQualityModel, desc: str, vision_features: bool
+    inputs: RunInputs, samples: list[Sample], maps: ForegroundMaps, desc: str, vision_features: bool
 ) -> list[PromptTable]:
     """Score the mask of each prompt on each sample by the reward network and, where labelled, by all metrics.
 
@@ -53,19 +53,19 @@ def prompt_tables(
     Args:
         inputs: prompts, frozen model and mask bank.
         samples: N samples.
-        network: the reward network.
+        maps: of the reward network.
         desc: name of the progress bar.
         vision_features: whether the features include Sa2VA's pooled features.
     """
     bar = tqdm(samples, desc=desc, unit="image")
-    return [_prompt_table(inputs, sample, network, vision_features) for sample in bar]
+    return [_prompt_table(inputs, sample, maps, vision_features) for sample in bar]
 
 
-def _prompt_table(inputs: RunInputs, sample: Sample, network: MaskQualityModel, vision_features: bool) -> PromptTable:
+def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, vision_features: bool) -> PromptTable:
     image = sample.load_image()
     answer = inputs.bank.answer(image)
     masks = action_masks(inputs.prompts, inputs.segmenter.upsample(answer.mask_logits, image.shape[:2]) > 0.5)
-    scorer, truth = ImageScorer(network, image), sample.load_mask()
+    scorer, truth = maps.scorer(image), sample.load_mask()
     scores = scorer.quality(masks.astype(np.float32))["score"]
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
     own_dice = None if truth is None else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])

@@ -23,7 +23,7 @@ import numpy as np
 
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
-from rl_reward_network.rewards.learned import MaskQualityModel, score_masks
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 RewardFunction = Callable[..., list[float | None]]
@@ -109,11 +109,12 @@ def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
     return reward
 
 
-def learned_reward(network: MaskQualityModel) -> RewardFunction:
+def learned_reward(maps: ForegroundMaps) -> RewardFunction:
     """The reward network's score of each mask, in [0, 1]; needs no ground truth."""
 
     def of_one_image(image: np.ndarray, masks: Sequence[Mask]) -> list[float]:
-        return _scores(masks, image.shape[:2], lambda stack: score_masks(network, image, stack.astype(np.float32)))
+        quality = maps.scorer(image).quality
+        return _scores(masks, image.shape[:2], lambda stack: quality(stack.astype(np.float32))["score"])
 
     def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
         return [score for group in _runs(images, predicted_masks) for score in of_one_image(*group)]

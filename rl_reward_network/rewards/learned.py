@@ -26,17 +26,18 @@ class ImageScorer:
     Args:
         network: a RewardNetwork, or any object with its interface.
         image: uint8 (H, W, 3), RGB.
+        probs: foreground probabilities (K, 1, 1, H, W) of the image, if they are known (`ForegroundMaps`); the U-Nets
+            then do not run.
 
     Raises:
         ValueError: another dtype or shape of the image.
     """
 
-    def __init__(self, network: MaskQualityModel, image: np.ndarray) -> None:
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
-            raise ValueError(f"image must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
+    def __init__(self, network: MaskQualityModel, image: np.ndarray, probs: Tensor | None = None) -> None:
+        check_image(image)
         self.network, self.size = network, image.shape[:2]
         with torch.no_grad():
-            self.probs = network.foreground_probs(image_tensor(network, image))
+            self.probs = network.foreground_probs(image_tensor(network, image)) if probs is None else probs
 
     @property
     def foreground_prob(self) -> np.ndarray:
@@ -118,9 +119,19 @@ def foreground_prob(network: MaskQualityModel, image: np.ndarray) -> np.ndarray:
 
 def image_tensor(network: MaskQualityModel, image: np.ndarray) -> Tensor:
     """An image uint8 (H, W, 3) as float32 (1, 3, H, W) in [0, 1] on the network's device."""
+    return torch.tensor(image, device=device_of(network)).permute(2, 0, 1)[None].float() / 255
+
+
+def device_of(network: MaskQualityModel) -> torch.device:
+    """The device of the network's parameters; the CPU if it has none."""
     parameter = next(network.parameters(), None) if isinstance(network, torch.nn.Module) else None
-    device = torch.device("cpu") if parameter is None else parameter.device
-    return torch.tensor(image, device=device).permute(2, 0, 1)[None].float() / 255
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def check_image(image: np.ndarray) -> None:
+    """Raise a ValueError for an image that is not uint8 (H, W, 3)."""
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+        raise ValueError(f"image must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
 
 
 def _check_masks(masks: np.ndarray, size: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ resumed run therefore equals that of an uninterrupted run.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,13 @@ class Curves:
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl, and flush the event file, so that a checkpoint has all points before it.
 
+        Numbers that are not finite are written as null, because JSON has no NaN.
+
         Raises:
             ValueError: the disk is full, or nothing may be written there.
         """
-        self.rows.append(dict(row))
-        append_line(self.path, json.dumps(row))
+        self.rows.append({name: _finite(value) for name, value in row.items()})
+        append_line(self.path, json.dumps(self.rows[-1], allow_nan=False))
         if self.board is not None:
             self.board.flush()
 
@@ -52,8 +55,8 @@ class Curves:
                 self.board.add_scalar(tag, value, step)
 
     def column(self, name: str) -> list[float]:
-        """The values of one field, of the rows that have it."""
-        return [row[name] for row in self.rows if name in row]
+        """The values of one field, of the rows that have it, without null."""
+        return [row[name] for row in self.rows if row.get(name) is not None]
 
     def close(self) -> None:
         """Close the event file."""
@@ -80,6 +83,11 @@ def keep_rows(path: Path, resume_from: Mapping[str, int]) -> list[dict[str, Any]
     with whole_file(path) as temporary:
         temporary.write_text("".join(f"{lines[number]}\n" for number in rows), encoding="utf-8")
     return list(rows.values())
+
+
+def _finite(value: Any) -> Any:
+    """None for a number that is not finite; else the value."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse(line: str) -> dict[str, Any] | None:

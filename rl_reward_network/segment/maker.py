@@ -14,7 +14,7 @@ from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.prompt_policy.policy import deployed_prompt
 from rl_reward_network.reward_training.calibration import half_width
-from rl_reward_network.rewards.learned import predict_mask_quality, score_masks
+from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.files import Target, check_free, write_mask
 
 
@@ -67,11 +67,12 @@ class MaskMaker:
         if note:
             tqdm.write(note)
         features = image_features(self.model, self.processor, image)  # used for both the policy and the masks
-        prompt = self._choose(image, features)
+        scorer = ImageScorer(self.network, image) if self.network else None  # its U-Nets run once
+        prompt = self._choose(image, features, scorer)
         check_free(target, prompt)
         answer, mask = self._segment(image, features, prompt)
         write_mask(target, image, mask, prompt)
-        quality = "" if self.network is None else predicted_quality(self.network, image, mask)
+        quality = predicted_quality(scorer, self.network.config.interval, mask) if scorer and self.network else ""
         return Segmented(target, prompt, answer.answer, float(mask.mean()), len(answer.mask_logits), quality)
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
@@ -80,25 +81,25 @@ class MaskMaker:
         joined = np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
         return answer, action_mask(prompt, joined)
 
-    def _choose(self, image: np.ndarray, features: Sam2Features) -> str:
+    def _choose(self, image: np.ndarray, features: Sam2Features, scorer: ImageScorer | None) -> str:
         if self.policy is None:
             return self.prompt
         prompts, pooled = self.trained["prompts"], features.pooled()[0].cpu().float().numpy()
 
         def score(index: int) -> float:
-            if self.network is None:
+            if scorer is None:
                 raise ValueError(
                     "--policy: it tries several prompts, but its reward network is missing; give --reward_net"
                 )
             mask = self._segment(image, features, prompts[index])[1].astype(np.float32)
-            return float(score_masks(self.network, image, mask[None])[0])
+            return float(scorer.quality(mask[None])["score"][0])
 
         return str(prompts[deployed_prompt(self.policy, self.trained, image, pooled, score)])
 
 
-def predicted_quality(network: RewardNetwork, image: np.ndarray, mask: np.ndarray) -> str:
-    """The Dice that a reward network predicts, with its 90 % interval, and its score."""
-    quality = predict_mask_quality(network, image, mask[None].astype(np.float32))
-    dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], network.config.interval)[0])
+def predicted_quality(scorer: ImageScorer, interval: float, mask: np.ndarray) -> str:
+    """The Dice that a reward network predicts, with its 90 % interval (of `interval` deviations), and its score."""
+    quality = scorer.quality(mask[None].astype(np.float32))
+    dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], interval)[0])
     low, high = max(0.0, dice - half), min(1.0, dice + half)
     return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(quality['score'][0]):.3f}"

@@ -1,5 +1,7 @@
 """Segmenting new images: one, many, a folder; where the masks go, what is never written over, what is printed."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.segment import loading
-from rl_reward_network.segment.files import image_files, prompt_of
+from rl_reward_network.segment import loading, maker
+from rl_reward_network.segment.files import image_files, prompt_of, targets
 from tests.conftest import tube_image
 
 NAMES = ["a.png", "b.jpg", "c.TIF"]
@@ -99,6 +101,26 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     many = segmented(capsys, images, reward_net=tmp_path / "net")
     assert any("predicted Dice [90 %]" in row for row in many)
     assert sum(f"{dice:.3f} [{low:.3f}, {high:.3f}], score {score:.3f}" in row for row in many) == 1
+
+
+def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores of the tried prompts and the predicted quality of the last mask share the maps of the image."""
+    RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=2)).save_pretrained(tmp_path / "net")
+    loaded = loading.load_mask_maker(None, PROMPTS[0], reward_net=tmp_path / "net", device="cpu")
+    make, scores, passes = replace(loaded, policy=object(), trained={"prompts": PROMPTS}), [], []
+    real = RewardNetwork.foreground_probs
+    monkeypatch.setattr(RewardNetwork, "foreground_probs", lambda self, image: passes.append(1) or real(self, image))
+
+    def try_three(policy: object, trained: object, image: object, pooled: object, score: Callable[[int], float]) -> int:
+        scores.extend(score(index) for index in (0, 1, 2))
+        return 1
+
+    monkeypatch.setattr(maker, "deployed_prompt", try_three)
+    done = make(targets([images / "a.png"], tmp_path / "out", None)[0])
+    assert (done.prompt, len(scores), len(passes)) == (PROMPTS[1], 3, 1)
+    assert done.quality.endswith(f"score {scores[1]:.3f}")
 
 
 def test_bad_files_are_refused_before_the_model_is_loaded(

@@ -73,7 +73,7 @@ def validate(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     trainer = make_trainer(folder / f"validated_{rank}", regions(4), objective="supervised", max_steps=8)
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1)
-    trainer.validation.network = True
+    trainer.validation.maps = True
     steps: list[int] = []
 
     def points() -> dict[str, float]:

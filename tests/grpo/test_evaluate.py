@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,24 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     real = GRPOInputs.pick
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: picked.append(names) or real(self, *names))
     plan = replace(PLAN, weights=RewardWeights(0.0, 0.0, 0.0, 1.0, 1.0), reward_net=network.fingerprint)
-    run_grpo_stage(inputs, changed(plan, mask_to_caption_weight=0.0, **ONE_STEP), run, network=network)
+    looked: Counter[bytes] = Counter()
+    probs = RewardNetwork.foreground_probs
+
+    def noted(self: RewardNetwork, image: torch.Tensor) -> torch.Tensor:
+        looked[image.numpy().tobytes()] += 1
+        return probs(self, image)
+
+    monkeypatch.setattr(RewardNetwork, "foreground_probs", noted)
+    settings = {"mask_to_caption_weight": 0.0, "pathwise_weight": 1.0, **ONE_STEP, "max_steps": 2}
+    run_grpo_stage(inputs, changed(plan, **settings), run, network=network)
     result, page = run_grpo_evaluation(run / "final_model")
+    passes = looked.copy()
+    assert set(passes.values()) == {1}, "one pass per image for reward, gradient, both models' scores and the note"
     assert picked == [("policy",), ("test",)]
+    assert len(passes) > len(inputs.pick("test")), "images of training, too"
+    assert len(list((run.parent / "foreground_maps" / network.fingerprint).iterdir())) == len(passes)
+    run_grpo_evaluation(run / "final_model")
+    assert looked == passes, "a later process reads the maps"
     config = read_json(run / "config.json")
     assert (config["kind"], config["meteor_variant"]) == ("images", "")
     assert config["origin"]["reward_net"] == network.fingerprint

@@ -22,6 +22,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.models.test_reward_network import network_of
 
 SETTINGS: dict[str, Any] = {
@@ -306,7 +307,7 @@ def judged(plan: GRPOPlan, *loops: str) -> dict[str, dict[str, Reward]]:
 
 def test_a_reward_network_is_a_term_of_loop_2() -> None:
     plan = replace(PLAN, weights=RewardWeights(loop2_iou=0.0, learned=2.0))
-    rewards = named(loop_rewards(plan, "images", None, network_of()))
+    rewards = named(loop_rewards(plan, "images", None, ForegroundMaps(network_of())))
     assert rewards["loop2"] == {"iou": 0.0, "confidence": 0.0, "learned": 2.0}
     assert "learned" not in rewards["loop1"]
     with pytest.raises(ValueError, match=r"learned_weight is 2\.0, .*--reward_net"):

@@ -18,6 +18,7 @@ from rl_reward_network.grpo.trainable import (
 )
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.grpo.nano import config, nano, prompts_by_candidate, regions, rewards
 
 DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."
@@ -100,7 +101,7 @@ def test_a_loop_that_is_off_leaves_its_part_frozen(tmp_path: Path) -> None:
 
 def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) -> None:
     model, processor = nano()
-    pathwise = PathwiseReward(nn.Identity(), processor.sam_image_size)  # type: ignore[arg-type]
+    pathwise = PathwiseReward(ForegroundMaps(nn.Identity()), processor.sam_image_size)  # type: ignore[arg-type]
     trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
     freeze_unreached(trainer, regions()[:2])
     assert any(name.startswith(DECODER) for name in trained(model))

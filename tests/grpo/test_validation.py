@@ -12,6 +12,7 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback, scores
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.grpo.nano import make_trainer, regions
 
 
@@ -55,7 +56,7 @@ def curve(monkeypatch: pytest.MonkeyPatch, proxy: list[float], gold: list[float]
 def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7, 0.8, 0.9, 0.95], [0.5, 0.6, 0.57, 0.57, 0.57, 0.5])
     trainer = make_trainer(tmp_path, max_steps=8, objective="supervised")  # the faster steps
-    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
     trainer.add_callback(trainer.validation)
     kept: dict[int, torch.Tensor] = {}
     name = next(name for name, p in trainer.sa2va.named_parameters() if p.requires_grad and "text_hidden" in name)
@@ -76,7 +77,7 @@ def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monke
 def test_a_run_that_only_gets_better_keeps_its_last_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve(monkeypatch, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
     trainer = make_trainer(tmp_path, objective="supervised")
-    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
     trainer.add_callback(trainer.validation)
     trainer.train()
     end = {n: p.detach().clone() for n, p in trainer.sa2va.named_parameters() if p.requires_grad}
@@ -90,14 +91,14 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
     half = np.zeros((256, 256), dtype=bool)
     half[:128] = True
     measured = Measured({}, [""] * 2, [to_rle(half), None], [None, None], np.zeros((2, 2), dtype=np.int64))
-    assert scores(Likes(), [item, item], measured).tolist() == pytest.approx([0.5, 0])
+    assert scores(ForegroundMaps(Likes()), [item, item], measured).tolist() == pytest.approx([0.5, 0])
 
 
 def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path) -> None:
     settings = {"objective": "supervised", "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     whole, again = make_trainer(tmp_path / "whole", **settings), make_trainer(tmp_path / "again", **settings)
     for trainer in (whole, again):
-        trainer.validation = ValidationCallback(trainer, regions()[:1], 1, Likes())
+        trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
         trainer.add_callback(trainer.validation)
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))

@@ -106,5 +106,5 @@ def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:
     def damaged(number: int) -> int:
         raise ValueError(f"{number}.png: damaged")
 
-    with pytest.raises(ValueError, match=r"^1\.png: damaged \(and 1 more of 3 looked at\)$"):
+    with pytest.raises(ValueError, match=r"^1\.png: damaged \(and 1 more of 3 checked\)$"):
         decode_files([lambda: 0, lambda: damaged(1), lambda: damaged(2)])

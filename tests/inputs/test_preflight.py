@@ -154,7 +154,7 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     samples = read_annotations(write_tiny_data(tmp_path / "data", images=8, size=48))
     for sample in samples[2:5]:
         sample.image_path.write_bytes(sample.image_path.read_bytes()[:80])
-    with pytest.raises(ValueError, match=r"P0002.*: not a readable image .* \(and 2 more of 8 looked at\)"):
+    with pytest.raises(ValueError, match=r"P0002.*: not a readable image .* \(and 2 more of 8 checked\)"):
         sample_statistics(samples, tmp_path / "data" / "images")
 
 

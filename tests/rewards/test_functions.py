@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     confidence_reward,
     iou_reward,
@@ -75,8 +76,8 @@ def test_the_learned_reward_looks_at_each_image_once() -> None:
             share = mask.mean(dim=(1, 2, 3))
             return SimpleNamespace(score=share, dice=share, spread=share, members=share[None, None].expand(1, 4, -1))
 
-    one, two = np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2, 3), np.uint8)
-    scores = learned_reward(Network())(images=[one, one, two], predicted_masks=[HALF, None, CORNER])
+    one, two = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
+    scores = learned_reward(ForegroundMaps(Network()))(images=[one, one, two], predicted_masks=[HALF, None, CORNER])
     assert scores == [0.5, 0.0, 0.25]
     assert len(looked) == 2
 

@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -60,6 +61,15 @@ def test_a_column_has_the_rows_before_and_after_a_resume(tmp_path: Path) -> None
         curves.add_row({"step": 3, "dice": 0.5})
         assert curves.column("loss") == [1, 1 / 2]
         assert curves.column("dice") == [0.5]
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    with closing(Curves(tmp_path, {"step": 0})) as curves:
+        curves.add_row({"step": 1, "dice": math.nan, "loss": math.inf})
+        curves.add_row({"step": 2, "dice": 0.5, "loss": 1e300})
+        assert curves.column("dice") == [0.5]
+    assert lines(tmp_path) == ['{"step": 1, "dice": null, "loss": null}', '{"step": 2, "dice": 0.5, "loss": 1e+300}']
+    assert Curves(tmp_path, {"step": 2}).column("loss") == [1e300]
 
 
 def test_without_a_board_step_there_is_no_event_file(tmp_path: Path) -> None:

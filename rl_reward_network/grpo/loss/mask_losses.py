@@ -1,9 +1,7 @@
 """Losses on the mask of the mean action, which reach the mask decoder: the reward network's score, supervision."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,27 +9,24 @@ from torch import Tensor
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.loss.objective import Pairs, StepCounts
 from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.rewards.learned import image_tensor
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 GroupMasks = Sequence[tuple[RolloutGroup, Tensor]]  # with logits (h, w)
-CACHE_BYTES = 2 * 2**30  # of main memory, for the reward network's predictions of images
 FINER = 2  # factor by which the grid of the mask losses is finer than the decoder's: thin objects need cells
 
 
 class PathwiseReward:
-    """The score of a reward network, differentiable in soft masks; each image is encoded once.
+    """The score of a reward network, differentiable in soft masks.
 
     Args:
-        network: its parameters are frozen here.
+        maps: of the frozen reward network.
         sam_image_size: side of SAM 2's square input, in pixels.
     """
 
-    def __init__(self, network: RewardNetwork, sam_image_size: int) -> None:
-        self.network, self.side = network.requires_grad_(False), sam_image_size
-        self.cache: OrderedDict[str, Tensor] = OrderedDict()
+    def __init__(self, maps: ForegroundMaps, sam_image_size: int) -> None:
+        self.maps, self.side = maps, sam_image_size
 
     def scores(self, masks: GroupMasks) -> Tensor:
         """float32 (N,): scores of the soft masks of N groups, in [0, 1] up to the ensemble's penalty for its spread."""
@@ -40,18 +35,8 @@ class PathwiseReward:
     def _score(self, group: RolloutGroup, logits: Tensor) -> Tensor:
         assert group.image is not None
         mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        probs = self._foreground_probs(group.image_id, group.image).to(mask.device)
-        score: Tensor = self.network.mask_quality(mask, probs).score
+        score: Tensor = self.maps.network.mask_quality(mask, self.maps.probs(group.image).to(mask.device)).score
         return score.mean()
-
-    @torch.no_grad()
-    def _foreground_probs(self, image_id: str, image: np.ndarray) -> Tensor:
-        """The network's foreground probabilities of an image, cached."""
-        if image_id not in self.cache:
-            self.cache[image_id] = self.network.foreground_probs(image_tensor(self.network, image)).cpu()
-            while sum(probs.nbytes for probs in self.cache.values()) > CACHE_BYTES and len(self.cache) > 1:
-                self.cache.popitem(last=False)
-        return self.cache[image_id]
 
 
 def direct_mask_loss(

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.loss import mask_losses as mask_losses_file
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, supervised_mask_losses
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
@@ -17,6 +16,7 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.conftest import smooth_image
 from tests.grpo.nano import config, nano, regions, rewards
 from tests.models.test_reward_network import network_of
@@ -55,12 +55,12 @@ def test_the_score_is_that_of_the_soft_mask_at_image_size() -> None:
     picture = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
     expected = network(picture, mask).score
     assert expected.shape == (1,)
-    result = PathwiseReward(network, SIDE).scores([(group("a", image), logits)]).mean()
+    result = PathwiseReward(ForegroundMaps(network), SIDE).scores([(group("a", image), logits)]).mean()
     torch.testing.assert_close(result, expected[0])
 
 
 def test_a_small_step_along_the_gradient_raises_the_score() -> None:
-    reward = PathwiseReward(network_of(), SIDE)
+    reward = PathwiseReward(ForegroundMaps(network_of()), SIDE)
     shown = [(group("a", smooth_image(48, 80)), start(0)), (group("b", smooth_image(64, 64, 1)), start(1))]
     score = reward.scores(shown).mean()
     gradients = torch.autograd.grad(score, [logits for _, logits in shown])
@@ -75,7 +75,7 @@ def test_a_small_step_along_the_gradient_raises_the_score() -> None:
 
 
 def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
-    reward, logits = PathwiseReward(seeing(), SIDE), start()
+    reward, logits = PathwiseReward(ForegroundMaps(seeing()), SIDE), start()
     image = smooth_image(48, 80)
     first = reward.scores([(group("a", image), logits)]).mean().item()
     for _ in range(60):
@@ -90,26 +90,16 @@ def test_the_network_gets_no_gradient_and_an_image_is_looked_at_once(monkeypatch
     network, looked = network_of(), []
     real = network.foreground_probs
     monkeypatch.setattr(network, "foreground_probs", lambda image: looked.append(image.shape) or real(image))
-    reward = PathwiseReward(network, SIDE)
+    reward = PathwiseReward(ForegroundMaps(network), SIDE)
     first, second = group("a", smooth_image(48, 80)), group("b", smooth_image(64, 64, 1))
     for _ in range(2):
         reward.scores([(first, start(0)), (second, start(1)), (first, start(2))]).mean().backward()
     assert looked == [(1, 3, 48, 80), (1, 3, 64, 64)]
-    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in network.parameters())
-
-
-def test_maps_of_the_images_seen_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = network_of()
-    one_image = network.foreground_probs(torch.zeros(1, 3, 32, 32)).nbytes
-    monkeypatch.setattr(mask_losses_file, "CACHE_BYTES", 2 * one_image)
-    reward = PathwiseReward(network, SIDE)
-    for name in "abc":
-        reward.scores([(group(name, smooth_image(32, 32)), start())]).mean()
-    assert list(reward.cache) == ["b", "c"]
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_the_mean_is_over_groups() -> None:
-    reward = PathwiseReward(network_of(), SIDE)
+    reward = PathwiseReward(ForegroundMaps(network_of()), SIDE)
     shown = [(group("a", smooth_image(48, 80)), start()), (group("b", smooth_image(64, 64, 1)), start() - 3)]
     single = [reward.scores([one]).mean().item() for one in shown]
     assert abs(single[0] - single[1]) > 0.02
@@ -155,7 +145,7 @@ def test_supervision_is_of_each_group_that_has_a_truth() -> None:
 def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -> None:
     model, processor = nano()
     settings = config(tmp_path, pathwise_weight=5.0, mask_to_caption_weight=0.0, max_steps=3, learning_rate=1e-4)
-    pathwise = PathwiseReward(seeing(), processor.sam_image_size)
+    pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
     own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
     freeze_unreached(own, regions()[:2])
     own.reset_reference()
