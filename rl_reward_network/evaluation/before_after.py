@@ -98,6 +98,7 @@ class BeforeAfter:
         values: model -> metric -> float64 (N,), for the CSV file.
         ids: (sample, group) of each item.
         config: models, data and settings; JSON values.
+        notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         notes: remarks.
         shown: items with pictures.
         curves: lines of metrics.jsonl.
@@ -109,6 +110,7 @@ class BeforeAfter:
     values: dict[str, dict[str, np.ndarray]]
     ids: tuple[tuple[str, str], ...]
     config: dict[str, Any]
+    notice: str = ""
     notes: tuple[str, ...] = ()
     shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
@@ -122,7 +124,8 @@ class BeforeAfter:
         """The verdict on the criterion."""
         row = next(row for row in self.rows if row.metric == self.criterion)
         name = self.label(row.metric)
-        return Verdict(row.word, f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups.")
+        sentence = f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups."
+        return Verdict(row.word, f"{self.notice} {sentence}" if self.notice else sentence)
 
 
 def compare_models(
