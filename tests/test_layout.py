@@ -118,7 +118,6 @@ def line_count(name: str) -> int:
 
 # Covered by the test of another file.
 COVERED_BY = {
-    "models/default.py": "inputs/test_doctor.py",
     "models/fingerprint.py": "models/test_reward_network.py",
     "models/sa2va/templates.py": "models/sa2va/test_processing_sa2va.py",
     "models/sa2va/body_sa2va.py": "models/sa2va/test_modeling_sa2va.py",
