@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tyro
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.grpo import Args, main
 from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
@@ -160,9 +161,12 @@ def test_a_judge_from_the_command_line(
 ) -> None:
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
     calls: list[Any] = []
-    monkeypatch.setattr(
-        "rl_reward_network.grpo.stage.run_grpo_stage", lambda inputs, plan, *rest: calls.append((plan, rest[2]))
-    )
+
+    def no_training(inputs: GRPOInputs, plan: GRPOPlan, run: Path, resume: bool, judge: Any, *_: Any) -> None:
+        calls.append((plan, judge))
+        write_json(run / "final_model" / "config.json", {})
+
+    monkeypatch.setattr("rl_reward_network.grpo.stage.run_grpo_stage", no_training)
     extra = [flag, "--output_dir", str(tmp_path)]
     for name, value in (JUDGE_SETTINGS if models is None else {}).items():
         extra += [f"--{name}", value]
