@@ -84,7 +84,7 @@ def kept_weights(config: Mapping[str, Any]) -> str:
     """The line of a card on the choice of weights."""
     outcome = saved_outcome(config)
     if outcome is None:
-        return "of the last step; the run was not validated"
+        return "of the last step; the run was not validated" if "validation" in config else "not recorded"
     if outcome.metric is None:
         return f"of the last step; none of {outcome.items} validation items has a label"
     return (
@@ -94,6 +94,6 @@ def kept_weights(config: Mapping[str, Any]) -> str:
 
 
 def saved_outcome(config: Mapping[str, Any]) -> Outcome | None:
-    """The outcome in the config.json of a final_model; None if the run was not validated, or is of version 0.8."""
+    """The outcome in a config.json; None if the run was not validated, has not ended, or is of version 0.8 or earlier."""
     facts = config.get("validation")
     return None if facts is None else Outcome(**facts)
