@@ -8,7 +8,7 @@ import tyro
 
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
-from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_settings, with_preset
+from rl_reward_network.grpo.settings import LORA_R, MASK_LOSSES, GRPOSettings, Mode, check_settings, with_preset
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
 from rl_reward_network.rewards.judge.config import JudgeConfig
@@ -167,8 +167,10 @@ def _hyperparameters(args: Args, kind: str, learned: bool) -> GRPOSettings:
     """Hyperparameters with the presets of mode, model and data."""
     settings, captions = with_preset(args.grpo, args.mode, args.small), kind == "regions"
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
+    weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
     return replace(
         settings,
+        **weights,
         mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
         mask_policy=_or(settings.mask_policy, "bernoulli" if args.small and captions else "gaussian"),
         pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),

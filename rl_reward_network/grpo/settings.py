@@ -65,11 +65,11 @@ class GRPOSettings:
     """Weight of loop 2; 0 leaves it out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
-    bce_weight: Rare[float] = 0.25
-    """Supervised training: weight of the binary cross-entropy of masks. Sa2VA's recipe has 2, for large objects; with
-    thin ones, background is most of each image (docs/log.md)."""
-    dice_weight: Rare[float] = 2.0
-    """Supervised training: weight of the Dice loss of masks. Sa2VA's recipe has 0.5."""
+    bce_weight: Rare[float | None] = None
+    """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
+    0.25 on annotated images, whose objects are often thin (docs/log.md)."""
+    dice_weight: Rare[float | None] = None
+    """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions, 2 on annotated images."""
     loss_type: Rare[LossType] = "dapo"
     """How token losses are averaged."""
     importance_sampling_level: Rare[Level] = "token"
@@ -119,13 +119,17 @@ MODES = {
     "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is a small model's:
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
+MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
+    "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
+    "images": {"bce_weight": 0.25, "dice_weight": 2.0},
+}
 LORA_R = {"small": 16, "large": 128}
 
 
 def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 
-    `mask_policy` and `pathwise_weight` may still be None: they depend on the data.
+    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data.
 
     Args:
         settings: the user's, None where the preset counts.

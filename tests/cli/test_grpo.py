@@ -85,6 +85,9 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Pa
     shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", tmp_path)
     assert planned(scenes, "--model_path", str(tmp_path)) == small, "a copy or a merged model has its presets"
     assert planned(scenes, "--no_ema").settings.ema_decay == 0
+    assert (small.settings.bce_weight, small.settings.dice_weight) == (2.0, 0.5)
+    images = planned(write_tiny_data(tmp_path / "data"), "--objective", "supervised", "--bce_weight", "0.5").settings
+    assert (images.bce_weight, images.dice_weight) == (0.5, 2.0)
     assert planned(scenes, "--lora_r", "8").lora_alpha == 16
 
 

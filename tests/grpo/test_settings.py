@@ -13,7 +13,7 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_preset
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished"
-DATA_DEPEND = {"mask_policy", "pathwise_weight"}
+DATA_DEPEND = {"mask_policy", "pathwise_weight", "bce_weight", "dice_weight"}
 MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed"}
 ALIASES = {  # of the original specification
     "--batch_size": "per_device_train_batch_size",
