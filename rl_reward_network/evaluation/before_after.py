@@ -98,10 +98,10 @@ class BeforeAfter:
         values: model -> metric -> float64 (N,), for the CSV file.
         ids: (sample, group) of each item.
         config: models, data and settings; JSON values.
-        notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         notes: remarks.
         shown: items with pictures.
         curves: lines of metrics.jsonl.
+        notice: a first sentence that matters more than the verdict, such as that training made the model worse.
     """
 
     rows: tuple[Difference, ...]
@@ -110,10 +110,10 @@ class BeforeAfter:
     values: dict[str, dict[str, np.ndarray]]
     ids: tuple[tuple[str, str], ...]
     config: dict[str, Any]
-    notice: str = ""
     notes: tuple[str, ...] = ()
     shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
+    notice: str = ""
 
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
