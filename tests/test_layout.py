@@ -124,7 +124,6 @@ COVERED_BY = {
     "data_import/notes.py": "data_import/test_write.py",
     "data_import/polygons.py": "data_import/test_coco.py",
     "data_import/report.py": "data_import/test_survey.py",
-    "models/default.py": "inputs/test_doctor.py",
     "models/fingerprint.py": "models/test_reward_network.py",
     "models/sa2va/templates.py": "models/sa2va/test_processing_sa2va.py",
     "models/sa2va/body_sa2va.py": "models/sa2va/test_modeling_sa2va.py",

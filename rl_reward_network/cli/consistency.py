@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl_reward_network.grpo.settings import LORA_R, MaskPolicyName, default_mask_policy
-from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.default import DEFAULT_MODEL, is_small
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.consistency import ConsistencyRow
@@ -31,11 +31,12 @@ class Args:
     model_path: str = DEFAULT_MODEL
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
     lora_r: int | None = None
-    """As in training: 16 on the embedded model, else 128."""
+    """As in training: 16 on a model of the embedded one's size, else 128."""
     lora_alpha: int | None = None
     """As in training: twice the rank."""
     mask_policy: MaskPolicyName | None = None
-    """As in training on captioned regions: bernoulli on the embedded model, else gaussian."""
+    """As in training on captioned regions: bernoulli on a model of the embedded one's size, else
+    gaussian."""
     max_dynamic_patch: int = 1
     """As in training."""
     device: str | None = None
@@ -49,9 +50,9 @@ def main(args: Args) -> None:
 
     if args.max_dynamic_patch < 1:
         raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
-    embedded = args.model_path == DEFAULT_MODEL
-    lora_r = args.lora_r or LORA_R["embedded" if embedded else "real"]
-    mask_policy = args.mask_policy or default_mask_policy(embedded, captions=True)
+    small = is_small(args.model_path)
+    lora_r = args.lora_r or LORA_R["small" if small else "large"]
+    mask_policy = args.mask_policy or default_mask_policy(small, captions=True)
     lora_alpha = args.lora_alpha or 2 * lora_r
     rows = compare_with_sft(args.model_path, lora_r, lora_alpha, mask_policy, args.max_dynamic_patch, args.device)
     show_rows(rows, DIFFERS)

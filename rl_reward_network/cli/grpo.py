@@ -16,7 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.grpo_flags import Args, RewardArgs, make_plan
+from rl_reward_network.grpo.outcome import notice
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.settings import check_settings, with_preset
 from rl_reward_network.runs.folder import FINAL, GRPO_RUN, new_run_folder
@@ -31,7 +33,7 @@ __all__ = ["Args", "check", "main"]
 
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
-    check_settings(with_preset(args.grpo, args.mode, args.embedded))
+    check_settings(with_preset(args.grpo, args.mode, args.small))
     from rl_reward_network.grpo.inputs import check_config
 
     check_config(args.inputs, args.regions)
@@ -63,6 +65,8 @@ def main(args: Args) -> None:
         run_grpo_stage(inputs, plan, run, args.resume, judge, network, args.wandb)
     if _first_process():
         print(f"\nfine-tuned model: {run / FINAL}")
+        if line := notice(read_json(run / FINAL / "config.json")):
+            print(line)
 
 
 def one_run_folder(output_dir: Path, cpu: bool) -> Path:

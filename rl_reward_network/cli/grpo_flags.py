@@ -8,9 +8,17 @@ import tyro
 
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
-from rl_reward_network.grpo.settings import LORA_R, GRPOSettings, Mode, check_settings, default_mask_policy, with_preset
+from rl_reward_network.grpo.settings import (
+    LORA_R,
+    MASK_LOSSES,
+    GRPOSettings,
+    Mode,
+    check_settings,
+    default_mask_policy,
+    with_preset,
+)
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
-from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.default import is_small
 from rl_reward_network.rewards.judge.config import JudgeConfig
 from rl_reward_network.rewards.table import WeightedName
 
@@ -23,6 +31,7 @@ ROLLOUT_FLAGS = (  # without effect in supervised training
     *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
     *("ema_decay", "scale_rewards", "multi_objective_aggregation"),
 )
+SUPERVISED_FLAGS = ("bce_weight", "dice_weight")  # without effect in GRPO
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class LoRAArgs:
     """LoRA on the language model."""
 
     lora_r: Rare[int | None] = None
-    """Rank of LoRA: 16 on the embedded model, else 128."""
+    """Rank of LoRA: 16 on a model of the embedded one's size, else 128."""
     lora_alpha: Rare[int | None] = None
     """Scale of LoRA: twice the rank."""
     lora_dropout: Rare[float] = 0.0
@@ -112,6 +121,9 @@ class Args:
     grpo: Annotated[GRPOSettings, tyro.conf.arg(name="")] = field(default_factory=GRPOSettings)
     lora: Annotated[LoRAArgs, tyro.conf.arg(name="")] = field(default_factory=LoRAArgs)
     rewards: Annotated[RewardArgs, tyro.conf.arg(name="")] = field(default_factory=RewardArgs)
+    max_labelled: int | None = None
+    """With --objective supervised: use at most so many labelled images (regions), those of the reward network's
+    patients first, one per series before a second; a smaller number is a subset of a larger one."""
     no_ema: Rare[bool] = False
     """Use the model itself as the partner, without a moving average (--ema_decay 0)."""
     watch_every: Rare[int | None] = None
@@ -128,9 +140,9 @@ class Args:
     """Resume the newest run of these settings, or that of --run_folder."""
 
     @property
-    def embedded(self) -> bool:
-        """Whether the model is the embedded one."""
-        return self.inputs.model_path == DEFAULT_MODEL
+    def small(self) -> bool:
+        """Whether the model is of the embedded one's size."""
+        return is_small(self.inputs.model_path)
 
 
 def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None") -> GRPOPlan:
@@ -142,7 +154,7 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
     check_together(args, inputs.kind, network is not None)
     settings = _hyperparameters(args, inputs.kind, network is not None)
     check_settings(settings)
-    r = _or(args.lora.lora_r, LORA_R["embedded" if args.embedded else "real"])
+    r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
     return GRPOPlan(
         args.mode,
         _weights(args.rewards, inputs.kind == "regions", network is not None),
@@ -155,17 +167,20 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
         args.shuffle_rewards,
         _or(args.watch_every, VALIDATION_STEPS[args.mode]),
         args.rewards.mask_rewards_by_loop,
+        args.max_labelled,
     )
 
 
 def _hyperparameters(args: Args, kind: str, learned: bool) -> GRPOSettings:
     """Hyperparameters with the presets of mode, model and data."""
-    settings, captions = with_preset(args.grpo, args.mode, args.embedded), kind == "regions"
+    settings, captions = with_preset(args.grpo, args.mode, args.small), kind == "regions"
     pathwise = learned and not captions and settings.objective == "grpo" and not args.shuffle_rewards
+    weights = {name: _or(getattr(settings, name), value) for name, value in MASK_LOSSES[kind].items()}
     return replace(
         settings,
+        **weights,
         mask_to_caption_weight=settings.mask_to_caption_weight if captions else 0.0,
-        mask_policy=settings.mask_policy or default_mask_policy(args.embedded, captions),
+        mask_policy=settings.mask_policy or default_mask_policy(args.small, captions),
         pathwise_weight=_or(settings.pathwise_weight, 1.0 if pathwise else 0.0),
         ema_decay=0.0 if args.no_ema else settings.ema_decay,
     )
@@ -207,6 +222,8 @@ def check_together(args: Args, kind: str, learned: bool) -> None:
         _check_images(args, learned)
     if args.grpo.objective == "supervised":
         _check_supervised(args)
+    elif flags := changed(args, "max_labelled") + changed(args.grpo, *SUPERVISED_FLAGS):
+        raise ValueError(f"{flags[0]} does nothing without --objective supervised; leave it out")
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
     _check_clip_range(args.grpo)
@@ -243,6 +260,8 @@ def _check_supervised(args: Args) -> None:
     weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
     if args.shuffle_rewards or weighed:
         raise ValueError("--objective supervised has no rewards: leave out the flags that shuffle, judge or weigh them")
+    if args.max_labelled is not None and args.max_labelled < 1:
+        raise ValueError(f"max_labelled is {args.max_labelled}, expected 1 or more")
     if flags := [*changed(args.grpo, *ROLLOUT_FLAGS), *changed(args, "no_ema")]:
         raise ValueError(f"--objective supervised samples nothing, so {flags[0]} does nothing; leave it out")
 

@@ -53,6 +53,9 @@ class Args:
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None
     """Optimiser steps of each member: quick 150, full 500. Fewer than 100 are for trials only."""
+    max_labelled: int | None = None
+    """Train on at most so many labelled images, one per series before a second: quick 50, full 200. A smaller number is
+    a subset of a larger one; labels of val and test are not counted."""
     members: int = 3
     """U-Nets in the ensemble. One is three times as fast, but has no spread: its score is not conservative, and its
     interval equally wide for every mask."""
@@ -74,7 +77,7 @@ def check(args: Args) -> "RewardPlan":
     from rl_reward_network.reward_training.stage import reward_plan
 
     check_inputs(args.inputs)
-    return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights)
+    return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights, args.max_labelled)
 
 
 def main(args: Args) -> None:

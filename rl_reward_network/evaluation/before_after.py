@@ -101,6 +101,7 @@ class BeforeAfter:
         notes: remarks.
         shown: items with pictures.
         curves: lines of metrics.jsonl.
+        notice: a first sentence that matters more than the verdict, such as that training made the model worse.
     """
 
     rows: tuple[Difference, ...]
@@ -112,6 +113,7 @@ class BeforeAfter:
     notes: tuple[str, ...] = ()
     shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
+    notice: str = ""
 
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
@@ -122,7 +124,8 @@ class BeforeAfter:
         """The verdict on the criterion."""
         row = next(row for row in self.rows if row.metric == self.criterion)
         name = self.label(row.metric)
-        return Verdict(row.word, f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups.")
+        sentence = f"{row.word.capitalize()}: {name} {row.gain.signed} on {row.gain.groups} groups."
+        return Verdict(row.word, f"{self.notice} {sentence}" if self.notice else sentence)
 
 
 def compare_models(

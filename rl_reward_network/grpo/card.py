@@ -10,6 +10,7 @@ from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.evaluation.before_after import label, legend
 from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.outcome import kept_weights, notice
 from rl_reward_network.models.sa2va.card import LORA_PART, TRAINED_PART, WHOLE_MODEL
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
@@ -27,7 +28,7 @@ MERGED = (
     "sa2va-rl segment image.png --model_path <this folder>",
     WHOLE_MODEL,
 )
-CONTROL = "**A control run: its rewards were shuffled at random, so it cannot have learned the task.**"
+CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
 
 def card_text(
@@ -54,7 +55,7 @@ tags: [sa2va, segmentation, grpo]
 ---
 # {base}, fine-tuned by GRPO
 
-{CONTROL if config["origin"]["shuffle_rewards"] else ""}
+{_first_lines(config)}
 {what.format(base=base)}
 
 | | |
@@ -80,6 +81,12 @@ Read both before you share the weights. This model is not fit for diagnosis.
 """
 
 
+def _first_lines(config: Mapping[str, Any]) -> str:
+    """What must be known before anything else, in bold; empty for most runs."""
+    lines = (notice(config), CONTROL if config["origin"]["shuffle_rewards"] else "")
+    return "\n\n".join(f"**{line}**" for line in lines if line)
+
+
 def write_results(final_model: Path, evaluation: Path) -> None:
     """Rewrite the card of a final_model with the results in its eval.json."""
     peft = (final_model / "trainable" / CONFIG_NAME).exists()
@@ -103,7 +110,9 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
         "shuffled rewards (control)": origin["shuffle_rewards"],
+        "true masks used in training": config.get("labels", "not recorded"),
         "steps": config["steps"],
+        "weights": kept_weights(config),
         "learning rate": f"{settings['learning_rate']:g}",
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],

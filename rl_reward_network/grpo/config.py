@@ -34,6 +34,8 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     max_completion_length: int = 64
     mask_policy: MaskPolicyName = "gaussian"
     pathwise_weight: float = 0.0
+    bce_weight: float = 2.0
+    dice_weight: float = 0.5
     reward_floor: float = 0.05
     mask_truncated_completions: bool = True
     mask_epsilon: float = 1e-3

@@ -21,6 +21,7 @@ from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.grpo.image_features import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
+from rl_reward_network.grpo.outcome import notice
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.grpo.trainable import prepare_model
@@ -184,6 +185,7 @@ def _result(
         {"before": before.values, "after": after.values},
         tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
+        notice=notice(config),
         shown=_extremes(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
     )

@@ -9,7 +9,7 @@ from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
-from rl_reward_network.data.splits import Split, load_split, make_split, select
+from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
@@ -24,7 +24,7 @@ from rl_reward_network.inputs.loading import (
     regions_summary,
     split_samples,
 )
-from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
 
 CHECKED = 1000  # prompts whose files are decoded before a run
@@ -110,7 +110,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
         "captioned regions",
         changed(config, "group_regex", "groups", "label") + changed(regions, "segment_question"),
     )
-    question = regions.describe_question or (DESCRIBE if config.model_path == DEFAULT_MODEL else DESCRIBE_REAL)
+    question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
     samples, summary = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
@@ -168,6 +168,21 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
         ValueError: as `check_readable`.
     """
     check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
+
+
+def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
+    """At most `most` labelled prompts, those of the `reward` split first, so that `policy` stays free of labels.
+
+    With equal seeds these are the images of a reward network of the same budget, and a smaller budget is a subset of a
+    larger one.
+
+    Args:
+        inputs: the split, and the seed of the choice.
+        prompts: labelled, of the training splits.
+        most: 1 or more.
+    """
+    by_split = [select(prompts, inputs.split, name) for name in ("reward", "policy")]
+    return [prompt for part in by_split for prompt in spread(part, len(part), inputs.config.seed)][:most]
 
 
 def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt]:

@@ -27,8 +27,8 @@ class GRPOSettings:
     per_device_train_batch_size: Annotated[
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
-    """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on the embedded model,
-    else 8."""
+    """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
+    the embedded one's size, else 8."""
     num_generations: int = 4
     """Captions per region, one group: rewards are compared within it."""
     num_mask_generations: Rare[int] = 8
@@ -36,15 +36,17 @@ class GRPOSettings:
     gradient_accumulation_steps: Rare[int] = 1
     """Forward passes per optimisation step."""
     learning_rate: float | None = None
-    """Peak learning rate of AdamW, falling to 0: 1e-3 on the embedded model, else 1e-5."""
+    """Peak learning rate of AdamW, falling to 0: 1e-3 on a model of the embedded one's size, else 1e-5."""
     warmup_steps: Rare[int] = 5
     """Optimisation steps in which the learning rate rises."""
     max_grad_norm: Rare[float] = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it."""
     num_train_epochs: Annotated[float | None, tyro.conf.arg(aliases=["--num-epochs"])] = None
-    """Passes over the training regions: quick 1, full 3; the embedded model trains for max_steps instead."""
+    """Passes over the training regions: quick 1, full 3; a model of the embedded one's size
+    trains for max_steps instead."""
     max_steps: int | None = None
-    """Optimisation steps, in place of num_train_epochs: quick 140, full 400 on the embedded model."""
+    """Optimisation steps, in place of num_train_epochs: quick 140, full 400 on a model of the embedded
+    one's size."""
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
@@ -63,6 +65,11 @@ class GRPOSettings:
     """Weight of loop 2; 0 leaves it out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
+    bce_weight: Rare[float | None] = None
+    """Supervised training: weight of the binary cross-entropy of masks: 2 on captioned regions, as in Sa2VA's recipe;
+    0.25 on annotated images, whose objects are often thin (docs/log.md)."""
+    dice_weight: Rare[float | None] = None
+    """Supervised training: weight of the Dice loss of masks: 0.5 on captioned regions, 2 on annotated images."""
     loss_type: Rare[LossType] = "dapo"
     """How token losses are averaged."""
     importance_sampling_level: Rare[Level] = "token"
@@ -77,11 +84,11 @@ class GRPOSettings:
     temperature: Rare[float] = 1.0
     """Sampling temperature."""
     max_completion_length: Rare[int | None] = None
-    """Tokens of a caption: 24 on the embedded model, else 128."""
+    """Tokens of a caption: 24 on a model of the embedded one's size, else 128."""
     mask_policy: Rare[MaskPolicyName | None] = None
     """What loop 2 samples: gaussian, noise on the [SEG] embedding; bernoulli, cells of a 16 x 16 grid, which trains the
-    mask decoder, too, but is coarse. By default gaussian, on regions with the embedded model bernoulli
-    (docs/log.md)."""
+    mask decoder, too, but is coarse. By default gaussian, on regions with a model of the embedded
+    one's size bernoulli (docs/log.md)."""
     curriculum: Rare[bool] = False
     """Draw regions whose rewards have spread more often, and easy regions before hard ones."""
     adaptive_loop_weights: Rare[bool] = False
@@ -106,31 +113,35 @@ class GRPOSettings:
     Tried in float32 on CPUs only: its effect on the float32 weights of a bfloat16 model on a GPU is unknown."""
 
 
-EMBEDDED = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
-REAL = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128, "max_steps": -1}
+SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
+LARGE = {"learning_rate": 1e-5, "per_device_train_batch_size": 8, "max_completion_length": 128, "max_steps": -1}
 MODES = {
-    "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is the embedded model's:
+    "quick": {"num_train_epochs": 1.0, "max_steps": 140, "logging_steps": 1},  # max_steps is a small model's:
     "full": {"num_train_epochs": 3.0, "max_steps": 400, "logging_steps": 5},  # 5 and 14 minutes on two CPU cores
 }
-LORA_R = {"embedded": 16, "real": 128}
+MASK_LOSSES = {  # of supervised training, by kind of data; chosen on validation items, see docs/log.md
+    "regions": {"bce_weight": 2.0, "dice_weight": 0.5},
+    "images": {"bce_weight": 0.25, "dice_weight": 2.0},
+}
+LORA_R = {"small": 16, "large": 128}
 
 
-def default_mask_policy(embedded: bool, captions: bool) -> MaskPolicyName:
+def default_mask_policy(small: bool, captions: bool) -> MaskPolicyName:
     """The mask policy of a kind of model, on data with or without captions; docs/log.md compares them."""
-    return "bernoulli" if embedded and captions else "gaussian"
+    return "bernoulli" if small and captions else "gaussian"
 
 
-def with_preset(settings: GRPOSettings, mode: Mode, embedded: bool) -> GRPOSettings:
+def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings:
     """Settings of a mode and a kind of model, with the user's changes.
 
-    `mask_policy` and `pathwise_weight` may still be None: they depend on the data.
+    `mask_policy`, `pathwise_weight` and the weights of the mask losses may still be None: they depend on the data.
 
     Args:
         settings: the user's, None where the preset counts.
         mode: quick or full.
-        embedded: whether the model is the embedded one.
+        small: whether the model is of the embedded one's size.
     """
-    preset: dict[str, Any] = MODES[mode] | (EMBEDDED if embedded else REAL) | {"mask_beta": settings.beta}
+    preset: dict[str, Any] = MODES[mode] | (SMALL if small else LARGE) | {"mask_beta": settings.beta}
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
@@ -150,7 +161,7 @@ def check_settings(settings: Any) -> None:
     _check_objective(settings)
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight")
-    check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef")
+    check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -201,6 +212,8 @@ def _check_objective(settings: Any) -> None:
         )
     if supervised and settings.curriculum:
         raise ValueError("curriculum is True, but supervised training has no rewards to order prompts by; leave it out")
+    if supervised and settings.bce_weight == settings.dice_weight == 0:
+        raise ValueError("bce_weight and dice_weight are both 0: masks would not be trained; raise one of them")
     loops = settings.mask_to_caption_weight and settings.caption_to_mask_weight
     if settings.adaptive_loop_weights and (supervised or not loops):
         raise ValueError("adaptive_loop_weights is True, but only one loop is trained; leave it out")

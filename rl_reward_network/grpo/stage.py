@@ -20,10 +20,12 @@ from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts
+from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts, within_budget
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.outcome import Outcome
 from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.grpo.rollouts.rewards import Reward, mask_reward_terms
 from rl_reward_network.grpo.startup import load_model, startup_lines
@@ -158,11 +160,12 @@ def run_grpo_stage(
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer, "training", SMALLER_LOSS):
-            went_back = _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
-        unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
-        if unmoved and not went_back:
+            _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
+        if unmoved := check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va)):
             _report_unmoved(trainer, unmoved)
-        _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume})
+        outcome = _keep_best(trainer)
+        facts = None if outcome is None else outcome.facts
+        _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts})
 
 
 def _make_trainer(
@@ -178,12 +181,7 @@ def _make_trainer(
     maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
-    # The reward network was trained on the reward split: a run with it must not use these patients.
-    prompts = inputs.pick("policy") if network is not None else inputs.pick("reward", "policy")
-    if args.objective == "supervised":
-        prompts = labelled_prompts(prompts, "objective supervised")
-    elif needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
-        labelled_prompts(prompts, f"loop2 reward {needed[0]}")
+    prompts = _training_prompts(inputs, plan, rewards, network is not None)
     check_prompts(prompts)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
     trainer.judge = judge
@@ -191,6 +189,25 @@ def _make_trainer(
         validated = spread(inputs.pick("val"), VALIDATED, inputs.config.seed)
         trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
     return trainer, origin
+
+
+def _training_prompts(
+    inputs: GRPOInputs, plan: GRPOPlan, rewards: Mapping[str, Mapping[str, Reward]], learned: bool
+) -> list[GRPOPrompt]:
+    """The prompts to train on.
+
+    The reward network was trained on the reward split: a run with it (`learned`) must not use these patients.
+
+    Raises:
+        ValueError: there are none, or none with a true mask although the objective or a reward needs it.
+    """
+    prompts = inputs.pick("policy") if learned else inputs.pick("reward", "policy")
+    if plan.settings.objective == "supervised":
+        labelled = labelled_prompts(prompts, "objective supervised")
+        return labelled if plan.max_labelled is None else within_budget(inputs, labelled, plan.max_labelled)
+    if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
+        labelled_prompts(prompts, f"loop2 reward {needed[0]}")
+    return prompts
 
 
 def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
@@ -242,8 +259,8 @@ def _partner(trainer: Sa2VAGRPOTrainer) -> str:
     return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 
-def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
-    """Run the Trainer's loop; returns whether the best weights were restored."""
+def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> None:
+    """Run the Trainer's loop."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(logs)
@@ -254,10 +271,16 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> bool:
         trainer.train(resume_from_checkpoint=last)
     if trainer.judge_failure and trainer.state.global_step < trainer.planned_steps:
         raise ValueError(f"step {trainer.state.global_step}: {trainer.judge_failure}; {resume_hint(trainer)}")
-    if trainer.validation is None or not trainer.validation.finish(trainer.state):
-        return False
-    print("back to the best weights: the reward network's score still rose, but Dice on val had fallen")
-    return True
+    if trainer.validation is not None and trainer.validation.over_optimised and trainer.args.should_save:
+        print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
+
+
+def _keep_best(trainer: Sa2VAGRPOTrainer) -> Outcome | None:
+    """Restore the weights that validation found best; None without validation."""
+    if trainer.validation is None:
+        return None
+    outcome: Outcome = trainer.validation.finish()
+    return outcome
 
 
 def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
@@ -294,6 +317,7 @@ def _begin(
         "world": portable_settings(run, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
+        "labels": _labels_used(trainer),
         "reward_net": None if network is None else named(network, run),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
@@ -304,6 +328,14 @@ def _begin(
     }
     save_split(inputs.split, run / "split.json")
     write_json(run / "config.json", config)
+
+
+def _labels_used(trainer: Sa2VAGRPOTrainer) -> int:
+    """Number of training prompts whose true mask the training uses."""
+    rewarded = trainer.rollout_generator.rewards["loop2"].items()
+    of_masks = any(term.weight and name in MASK_REWARDS for name, term in rewarded)
+    needed = trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks
+    return sum(prompt.labelled for prompt in trainer.prompts) if needed else 0
 
 
 def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:

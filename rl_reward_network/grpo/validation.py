@@ -1,5 +1,10 @@
-"""Validation during GRPO: curves on prompts of the validation split, and the stop rule against over-optimisation."""
+"""Validation during training: curves, the best weights, an alarm for empty masks, and a stop rule.
 
+The criterion is IoU of mask' for captioned regions, Dice for annotated images. Whatever the objective, the weights with
+the best criterion are kept; those before training take part, so a run never leaves a model that validation finds worse.
+"""
+
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,28 +14,34 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from rl_reward_network.grpo.measure import Measured, measure, unpacked
+from rl_reward_network.grpo.outcome import METRICS, Outcome, outcome_of
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
-from rl_reward_network.models.ema import copied
+from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.runs.stop_rule import over_optimised
 
-PROXY, GOLD = "val/score", "val/gt_dice"
+PROXY, EMPTY = "val/score", "val/empty_share"
 TAGS = {
-    "dice": GOLD,
+    "dice": "val/gt_dice",
     "iou": "val/iou",
     "iou_of_drawn": "val/iou_of_drawn",
     "meteor": "val/meteor",
     "cycle_meteor": "val/cycle_meteor",
 }
+ALARM = 0.5  # share of empty masks
+REMEDIES = {
+    "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
+    "grpo": "lower learning_rate, or raise beta",
+}
 
 
 class ValidationCallback(TrainerCallback):
-    """Measure the validation prompts every few steps, and before the first.
+    """Measure the validation prompts before the first step, every few steps, and after the last.
 
-    With a reward network and true masks, the network's score is the proxy and Dice is the gold standard: training stops
-    when the proxy rises while the gold standard has fallen, and the weights with the best Dice are restored.
+    With a reward network and true masks, the network's score is the proxy and the criterion the gold standard: training
+    stops when the proxy rises while the gold standard has fallen.
 
     Args:
         trainer: Sa2VAGRPOTrainer.
@@ -43,55 +54,76 @@ class ValidationCallback(TrainerCallback):
         self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, maps: ForegroundMaps | None = None
     ) -> None:
         self.trainer, self.prompts, self.every, self.maps = trainer, prompts, every, maps
+        self.steps: list[int] = []
         self.proxy: list[float] = []
-        self.gold: list[float] = []
+        self.gold: list[float] = []  # the criterion
+        self.criterion: str | None = None
         self.best_weights: dict[str, Tensor] = {}
-        self.last_step = -1
+        self.has_warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The first point, unless a resumed run has it already."""
         if state.global_step == 0:
-            self._validate(state)
+            self._validate(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Add a point, and apply the stop rule."""
-        if state.global_step % self.every == 0:
-            self._validate(state)
-        if over_optimised(self.proxy, self.gold) and state.global_step % args.num_iterations == 0:
+        """Add a point, also at the end, and apply the stop rule."""
+        last = state.global_step >= state.max_steps or self.trainer.ended
+        if state.global_step % self.every == 0 or last:
+            self._validate(state.global_step)
+            control.should_log |= last
+        if self.over_optimised and state.global_step % args.num_iterations == 0:
             self.trainer.ended = control.should_training_stop = control.should_save = True
 
-    def finish(self, state: Any) -> bool:
-        """Restore the weights with the best Dice if the stop rule applies; returns whether it does."""
-        if self.maps is None:
-            return False
-        if self.last_step != state.global_step:
-            self._validate(state)
-        if not over_optimised(self.proxy, self.gold):
-            return False
+    @property
+    def over_optimised(self) -> bool:
+        """Whether the stop rule applies."""
+        return self.maps is not None and over_optimised(self.proxy, self.gold)
+
+    def finish(self) -> Outcome:
+        """Restore the weights with the best criterion; without a criterion, those of the last step stay."""
         with torch.no_grad():
             for name, tensor in self.best_weights.items():
                 self.trainer.sa2va.get_parameter(name).copy_(tensor)
-        return True
+        labelled = sum(prompt.labelled for prompt in self.prompts)
+        return outcome_of(self.steps, self.gold, self.criterion, len(self.prompts), labelled)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"proxy": self.proxy, "gold": self.gold, "peak": self.best_weights, "seen": self.last_step}
+        curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "criterion": self.criterion}
+        return {**curves, "peak": self.best_weights, "has_warned": self.has_warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
-        self.proxy, self.gold = state["proxy"], state["gold"]
-        self.best_weights, self.last_step = state["peak"], state["seen"]
+        self.steps, self.proxy, self.gold = state["steps"], state["proxy"], state["gold"]
+        self.criterion, self.best_weights, self.has_warned = state["criterion"], state["peak"], state["has_warned"]
 
-    def _validate(self, state: Any) -> None:
+    def _validate(self, step: int) -> None:
         """Rank 0 measures and broadcasts: all processes must stop at the same step, or none."""
-        self.last_step = state.global_step
         points = from_first_rank(self.trainer.accelerator, self._points)
-        if PROXY in points and GOLD in points:
-            if not self.gold or points[GOLD] > max(self.gold):
-                self.best_weights = copied(self.trainer.sa2va)
+        self.steps.append(step)
+        self._alarm(step, points[EMPTY])
+        if PROXY in points:
             self.proxy.append(points[PROXY])
-            self.gold.append(points[GOLD])
+        self.criterion = next((tag for tag in METRICS if tag in points), None)
+        if self.criterion is not None:
+            if not self.gold or points[self.criterion] > max(self.gold):
+                self.best_weights = trainable_state(self.trainer.sa2va)
+            self.gold.append(points[self.criterion])
         self.trainer.metrics.record(points)
+
+    def _alarm(self, step: int, empty_share: float) -> None:
+        """Warn once if most masks are empty: training has collapsed, or the model does not understand the question."""
+        if empty_share <= ALARM or self.has_warned:
+            return
+        self.has_warned = True
+        remedy = REMEDIES[self.trainer.args.objective] if step else "give a question that the model understands"
+        if self.trainer.args.should_log:
+            warnings.warn(
+                f"step {step}: the masks of {empty_share:.0%} of {len(self.prompts)} validation items are empty "
+                f"({EMPTY}); {remedy}",
+                stacklevel=2,
+            )
 
     def _points(self) -> dict[str, float]:
         """tag -> mean over the prompts."""
@@ -99,9 +131,18 @@ class ValidationCallback(TrainerCallback):
         measured = measure(self.trainer.sa2va, self.prompts, cache, longest, quiet=True)
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
         points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
+        points[EMPTY] = empty_share(measured)
         if self.maps is not None:
             points[PROXY] = float(scores(self.maps, self.prompts, measured).mean())
         return points
+
+
+def empty_share(measured: Measured) -> float:
+    """Share of the prompts whose mask is missing or empty, unless the true one is empty, too."""
+    masks = (unpacked(mask) for mask in measured.masks)
+    empty = np.array([mask is None or not mask.any() for mask in masks])
+    right = np.isfinite(measured.values["dice"]) & (measured.overlap[:, 1] == 0)  # nothing in the union of both
+    return float((empty & ~right).mean())
 
 
 def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measured) -> np.ndarray:

@@ -41,7 +41,7 @@ from rl_reward_network.inputs.preflight import (
     region_statistics,
     sample_statistics,
 )
-from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
@@ -98,7 +98,7 @@ def check_model(model_path: str, data_root: Path) -> Finding:
     hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
     return Finding(
         f"{'official' if folder.original else 'our'} layout, {text.num_hidden_layers} x {text.hidden_size} language "
-        f"model, template {config.template}{hint if model_path == DEFAULT_MODEL else ''}"
+        f"model, template {config.template}{hint if is_small(model_path) else ''}"
     )
 
 

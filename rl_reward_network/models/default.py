@@ -1,3 +1,31 @@
-"""The name of the embedded model, apart from the code that loads it, so that `--help` needs no torch."""
+"""The embedded model, apart from the code that loads it, so that `--help` and early checks need no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl_reward_network.artefacts import read_json
 
 DEFAULT_MODEL = "sa2va-nano"
+SMALL_HIDDEN_SIZE = 256  # of the language model: 128 in the embedded model, 896 in the smallest Sa2VA that is published
+
+
+def is_small(model_path: str) -> bool:
+    """Whether a model is of the embedded one's size: that model, a copy, a fine-tuned or an equally small one.
+
+    Presets depend on this, not on the path: a learning rate for billions of parameters trains no small model.
+
+    Args:
+        model_path: folder in either layout, a hub id or `DEFAULT_MODEL`; a hub id counts as large.
+
+    Raises:
+        ValueError: config.json is not valid JSON.
+    """
+    config_file = Path(model_path) / "config.json"
+    if not config_file.exists():
+        return model_path == DEFAULT_MODEL
+    config = read_json(config_file)
+    if not isinstance(config, Mapping):
+        return False
+    text_config = config.get("text_config") or config.get("llm_config")  # our layout, the official one
+    hidden_size = text_config.get("hidden_size") if isinstance(text_config, Mapping) else None
+    return isinstance(hidden_size, int) and hidden_size <= SMALL_HIDDEN_SIZE

@@ -57,10 +57,21 @@ def reward_plan(
     steps: int | None = None,
     members: int = RewardNetworkConfig.members,
     score_weights: tuple[float, float, float, float] = RewardNetworkConfig.score_weights,
+    max_labelled: int | None = None,
 ) -> RewardPlan:
-    """The preset of the mode; `steps` replaces its steps."""
-    preset = PRESETS[mode]
-    config = replace(preset, seed=run.seed, device=run.device, steps=preset.steps if steps is None else steps)
+    """The preset of the mode.
+
+    `steps` replaces its steps, `max_labelled` its training images.
+
+    Raises:
+        ValueError: `max_labelled` is below 1.
+    """
+    if max_labelled is not None and max_labelled < 1:
+        raise ValueError(f"max_labelled is {max_labelled}, expected 1 or more")
+    config = replace(PRESETS[mode], seed=run.seed, device=run.device)
+    config = config if max_labelled is None else replace(config, images=max_labelled)
+    if steps is not None:
+        config = replace(config, steps=steps)
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 

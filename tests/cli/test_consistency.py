@@ -22,7 +22,7 @@ def test_the_command_names_what_differs_and_ends_with_1(
     tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        consistency.main(consistency.Args(str(tiny_checkpoint), lora_alpha=128, device="cpu"))
+        consistency.main(consistency.Args(str(tiny_checkpoint), lora_r=128, lora_alpha=128, device="cpu"))
     assert stopped.value.code == 1
     assert capsys.readouterr().out.strip().splitlines()[-1] == "DIFFERS: LoRA alpha"
 

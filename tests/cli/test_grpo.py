@@ -1,17 +1,20 @@
 """The command line of GRPO: what flags become, under either name, and what does not go together."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tyro
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.grpo import Args, main
 from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge.config import JudgeConfig
 from tests.conftest import write_tiny_data
 from tests.rewards.judge.test_client import Reply, judge_server, listing
@@ -70,7 +73,7 @@ def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Pat
     assert (named.inputs.data_root, named.regions.max_dynamic_patch) == (scenes, 3)
 
 
-def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
+def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path, tmp_path: Path) -> None:
     small, real = planned(scenes), planned(scenes, "--model_path", "owner/Sa2VA-4B", mode="full")
     assert (small.lora_r, small.settings.learning_rate, small.settings.max_steps) == (16, 1e-3, 140)
     assert (real.lora_r, real.lora_alpha, real.settings.learning_rate) == (128, 256, 1e-5)
@@ -79,7 +82,12 @@ def test_defaults_on_the_embedded_and_on_a_real_model(scenes: Path) -> None:
         assert plan.settings.num_generations == 4
         assert (plan.weights.iou, plan.weights.caption) == (1.0, 1.0)
         assert (plan.weights.loop2_caption, plan.weights.loop2_iou, plan.weights.learned) == (1.0, 1.0, 0.0)
+    shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", tmp_path)
+    assert planned(scenes, "--model_path", str(tmp_path)) == small, "a copy or a merged model has its presets"
     assert planned(scenes, "--no_ema").settings.ema_decay == 0
+    assert (small.settings.bce_weight, small.settings.dice_weight) == (2.0, 0.5)
+    images = planned(write_tiny_data(tmp_path / "data"), "--objective", "supervised", "--bce_weight", "0.5").settings
+    assert (images.bce_weight, images.dice_weight) == (0.5, 2.0)
     assert planned(scenes, "--lora_r", "8").lora_alpha == 16
 
 
@@ -156,9 +164,12 @@ def test_a_judge_from_the_command_line(
 ) -> None:
     """What the run is told: the model that was found, and the judge with the settings of the flags."""
     calls: list[Any] = []
-    monkeypatch.setattr(
-        "rl_reward_network.grpo.stage.run_grpo_stage", lambda inputs, plan, *rest: calls.append((plan, rest[2]))
-    )
+
+    def no_training(inputs: GRPOInputs, plan: GRPOPlan, run: Path, resume: bool, judge: Any, *_: Any) -> None:
+        calls.append((plan, judge))
+        write_json(run / "final_model" / "config.json", {})
+
+    monkeypatch.setattr("rl_reward_network.grpo.stage.run_grpo_stage", no_training)
     extra = [flag, "--output_dir", str(tmp_path)]
     for name, value in (JUDGE_SETTINGS if models is None else {}).items():
         extra += [f"--{name}", value]
@@ -203,6 +214,10 @@ def test_a_judge_from_the_command_line(
         (["--max_steps", "3", "--num_epochs", "1"], "--num_train_epochs and --max_steps"),
         (["--no_ema", "--ema_decay", "0.9"], r"--no_ema .*--ema_decay 0\.9"),
         (["--objective", "supervised", "--shuffle_rewards"], "--objective supervised"),
+        (["--max_labelled", "5"], "--max_labelled does nothing without --objective supervised"),
+        (["--dice_weight", "1"], "--dice_weight does nothing without --objective supervised"),
+        (["--objective", "supervised", "--max_labelled", "0"], "max_labelled is 0, expected 1 or more"),
+        (["--objective", "supervised", "--bce_weight", "0", "--dice_weight", "0"], "bce_weight and dice_weight are bo"),
         (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards .* --pathwise_weight"),
     ],
 )

@@ -115,7 +115,7 @@ def test_all_ranks_take_the_decision_of_one(ranks: Path) -> None:
     first, second = (json.loads((ranks / f"validated_{rank}.json").read_text()) for rank in range(RANKS))
     assert first == second
     assert first["steps"] == 4, "three looks after the best Dice"
-    assert first["back"]
+    assert (first["outcome"]["kept_step"], first["outcome"]["best"], first["has_warned"]) == (1, 0.6, True)
     assert first["gold"] == [0.5, 0.6, 0.5, 0.5, 0.5]
     assert (first["first"], first["any"], first["told"]) == (0, [True, False], ["the second", None])
     assert_close(*(load_file(ranks / f"validated_{rank}.safetensors") for rank in range(RANKS)), 0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from PIL import Image
 
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.splits import SPLITS, save_split
+from rl_reward_network.data.splits import SPLITS, save_split, select, spread
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo import inputs as inputs_file
-from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs
-from rl_reward_network.grpo.prompts import GRPOPrompt
+from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, within_budget
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
+from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.inputs.saved import portable_settings
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from tests.conftest import write_deep_data, write_tiny_data
 
 
@@ -65,6 +68,28 @@ def test_annotated_images_are_recognised(annotated: Path) -> None:
     image, mask = asked.prompts[0].load()
     assert image.shape == (48, 48, 3)
     assert mask is not None
+
+
+def test_a_budget_of_labels_takes_the_reward_networks_images_first(tmp_path: Path) -> None:
+    folder = write_tiny_data(tmp_path, images=20, size=48)
+    inputs = opened(folder, seed=3)
+    prompts, count = inputs.pick("policy", "reward"), len(inputs.pick("reward"))
+    chosen = {most: [p.sample_id for p in within_budget(inputs, prompts, most)] for most in (1, 4, count, 99)}
+    samples = select(read_samples(folder), inputs.split, "reward")
+    for most in (1, 4, count):
+        assert chosen[most] == [sample.sample_id for sample in spread(samples, most, 3)], "as step 1 picks them"
+        assert chosen[most] == chosen[99][:most], "a smaller budget is a subset of a larger one"
+    assert set(chosen[99][count:]) == {p.sample_id for p in inputs.pick("policy")}
+    assert chosen[99] != [p.sample_id for p in within_budget(opened(folder, seed=4), prompts, 99)], "by the seed"
+
+
+def test_a_copy_of_the_embedded_model_is_asked_its_own_question(captioned: Path, tmp_path: Path) -> None:
+    shutil.copy(EMBEDDED["sa2va-nano"] / "config.json", tmp_path)
+    questions = [
+        {prompt.describe for prompt in opened(captioned, model_path=model).prompts}
+        for model in (str(tmp_path), "sa2va-nano", "owner/Sa2VA-4B")
+    ]
+    assert questions == [{DESCRIBE}, {DESCRIBE}, {DESCRIBE_REAL}]
 
 
 def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_preset
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished"
-DATA_DEPEND = {"mask_policy", "pathwise_weight"}
+DATA_DEPEND = {"mask_policy", "pathwise_weight", "bce_weight", "dice_weight"}
 MAY_BE_NONE = {"max_minutes", "epsilon_high", "deepspeed"}
 ALIASES = {  # of the original specification
     "--batch_size": "per_device_train_batch_size",
@@ -52,7 +52,7 @@ def test_names_of_the_specification_mean_the_same(alias: str, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "embedded", "given", "expected"),
+    ("mode", "small", "given", "expected"),
     [
         ("quick", True, {}, (64, 1e-3, 24, 140, 1.0, 1)),
         ("full", True, {}, (64, 1e-3, 24, 400, 3.0, 5)),
@@ -64,9 +64,9 @@ def test_names_of_the_specification_mean_the_same(alias: str, name: str) -> None
     ],
 )
 def test_presets_are_overridden_by_the_user(
-    mode: Any, embedded: bool, given: dict[str, Any], expected: tuple[Any, ...]
+    mode: Any, small: bool, given: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
-    settings = with_preset(GRPOSettings(**given), mode, embedded)
+    settings = with_preset(GRPOSettings(**given), mode, small)
     result = (
         *(settings.per_device_train_batch_size, settings.learning_rate, settings.max_completion_length),
         *(settings.max_steps, settings.num_train_epochs, settings.logging_steps),
@@ -93,4 +93,5 @@ def test_flags_are_checked_before_data_and_model_are_known() -> None:
 def test_a_run_saves_its_settings_as_before() -> None:
     saved = read_json(OLD_RUN / "config.json")["origin"]["settings"]
     new = {"curriculum", "adaptive_loop_weights"}  # since 0.7
+    new |= {"bce_weight", "dice_weight"}  # since 0.9
     assert names(GRPOSettings) == saved.keys() | new

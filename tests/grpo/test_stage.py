@@ -12,7 +12,7 @@ import torch
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import stage as stage_file
-from rl_reward_network.grpo.evaluate import grpo_model
+from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.rollouts.rewards import Reward
@@ -131,6 +131,7 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert config["groups"] == {"reward": 3, "policy": 2, "val": 1, "test": 2}
     assert (config["world"]["data_root"], config["world"]["output_dir"]) == ("../../scenes", "..")
     assert config["world"]["model_path"] == "sa2va-nano"
+    assert config["labels"] == len(inputs.pick("reward", "policy")), "the masks of all regions"
     assert set(config["trainable"]) == set(read_trainable(run / "final_model" / WEIGHTS))
     frozen = config["frozen_because_unreached"]
     assert frozen
@@ -144,6 +145,7 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert final.pop("steps") == 2
     assert 0 < final.pop("minutes") < 5
     assert final.pop("resumed") is False
+    assert final.pop("validation") is None, "the plan has no validation"
     assert final == config
 
 
@@ -241,6 +243,37 @@ def test_one_step_is_a_whole_run_and_what_did_not_move_is_told(inputs: GRPOInput
     assert config["steps"] == 1
     moved = read_trainable(tmp_path / "one" / "final_model" / WEIGHTS)
     assert any(tensor.any() for name, tensor in moved.items() if "lora_B" in name), "the first step has a rate"
+
+
+SUPERVISED = {"objective": "supervised", "mask_policy": "gaussian", "pathwise_weight": 0.0, **ONE_STEP}
+
+
+def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(inputs: GRPOInputs, tmp_path: Path) -> None:
+    """One step of a size that ruins any model: what is deployed is what it began with, bit by bit."""
+    run = tmp_path / "worse"
+    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), watch_every=1), run)
+    outcome = read_json(run / "final_model" / "config.json")["validation"]
+    assert outcome["metric"] == "val/iou_of_drawn"
+    assert outcome["last"] < outcome["before"] == outcome["best"]
+    assert (outcome["kept_step"], outcome["last_step"]) == (0, 1)
+    start = dict(load_sa2va_model("sa2va-nano")[0].named_parameters())
+    kept, last = (read_trainable(run / part / WEIGHTS) for part in ("final_model", "checkpoint-1"))
+    for name, tensor in kept.items():
+        assert not tensor.any() if "lora_B" in name else "lora_A" in name or torch.equal(tensor, start[name]), name
+    assert any(not torch.equal(tensor, kept[name]) for name, tensor in last.items()), "training did move them"
+    first = "Worse than the model as it was: on "
+    assert (run / "final_model" / "README.md").read_text().split("\n\n")[1].startswith(f"**{first}")
+    result, page = run_grpo_evaluation(run / "final_model", items=1)
+    assert result.verdict.sentence.startswith(first)
+    assert (result.values["after"]["iou_of_drawn"] == result.values["before"]["iou_of_drawn"]).all()
+    assert f'<p class="verdict">{first}' in page.read_text()
+
+
+def test_a_budget_of_labels_is_kept_to_and_counted(inputs: GRPOInputs, tmp_path: Path) -> None:
+    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED), max_labelled=2), tmp_path / "two")
+    config = read_json(tmp_path / "two" / "final_model" / "config.json")
+    assert (config["labels"], config["origin"]["max_labelled"]) == (2, 2)
+    assert "| true masks used in training | 2 |" in (tmp_path / "two" / "final_model" / "README.md").read_text()
 
 
 class LostJudge(Judge):

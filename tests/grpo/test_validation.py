@@ -1,5 +1,6 @@
-"""Validation during GRPO: curves, the stop rule against over-optimisation, and that validation changes nothing."""
+"""Validation: curves, best weights, the alarm for empty masks, the stop rule, and that validation changes nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.measure import Measured
-from rl_reward_network.grpo.validation import GOLD, PROXY, ValidationCallback, scores
+from rl_reward_network.grpo.validation import EMPTY, PROXY, TAGS, ValidationCallback, empty_share, scores
+from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.grpo.nano import make_trainer, regions
 
@@ -36,54 +38,104 @@ def test_validation_logs_curves_and_changes_nothing(tmp_path: Path) -> None:
     logs = {name for line in validated.state.log_history for name in line}
     assert {"val/gt_dice", "val/iou", "val/iou_of_drawn", "val/meteor", "val/cycle_meteor"} <= logs
     assert PROXY not in logs, "no reward network, no proxy"
+    assert validated.validation.criterion == TAGS["iou_of_drawn"], "captions close the loop"
     for name, parameter in plain.sa2va.named_parameters():
         assert torch.equal(parameter, validated.sa2va.get_parameter(name)), name
 
 
-def curve(monkeypatch: pytest.MonkeyPatch, proxy: list[float], gold: list[float]) -> None:
-    """Validation gets these values, one pair after the other."""
-    points = iter(zip(proxy, gold, strict=True))
-    now: dict[str, float] = {}
+def curve(monkeypatch: pytest.MonkeyPatch, gold: list[float], proxy: list[float] | None = None) -> None:
+    """Validation gets these values, one after the other."""
+    points, scored = iter(gold), iter(proxy or [])
 
     def measured(*_: Any, **__: Any) -> Measured:
-        now["proxy"], now["gold"] = next(points)
-        return Measured({"dice": np.array([now["gold"]])}, [""], [None], [None], np.zeros((1, 2), dtype=np.int64))
+        return Measured({"dice": np.array([next(points)])}, [""], [None], [None], np.zeros((1, 2), dtype=np.int64))
 
     monkeypatch.setattr(validation_file, "measure", measured)
-    monkeypatch.setattr(validation_file, "scores", lambda *_: np.array([now["proxy"]]))
+    monkeypatch.setattr(validation_file, "scores", lambda *_: np.array([next(scored)]))
+
+
+def watched(folder: Path, network: Any = None, **settings: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """A trainer with supervised training, whose steps are fast, validated at each step; and its weights at each."""
+    trainer: Any = make_trainer(folder, objective="supervised", **settings)
+    trainer.validation = ValidationCallback(
+        trainer, regions()[:1], 1, None if network is None else ForegroundMaps(network)
+    )
+    weights: list[dict[str, torch.Tensor]] = []
+    validate = trainer.validation._validate
+
+    def noted(step: int) -> None:
+        weights.append(copied(trainer.sa2va))
+        validate(step)
+
+    trainer.validation._validate = noted
+    trainer.add_callback(trainer.validation)
+    return trainer, weights
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 def test_a_rising_score_and_a_fallen_dice_stop_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve(monkeypatch, [0.5, 0.6, 0.7, 0.8, 0.9, 0.95], [0.5, 0.6, 0.57, 0.57, 0.57, 0.5])
-    trainer = make_trainer(tmp_path, max_steps=8, objective="supervised")  # the faster steps
-    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
-    trainer.add_callback(trainer.validation)
-    kept: dict[int, torch.Tensor] = {}
-    name = next(name for name, p in trainer.sa2va.named_parameters() if p.requires_grad and "text_hidden" in name)
-    step = trainer.training_step
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        kept[trainer.state.global_step] = trainer.sa2va.get_parameter(name).detach().clone()
-        return step(*args, **kwargs)
-
-    trainer.training_step = noted  # type: ignore[method-assign]
+    curve(monkeypatch, [0.5, 0.6, 0.57, 0.57, 0.57, 0.5], [0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+    trainer, weights = watched(tmp_path, Likes(), max_steps=8)
     trainer.train()
     assert trainer.state.global_step == 4, "validated before and after each of four steps"
-    assert trainer.validation.finish(trainer.state)
-    assert torch.equal(trainer.sa2va.get_parameter(name), kept[1]), "the weights with the best Dice"
-    assert not torch.equal(kept[1], kept[3])
+    assert trainer.validation.over_optimised
+    outcome = trainer.validation.finish()
+    assert (outcome.kept_step, outcome.metric, outcome.best) == (1, "val/gt_dice", 0.6)
+    assert same(copied(trainer.sa2va), weights[1]), "the weights with the best Dice"
+    assert not same(weights[1], weights[3])
 
 
-def test_a_run_that_only_gets_better_keeps_its_last_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve(monkeypatch, [0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
-    trainer = make_trainer(tmp_path, objective="supervised")
-    trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
-    trainer.add_callback(trainer.validation)
+@pytest.mark.parametrize(("gold", "kept"), [([0.5, 0.6, 0.7], 2), ([0.5, 0.7, 0.6], 1), ([0.5, 0.4, 0.3], 0)])
+def test_the_best_weights_are_kept_bit_by_bit_without_a_reward_network(
+    gold: list[float], kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve(monkeypatch, gold)
+    trainer, weights = watched(tmp_path)
     trainer.train()
-    end = {n: p.detach().clone() for n, p in trainer.sa2va.named_parameters() if p.requires_grad}
-    assert not trainer.validation.finish(trainer.state)
-    assert all(torch.equal(trainer.sa2va.get_parameter(n), tensor) for n, tensor in end.items())
-    assert (trainer.validation.proxy, trainer.validation.gold) == ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
+    assert not same(weights[0], weights[1])
+    outcome = trainer.validation.finish()
+    assert (outcome.kept_step, outcome.last_step) == (kept, 2)
+    assert same(copied(trainer.sa2va), weights[kept])
+    assert (trainer.validation.proxy, trainer.validation.gold) == ([], gold)
+    assert (outcome.items, outcome.labelled) == (1, 1)
+
+
+def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path) -> None:
+    trainer, _ = watched(tmp_path, max_steps=3, logging_steps=2)
+    trainer.validation.every = 2
+    trainer.train()
+    assert trainer.validation.steps == [0, 2, 3]
+    assert [line["step"] for line in trainer.state.log_history if "val/gt_dice" in line] == [2, 3], "logged, too"
+
+
+def test_a_collapse_to_empty_masks_is_an_alarm_once(tmp_path: Path) -> None:
+    """A model whose mask logits are all negative, from the first step on."""
+    trainer, _ = watched(tmp_path, max_steps=3)
+    decode, steps = trainer.sa2va.decode_masks, trainer.training_step
+
+    def nothing(*args: Any, **kwargs: Any) -> Any:
+        decoded = decode(*args, **kwargs)
+        return replace(decoded, mask_logits=-decoded.mask_logits.abs() - 1)
+
+    def collapsed(*args: Any, **kwargs: Any) -> Any:
+        trainer.sa2va.decode_masks = nothing
+        return steps(*args, **kwargs)
+
+    trainer.training_step = collapsed
+    with pytest.warns(UserWarning, match=r"step 1: the masks of 100% of 1 .*learning_rate or bce_weight") as caught:
+        trainer.train()
+    assert sum("val/empty_share" in str(warning.message) for warning in caught) == 1
+    shares = [line[EMPTY] for line in trainer.state.log_history if EMPTY in line]
+    assert shares == [0.0 / 2 + 1.0 / 2, 1.0, 1.0], "the first line has the point before training, too"
+
+
+def test_an_empty_mask_of_an_empty_truth_is_no_alarm() -> None:
+    full = to_rle(np.ones((4, 4), dtype=bool))
+    dice, overlap = np.array([1.0, 0.0, 1.0, np.nan]), np.array([[0, 0], [0, 9], [16, 16], [0, 0]])
+    assert empty_share(Measured({"dice": dice}, [], [None, None, full, None], [], overlap)) == 2 / 4
 
 
 def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
@@ -94,19 +146,14 @@ def test_the_score_is_the_mean_over_items_and_0_without_a_mask() -> None:
     assert scores(ForegroundMaps(Likes()), [item, item], measured).tolist() == pytest.approx([0.5, 0])
 
 
-def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path) -> None:
-    settings = {"objective": "supervised", "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    whole, again = make_trainer(tmp_path / "whole", **settings), make_trainer(tmp_path / "again", **settings)
-    for trainer in (whole, again):
-        trainer.validation = ValidationCallback(trainer, regions()[:1], 1, ForegroundMaps(Likes()))
-        trainer.add_callback(trainer.validation)
+def test_the_curves_and_the_peak_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    curve(monkeypatch, [0.5, 0.9, 0.6, 0.6], [0.1, 0.2, 0.3, 0.3])
+    whole, weights = watched(tmp_path / "whole", Likes(), **settings)
     whole.train()
+    again, _ = watched(tmp_path / "again", Likes(), **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert whole.validation.gold == again.validation.gold
-    assert whole.validation.proxy == again.validation.proxy
-    assert len(whole.validation.gold) == 3
-    assert all(
-        torch.equal(tensor, again.validation.best_weights[name])
-        for name, tensor in whole.validation.best_weights.items()
-    )
-    assert GOLD in {name for line in whole.state.log_history for name in line}
+    assert whole.validation.finish() == again.validation.finish()
+    assert again.validation.steps == [0, 1, 2]
+    assert (again.validation.gold, again.validation.proxy) == ([0.5, 0.9, 0.6], [0.1, 0.2, 0.3])
+    assert same(copied(again.sa2va), weights[1]), "the best weights of before the break"

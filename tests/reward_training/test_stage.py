@@ -46,6 +46,13 @@ def trained(inputs: RunInputs) -> Path:
     return run
 
 
+def test_a_budget_of_labels_replaces_the_presets_images(inputs: RunInputs) -> None:
+    assert reward_plan(inputs.config, "quick", max_labelled=20).config.images == 20
+    assert reward_plan(inputs.config, "quick").config.images == 50
+    with pytest.raises(ValueError, match="max_labelled is 0, expected 1 or more"):
+        reward_plan(inputs.config, "full", max_labelled=0)
+
+
 def test_a_run_finds_the_network_it_would_train_again_and_no_other(inputs: RunInputs, trained: Path) -> None:
     assert find_reward_network(inputs, plan_of(inputs)) == trained / "best_reward_net"
     assert find_reward_network(inputs, plan_of(inputs, steps=3)) is None, "other steps"

@@ -47,7 +47,7 @@ def direct_mask_loss(
     masks = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
     labelled = [(group, logits) for group, logits in masks if group.truth is not None]
     if labelled and config.objective == "supervised":
-        losses = supervised_mask_losses(labelled)
+        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
         values["loss/mask"] = float(losses.detach().mean())
         total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
     if masks and config.pathwise_weight and pathwise is not None:
@@ -57,8 +57,8 @@ def direct_mask_loss(
     return total, values
 
 
-def supervised_mask_losses(masks: GroupMasks) -> Tensor:
-    """float32 (N,): cross-entropy and Dice of Sa2VA's training recipe, for N groups with a true mask.
+def supervised_mask_losses(masks: GroupMasks, bce_weight: float, dice_weight: float) -> Tensor:
+    """float32 (N,): weighted sum of cross-entropy and Dice loss, for N groups with a true mask.
 
     Raises:
         ValueError: no group has a true mask.
@@ -70,5 +70,5 @@ def supervised_mask_losses(masks: GroupMasks) -> Tensor:
     for truth, logits in labelled:  # images differ in size
         size = [FINER * side for side in logits.shape]
         finer = F.interpolate(logits[None, None], size=size, mode="bilinear")[0]
-        losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None]).values()))
+        losses.append(sum(mask_losses(finer, torch.from_numpy(truth)[None], bce_weight, dice_weight).values()))
     return torch.stack([torch.as_tensor(loss) for loss in losses])

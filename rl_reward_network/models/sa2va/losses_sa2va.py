@@ -1,6 +1,7 @@
 """Mask losses of Sa2VA's training recipe, on all pixels of the decoder's grid: no point sampling, so deterministic.
 
 Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, added to the text loss.
+These weights are the defaults. Fine-tuning has its own (`grpo.settings`).
 """
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 BCE_WEIGHT, DICE_WEIGHT = 2.0, 0.5
 
 
-def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
+def mask_losses(
+    mask_logits: Tensor, masks: Tensor, bce_weight: float = BCE_WEIGHT, dice_weight: float = DICE_WEIGHT
+) -> dict[str, Tensor]:
     """`mask` (weighted cross-entropy) and `dice` (weighted), scalars; differentiable in the logits.
 
     Args:
         mask_logits: float (K, h, w), on the decoder's grid.
         masks: bool or uint8 (K, H, W), ground truth at any size; resized to (h, w) by nearest sampling as in training.
+        bce_weight, dice_weight: factors of the two losses.
 
     Raises:
         ValueError: the numbers of masks differ, or there is none.
@@ -26,7 +30,7 @@ def mask_losses(mask_logits: Tensor, masks: Tensor) -> dict[str, Tensor]:
     probability = logits.sigmoid().flatten(1)
     truth = truth.flatten(1)
     overlap = (2 * (probability * truth).sum(1) + 1) / (probability.sum(1) + truth.sum(1) + 1)
-    return {"mask": BCE_WEIGHT * cross_entropy, "dice": DICE_WEIGHT * (1 - overlap).mean()}
+    return {"mask": bce_weight * cross_entropy, "dice": dice_weight * (1 - overlap).mean()}
 
 
 def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Tensor:

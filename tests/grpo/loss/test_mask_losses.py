@@ -112,9 +112,9 @@ def test_supervision_by_hand() -> None:
     truth[:, :1] = True
     x = 0.7
     p = 1 / (1 + math.exp(-x))
-    expected = 2 * (math.log1p(math.exp(x)) - x / 4) + 0.5 * (1 - (2 * p * 4 + 1) / (16 * p + 4 + 1))
+    expected = 0.3 * (math.log1p(math.exp(x)) - x / 4) + 1.7 * (1 - (2 * p * 4 + 1) / (16 * p + 4 + 1))
     logits = torch.full((2, 2), x, requires_grad=True)
-    loss = supervised_mask_losses([(group("a", truth=truth), logits)])
+    loss = supervised_mask_losses([(group("a", truth=truth), logits)], 0.3, 1.7)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert (gradient[:, 0] < gradient[:, 1]).all(), "the truth's side is pushed up more"
@@ -126,7 +126,9 @@ def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
     thin[:, 2:4] = True  # a column of the finer grid 4 x 4, none of the grid 2 x 2 sampled at columns 0 and 4
     none = np.zeros((8, 8), dtype=bool)
     logits = torch.zeros(2, 2)
-    with_object, without = (supervised_mask_losses([(group("a", truth=truth), logits)]) for truth in (thin, none))
+    with_object, without = (
+        supervised_mask_losses([(group("a", truth=truth), logits)], 2.0, 0.5) for truth in (thin, none)
+    )
     assert with_object.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1)))
     assert without.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - 1 / (8 + 0 + 1)))
 
@@ -135,11 +137,11 @@ def test_supervision_is_of_each_group_that_has_a_truth() -> None:
     half, full = np.zeros((4, 4), dtype=bool), np.ones((6, 8), dtype=bool)
     half[:2] = True
     first, second = (group("a", truth=half), torch.zeros(2, 2)), (group("b", truth=full), torch.ones(2, 3))
-    alone = [supervised_mask_losses([one]).item() for one in (first, second)]
+    alone = [supervised_mask_losses([one], 1, 1).item() for one in (first, second)]
     bare = (group("c"), torch.full((2, 2), 9.0))
-    assert supervised_mask_losses([first, bare, second]).tolist() == pytest.approx(alone, rel=1e-6)
+    assert supervised_mask_losses([first, bare, second], 1, 1).tolist() == pytest.approx(alone, rel=1e-6)
     with pytest.raises(ValueError, match="true mask"):
-        supervised_mask_losses([bare])
+        supervised_mask_losses([bare], 1, 1)
 
 
 def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -> None:
