@@ -13,7 +13,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.prompt_policy.policy import deployed_prompt
-from rl_reward_network.reward_training.calibration import half_width
+from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import predict_mask_quality, score_masks
 from rl_reward_network.segment.files import Target, check_free, write_mask
 
@@ -97,8 +97,8 @@ class MaskMaker:
 
 
 def predicted_quality(network: RewardNetwork, image: np.ndarray, mask: np.ndarray) -> str:
-    """The Dice that a reward network predicts, with its 90 % interval, and its score."""
+    """The Dice that a reward network predicts for a mask of Sa2VA, its 90 % interval if one can be given, its score."""
     quality = predict_mask_quality(network, image, mask[None].astype(np.float32))
-    dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], network.config.interval)[0])
-    low, high = max(0.0, dice - half), min(1.0, dice + half)
-    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(quality['score'][0]):.3f}"
+    limits = given_interval(network.config, quality["members"][..., 0])
+    interval = " (no interval can be given)" if limits is None else " [{:.3f}, {:.3f}]".format(*limits[0])
+    return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"
