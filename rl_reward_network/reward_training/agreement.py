@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_reward_network.evaluation.agreement import AgreementRow, agreement, coverage
 from rl_reward_network.inputs.label_check import IMAGES, check_labels
-from rl_reward_network.models.quality_calibration import MIN_PATIENTS, DiceInterval
+from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.reward_training.baseline import Predictor
 from rl_reward_network.reward_training.calibration import (
@@ -21,7 +21,7 @@ from rl_reward_network.reward_training.sheet import SheetRow
 from rl_reward_network.rewards.learned import ImageScorer
 
 NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
-FEW = f"fewer than {MIN_PATIENTS} validation patients"
+NOT_FITTED = "not fitted on validation masks"
 MEAN, SOURCE_MEAN, POOLED = "the mean", "mean of the source", "pooled CNN"
 
 
@@ -84,7 +84,7 @@ def interval_row(interval: DiceInterval | None, dice: np.ndarray, true: np.ndarr
         `refusal`: why no interval can be given, or None; `coverage`: share of true Dice inside, `half_width`: median
         half width; both are None where no interval can be given.
     """
-    refusal = FEW if interval is None else interval.refusal
+    refusal = NOT_FITTED if interval is None else interval.refusal
     if interval is None or refusal or not len(true):
         return {"refusal": refusal, "coverage": None, "half_width": None}
     low, high = interval.around(dice).T

@@ -11,7 +11,6 @@ from scipy.optimize import minimize
 from rl_reward_network.evaluation.agreement import agreement
 from rl_reward_network.models.quality_calibration import (
     MIDPOINTS,
-    MIN_PATIENTS,
     STEEPEST,
     DiceInterval,
     LevelCurve,
@@ -28,10 +27,6 @@ ASCENT_STEPS = 10
 CLIMBERS = 3  # masks per image for the gradient ascent
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size, and their maps stay in memory
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
-LEVEL_SOURCES = (
-    SEGMENTER,
-    SEEN,
-)  # the level is fitted on masks as in training; the test shows whether it holds on others
 STARTS = ((1.0, 0.5), (4.0, 0.5), (4.0, 0.0), (1.0, -0.3), (1.0, 1.3))  # steepness and midpoint
 TAILS = (0.05, 0.95)  # of the 90 % interval
 
@@ -44,9 +39,9 @@ class QualityTable(NamedTuple):
     image_ids: np.ndarray
     sources: np.ndarray
 
-    def of(self, *sources: str) -> "QualityTable":
-        """The rows of some sources."""
-        chosen = np.isin(self.sources, sources)
+    def of(self, source: str) -> "QualityTable":
+        """The rows of one source."""
+        chosen = self.sources == source
         return QualityTable(*(column[chosen] for column in self))
 
 
@@ -65,38 +60,33 @@ def calibrated(
 ) -> RewardNetwork:
     """The same network with `level`, `caution`, `intervals` and `ascent_step` fitted on validation images.
 
-    The maps of each image are computed once. Masks of sources that are not in training are made for the intervals only.
+    The maps of each image are computed once. Masks of all sources take part, also of those that are not in training:
+    masks that know the truth need a higher level than masks that do not, and one curve serves both.
 
     Args:
         network: an ensemble; its previous values of these fields are ignored.
         examples: validation images, at least one.
-        patients: number of distinct patients of `examples`; where they are too few for an interval, only the sources
-            that the level needs are measured.
+        patients: number of distinct patients of `examples`.
         masks: damaged masks per image and kind, beside the segmenter's masks.
         seed: seed of the damage.
     """
     network = reconfigured(network, replace(network.config, version=VERSION, level=(), intervals={}, interval=None))
-    table, climbs = measure(network, examples, SOURCES if patients >= MIN_PATIENTS else LEVEL_SOURCES, masks, seed)
-    level, weights = fit_levels(table.of(*LEVEL_SOURCES)), network.config.score_weights
+    table, climbs = measure(network, examples, masks, seed)
+    level, weights = fit_levels(table), network.config.score_weights
     table = table._replace(predicted=levelled(level, table.predicted))
-    usual = table.of(*LEVEL_SOURCES)
-    caution = choose_caution(usual.predicted @ weights, usual.true @ weights, usual.image_ids)
+    caution = choose_caution(table.predicted @ weights, table.true @ weights, table.image_ids)
     intervals = fit_intervals(table, patients)
     network = reconfigured(network, replace(network.config, level=level, caution=caution, intervals=intervals))
     return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbs)))
 
 
 def measure(
-    network: RewardNetwork,
-    examples: Iterable[RewardExample],
-    sources: Sequence[str],
-    masks: int,
-    seed: Sequence[int],
+    network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
 ) -> tuple[QualityTable, list[Climb]]:
     """Predicted and true numbers of the masks of every example, and the first examples for the gradient ascent."""
     parts, climbs = [], []
     for index, example in enumerate(examples):
-        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, sources)
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
         scorer, stack = ImageScorer(network, example.image), np.concatenate(list(stacks.values()))
         names = np.repeat(list(stacks), [len(found) for found in stacks.values()])
         true = true_numbers_of(stack, example.truth)

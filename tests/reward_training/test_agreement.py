@@ -92,7 +92,7 @@ def test_intervals_are_measured_by_source_and_none_is_given_for_a_source_that_wa
         assert 0 < row["half_width"] < 0.01
     refused = result["intervals"][RIDGE]
     assert (refused["coverage"], refused["half_width"]) == (None, None)
-    assert "fewer than 30" in refused["refusal"]
+    assert "not fitted" in refused["refusal"]
 
 
 def test_coverage_and_half_width_of_intervals_in_numbers():

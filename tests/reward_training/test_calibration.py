@@ -8,7 +8,6 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.reward_training.calibration import (
     CAUTIONS,
     CLIMBERS,
-    LEVEL_SOURCES,
     STEP_SIZES,
     QualityTable,
     calibrated,
@@ -24,7 +23,7 @@ from rl_reward_network.reward_training.calibration import (
     reconfigured,
 )
 from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
+from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
 from rl_reward_network.rewards.learned import ImageScorer
 
 SMALL = RewardNetworkConfig(channels=(8,), members=2, caution=3.0)
@@ -63,7 +62,7 @@ def test_the_caution_is_chosen_for_the_weights_of_the_score_at_the_calibrated_le
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
     result = calibrated(reconfigured(network, config), examples, 3, 2, [0])
     scores, true, _ = calls[0]
-    table, _ = measure(result, examples, LEVEL_SOURCES, 2, [0])
+    table, _ = measure(result, examples, 2, [0])
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
     np.testing.assert_allclose(true, table.true[:, 3])
 
@@ -162,10 +161,10 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     passes = []
     forward = BrightnessNetwork.foreground_probs
     monkeypatch.setattr(BrightnessNetwork, "foreground_probs", lambda *args: passes.append(1) or forward(*args))
-    table, climbs = measure(network, examples, LEVEL_SOURCES, 4, [0])
-    assert (table.predicted.shape, table.true.shape) == ((21, 2, 4), (21, 4))
-    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 7))
-    assert table.sources.tolist() == ([SEGMENTER] * 3 + [SEEN] * 4) * 3
+    table, climbs = measure(network, examples, 4, [0])
+    assert (table.predicted.shape, table.true.shape) == ((51, 2, 4), (51, 4))
+    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 17))
+    assert table.sources.tolist() == ([SEGMENTER] * 3 + [SEEN] * 4 + [UNSEEN] * 4 + [RIDGE] * 6) * 3
     np.testing.assert_allclose(table.true[:3, 0], true_dice(examples[0].masks, examples[0].truth))
     assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
     assert len(passes) == 3
@@ -175,7 +174,7 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
 
 
 def climbs_of(network, examples):
-    return measure(network, examples, LEVEL_SOURCES, 3, [0])[1]
+    return measure(network, examples, 3, [0])[1]
 
 
 def test_the_step_size_that_improves_most_masks_is_chosen(network, examples):
@@ -219,6 +218,7 @@ def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, exampl
     assert level < np.abs(mean - true).mean()
 
 
-@pytest.mark.parametrize(("patients", "sources"), [(29, LEVEL_SOURCES), (30, SOURCES)])
-def test_sources_that_only_intervals_need_are_measured_where_one_can_be_given(network, examples, patients, sources):
-    assert tuple(calibrated(network, examples, patients, 2, [0]).config.intervals) == sources
+def test_every_source_has_an_interval_that_knows_its_patients(network, examples):
+    intervals = calibrated(network, examples, 29, 2, [0]).config.intervals
+    assert tuple(intervals) == SOURCES
+    assert all("29" in interval.refusal for interval in intervals.values())
