@@ -38,7 +38,7 @@ LEGEND = (
     "Predicted against true Dice. MAE: mean absolute error; r: Pearson; rho: Spearman; rho img: rho among the masks of "
     "one image; regret: Dice lost by the mask with the highest score; AUROC: tells Dice < 0.7 from the rest; r .7-.9: "
     "Pearson of masks with Dice in between. Rows: mean of the members; one of them; mean - k * spread, the reward; the "
-    "predecessor's CNN (4 channels, one mask per image); a constant."
+    "predecessor's CNN (4 channels, one mask per image); two constants: mean of the training masks, and of these masks."
 )
 
 
@@ -58,7 +58,7 @@ class Args:
     a subset of a larger one; labels of val and test are not counted."""
     members: int = 3
     """U-Nets in the ensemble. One is three times as fast, but has no spread: its score is not conservative, and its
-    interval equally wide for every mask."""
+    interval is as wide for every mask."""
     score_weights: Rare[tuple[float, float, float, float]] = (1.0, 0.0, 0.0, 0.0)
     """Weights of the predicted Dice, IoU, precision and recall in the score, with sum 1. `0.5 0 0 0.5` counts recall as
     much as Dice; recall alone would reward masks that cover everything."""
@@ -107,8 +107,8 @@ def show_agreement(run: Path) -> None:
     for source, rows in result["tables"].items():
         console.print(_table(f"{source}: {result['masks'][source]} masks of test patients", rows), end="\n\n")
     console.print(LEGEND)
-    coverage = ", ".join(f"{share:.1%} ({source})" for source, share in result["coverage"].items())
-    console.print(f"90 % intervals hold the true Dice of {coverage}")
+    for source, row in result["intervals"].items():
+        console.print(f"90 % interval, {source}: {_interval(row)}", soft_wrap=True)
     ascent = result["ascent"]
     if ascent["raised"] is not None:
         console.print(
@@ -121,12 +121,21 @@ def show_agreement(run: Path) -> None:
     )
     for note in result.get("notes", ()):  # runs of 0.8 have none
         console.print(note)
+    if note := result["labels"]["note"]:
+        console.print(note, soft_wrap=True)
     for name, n in result["used"].items():
         console.print(f"{name}: {n['images']} images of {n['patients']} patients, {n['series']} series")
     bank = result["bank"]
     console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
     console.print(f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else ""))
+
+
+def _interval(row: dict[str, Any]) -> str:
+    """The result of the intervals of one source of masks."""
+    if row["refusal"]:
+        return f"none can be given ({row['refusal']})"
+    return f"holds the true Dice of {row['coverage']:.1%}, median half width {row['half_width']:.3f}"
 
 
 def _table(title: str, rows: dict[str, Any]) -> "Table":

@@ -50,9 +50,9 @@ def agreement(predicted: np.ndarray, true: np.ndarray, image_ids: np.ndarray) ->
     }
 
 
-def coverage(predicted: np.ndarray, half_width: np.ndarray, true: np.ndarray) -> float:
-    """Share of masks whose true Dice lies inside predicted +- half_width; all float (N,)."""
-    return float((np.abs(predicted - true) <= half_width).mean())
+def coverage(low: np.ndarray, high: np.ndarray, true: np.ndarray) -> float:
+    """Share of masks whose true Dice lies in [low, high]; all float (N,)."""
+    return float(((low <= true) & (true <= high)).mean())
 
 
 def _pearson(predicted: np.ndarray, true: np.ndarray) -> float | None:

@@ -14,7 +14,7 @@ from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
 from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import make_split
+from rl_reward_network.data.splits import make_split, spread
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.embedded.datasets import (
@@ -26,6 +26,7 @@ from rl_reward_network.embedded.datasets import (
 )
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
 from rl_reward_network.inputs.imported import imported_root
+from rl_reward_network.inputs.label_check import IMAGES, check_labels
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
@@ -142,8 +143,8 @@ def _images(choice: DataChoice) -> Finding:
     few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
-    notes = (*import_notes(root), *_notes(images))
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
+    notes = (*import_notes(root), *_notes(images), *_label_notes(samples))
     return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
 
 
@@ -206,6 +207,14 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
         for kind, names in kinds.items()
         if names
     )
+
+
+def _label_notes(samples: list[Sample]) -> tuple[str, ...]:
+    """Whether labels seem to leave out what is plain to see, in some of the images."""
+    some = spread([sample for sample in samples if sample.labelled], IMAGES, seed=0)
+    masks = ((sample.load_image(), sample.load_mask()) for sample in some)
+    note = check_labels((image, mask) for image, mask in masks if mask is not None).note
+    return () if note is None else (f"look: {note}",)
 
 
 def check_reward_network(path: str) -> Finding:

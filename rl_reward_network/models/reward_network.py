@@ -9,7 +9,7 @@ precision, recall and the error map of a mask follow from this probability and t
 """
 
 import hashlib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,16 +23,17 @@ from torch import Tensor, nn
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.quality_calibration import DiceInterval, LevelCurve
 
 VERSION = 3
-ADDED: dict[str, Any] = {"packing": 2}  # fields that version 2 lacks, with the value that they had there
+VERSION_2 = ("version", "channels", "members", "score_weights", "caution", "interval", "ascent_step")  # its fields
+PACKING_OF_VERSION_2 = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `sa2va-rl reward quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
 ONE_PIXEL = 1.0  # smoothing: keeps every ratio and its gradient finite for an empty mask
 INITIAL_LOGIT = -2.0  # foreground probability 0.12 before training
 FLOOR = 0.02  # probabilities below count as 0: summed over a large image they would outweigh a small object
-SPREAD_FLOOR = 0.002  # smallest standard deviation between members that an interval is computed from
 TILE = 2048  # pixels; larger images are processed in tiles, so that memory does not grow with them
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -43,7 +44,7 @@ class RewardNetworkConfig:
     """Sizes of a reward network and the values chosen on validation images; saved as its config.json."""
 
     version: int = VERSION
-    """Format of the saved folder; other versions raise a ValueError."""
+    """Format of the saved folder, 2 or 3; other versions raise a ValueError."""
     channels: tuple[int, ...] = (24, 48, 96, 128, 128)
     """Channels of each level; each further level has half the size of the previous one."""
     packing: int = 4
@@ -54,11 +55,14 @@ class RewardNetworkConfig:
     """Weights of predicted Dice, IoU, precision and recall in the score; their sum is 1."""
     caution: float = 1.0
     """k of the conservative score, mean - k * (standard deviation between members); chosen on validation images."""
-    interval: float = 2.0
-    """Half width of the 90 % interval of the predicted Dice, in standard deviations between members (at least 0.002);
-    chosen on validation images."""
     ascent_step: float = 0.2
     """Largest change of a pixel in one step of gradient ascent; chosen on validation images."""
+    level: tuple[LevelCurve, ...] = ()
+    """Corrects the level of predicted Dice, IoU, precision and recall; fitted on validation images."""
+    intervals: dict[str, DiceInterval] = field(default_factory=dict)
+    """The 90 % interval of the Dice by source of masks; fitted on validation images. None can be given for others."""
+    interval: float | None = None
+    """Of version 2, where it was another kind of interval: kept so that such a network is saved as it was read."""
 
     @property
     def stride(self) -> int:
@@ -71,8 +75,19 @@ class RewardNetworkConfig:
             raise ValueError(f"{self.channels=}, {self.packing=}, {self.members=}: expected 1 or more")
         if len(self.score_weights) != 4 or min(self.score_weights) < 0 or abs(sum(self.score_weights) - 1) > 1e-6:
             raise ValueError(f"score_weights={self.score_weights}: expected four weights >= 0 of {NUMBERS}, sum 1")
-        if not (self.caution >= 0 and self.interval > 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
-            raise ValueError(f"{self.caution=}, {self.interval=}, {self.ascent_step=}: expected >= 0, > 0, (0, 1]")
+        if not (self.caution >= 0 and 0 < self.ascent_step <= 1):  # also refuses NaN
+            raise ValueError(f"{self.caution=}, {self.ascent_step=}: expected >= 0, (0, 1]")
+        if len(self.level) not in (0, len(NUMBERS)):
+            raise ValueError(f"level has {len(self.level)} curves, expected one for each of {NUMBERS}, or none")
+
+    @property
+    def saved_fields(self) -> dict[str, Any]:
+        """The fields in config.json, in the order of their version."""
+        values = asdict(self)
+        if self.version == 2:
+            return {name: values[name] for name in VERSION_2}
+        del values["interval"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -90,10 +105,20 @@ class RewardOutput:
     """float (4, K, B): the four numbers of each member, in the order of `NUMBERS`."""
     spread: Tensor
     """Standard deviation of the weighted numbers between members."""
-    foreground_prob: Tensor
-    """Predicted probability that a pixel belongs to the object, mean over members."""
-    error_map: Tensor
-    """Predicted probability that the mask is wrong at a pixel; see `error_map`."""
+    mask: Tensor
+    """The masks."""
+    foreground_probs: Tensor
+    """float (K, B or 1, 1, H, W): predicted probability, by each member, that a pixel belongs to the object."""
+
+    @property
+    def foreground_prob(self) -> Tensor:
+        """Predicted probability that a pixel belongs to the object, mean over members; computed when asked for."""
+        return self.foreground_probs.mean(dim=0).expand_as(self.mask)
+
+    @property
+    def error_map(self) -> Tensor:
+        """Predicted probability that the mask is wrong at a pixel; computed when asked for."""
+        return error_map(self.mask, self.foreground_prob)
 
 
 def soft_overlap(mask: Tensor, foreground_prob: Tensor) -> Tensor:
@@ -110,8 +135,9 @@ def soft_overlap(mask: Tensor, foreground_prob: Tensor) -> Tensor:
         float32 or wider (4, ...) in [0, 1], in the order of `NUMBERS`.
     """
     dtype = torch.promote_types(mask.dtype, torch.float32)  # half precision cannot represent the sums
-    pairs = (mask * foreground_prob, mask, foreground_prob)
-    both, masked, true = (x.sum(dim=(-3, -2, -1), dtype=dtype) for x in pairs)  # pixels
+    mask, foreground_prob = mask.to(dtype), foreground_prob.to(dtype)
+    both = torch.einsum("...chw,...chw->...", mask, foreground_prob)  # pixels; without a map for each pair
+    masked, true = (x.sum(dim=(-3, -2, -1)) for x in (mask, foreground_prob))
     empty = ONE_PIXEL * ONE_PIXEL / (masked + true + ONE_PIXEL)  # one pixel if both are empty, else nearly 0
     dice = (2 * both + ONE_PIXEL) / (masked + true + ONE_PIXEL)
     iou = (both + ONE_PIXEL) / (masked + true - both + ONE_PIXEL)
@@ -214,15 +240,15 @@ class RewardNetwork(nn.Module):
         """
         with torch.autocast(mask.device.type, enabled=False):
             members = soft_overlap(mask, foreground_probs)  # (4, K, B)
+            if level := self.config.level:
+                members = torch.stack([curve(number) for curve, number in zip(level, members, strict=True)])
             weights = torch.tensor(self.config.score_weights, dtype=members.dtype, device=members.device)
             weighted = torch.einsum("n,nkb->kb", weights, members)
             mean = weighted.mean(dim=0)
             spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
             score = mean - self.config.caution * spread
-            foreground_prob = foreground_probs.mean(dim=0).expand_as(mask)
             dice, iou, precision, recall = members.mean(dim=1)
-            errors = error_map(mask, foreground_prob)
-            return RewardOutput(dice, iou, precision, recall, score, members, spread, foreground_prob, errors)
+            return RewardOutput(dice, iou, precision, recall, score, members, spread, mask, foreground_probs)
 
     def member(self, index: int) -> "RewardNetwork":
         """One member as a network with one member and caution 0; the weights are shared."""
@@ -232,11 +258,11 @@ class RewardNetwork(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits: a hash of weights and config; that of a network of version 2 is what it was then."""
-        values = {name: value for name, value in asdict(self.config).items() if (name, value) not in ADDED.items()}
-        config = ", ".join(f"{name}={value!r}" for name, value in values.items())
-        text = f"{weights_fingerprint(self)}RewardNetworkConfig({config})"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """16 hex digits: a hash of weights and config."""
+        config = f"{self.config}"
+        if self.config.version == 2:  # as such networks are known in finished runs
+            config = f"RewardNetworkConfig({', '.join(f'{k}={v!r}' for k, v in self.config.saved_fields.items())})"
+        return hashlib.sha256(f"{weights_fingerprint(self)}{config}".encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; the folder is created or replaced atomically.
@@ -249,7 +275,7 @@ class RewardNetwork(nn.Module):
             raise ValueError(f"{folder}: contains {len(foreign)} other files; name a new folder for the reward network")
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with whole_folder(folder) as temporary:
-            write_json(temporary / CONFIG, {**asdict(self.config), "training": self.training_info})
+            write_json(temporary / CONFIG, {**self.config.saved_fields, "training": self.training_info})
             save_file(weights, temporary / WEIGHTS)
 
     @classmethod
@@ -299,13 +325,16 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     values = read_json(path)
     version = values.get("version") if isinstance(values, dict) else None
     if version not in (2, VERSION):
-        raise ValueError(f"{path}: field version is {version!r}, this code reads 2 and {VERSION}; {TRAIN_ONE}")
-    values = (ADDED if version == 2 else {}) | values
-    if missing := {"training", *(field.name for field in fields(RewardNetworkConfig))} ^ set(values):
-        raise ValueError(f"{path}: missing or unknown fields {sorted(missing)}; {TRAIN_ONE}")
+        raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION} and 2; {TRAIN_ONE}")
+    expected = VERSION_2 if version == 2 else RewardNetworkConfig().saved_fields
+    if wrong := {"training", *expected} ^ set(values):
+        raise ValueError(f"{path}: missing or unknown fields {sorted(wrong)}; {TRAIN_ONE}")
+    values = ({"packing": PACKING_OF_VERSION_2} if version == 2 else {}) | values
     training_info = values.pop("training")
     try:
         values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
+        values["level"] = tuple(LevelCurve(**curve) for curve in values.get("level", ()))
+        values["intervals"] = {name: DiceInterval(**found) for name, found in values.get("intervals", {}).items()}
         return RewardNetworkConfig(**values), training_info
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; {TRAIN_ONE}") from None

@@ -6,15 +6,23 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.evaluation.agreement import AgreementRow, agreement, coverage
+from rl_reward_network.inputs.label_check import IMAGES, check_labels
+from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.reward_training.baseline import Predictor
-from rl_reward_network.reward_training.calibration import CLIMBERS, dice_after_ascent, half_width, true_numbers_of
+from rl_reward_network.reward_training.calibration import (
+    CLIMBERS,
+    dice_after_ascent,
+    given_interval,
+    true_numbers_of,
+)
 from rl_reward_network.reward_training.masks import SOURCES, UNSEEN, RewardExample, source_masks, true_dice
 from rl_reward_network.reward_training.sheet import SheetRow
 from rl_reward_network.rewards.learned import ImageScorer
 
 NETWORK, MEMBER, CAUTIOUS = "network", "one member", "conservative"
-MEAN, POOLED = "the mean", "pooled CNN"
+NOT_FITTED = "not fitted on validation masks"
+MEAN, SOURCE_MEAN, POOLED = "the mean", "mean of the source", "pooled CNN"
 
 
 def measure_agreement(
@@ -25,7 +33,7 @@ def measure_agreement(
     masks: int,
     seed: Sequence[int],
 ) -> dict[str, Any]:
-    """Agreement by source of masks, coverage of the interval, gradient ascent, and the network as a segmenter.
+    """Agreement and intervals by source of masks, gradient ascent, the labels, and the network as a segmenter.
 
     Args:
         network: the calibrated ensemble.
@@ -36,12 +44,12 @@ def measure_agreement(
         seed: seed of the damage.
 
     Returns:
-        `tables`: source -> predictor -> column of `agreement`; `coverage`: source or "all masks" -> share of true Dice
-        inside the 90 % interval; `ascent`: share of masks with unseen damage that ten steps of gradient ascent improve,
-        and their mean Dice before and after; `own_dice`: mean Dice of the foreground probability thresholded at 0.5;
-        `masks`: source -> number of masks.
+        `tables`: source -> predictor -> column of `agreement`; `intervals`: source -> `interval_row`; `ascent`: share
+        of masks with unseen damage that ten steps of gradient ascent improve, their mean Dice before and after;
+        `own_dice`: mean Dice of the foreground probability thresholded at 0.5; `masks`: source -> number of masks;
+        `labels`: whether they seem to leave out what is plain to see.
     """
-    measured, climbs, foreground_dice = [], [], []
+    measured, climbs, foreground_dice, labelled = [], [], [], []
     for index, example in enumerate(examples):
         stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
         sizes = [len(stack) for stack in stacks.values()]
@@ -52,18 +60,35 @@ def measure_agreement(
         after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
         climbs.append(np.stack([true_dice(damaged, truth), after]))
         foreground_dice.append(true_dice(scorer.foreground_prob[None] > 0.5, truth))
+        labelled += [(example.image, truth)] * (index < IMAGES)
     table = {name: np.concatenate([columns[name] for columns in measured]) for name in measured[0]}
     parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
+    labels = check_labels(labelled)
     return {
         "tables": {source: _rows(part) for source, part in parts.items()},
-        "coverage": {
-            name: coverage(part[NETWORK], part["half width"], part["true"])
-            for name, part in {"all masks": table, **parts}.items()
+        "intervals": {
+            source: interval_row(network.config.intervals.get(source), part["members"], part["true"])
+            for source, part in parts.items()
         },
         "masks": {source: len(part["true"]) for source, part in parts.items()},
         "ascent": _ascent(*np.concatenate(climbs, axis=1)),
         "own_dice": float(np.mean(foreground_dice)),
+        "labels": {**labels._asdict(), "note": labels.note},
     }
+
+
+def interval_row(interval: DiceInterval | None, dice: np.ndarray, true: np.ndarray) -> dict[str, Any]:
+    """Result of the intervals of one source, for members' Dice (n, K) and true Dice (n,).
+
+    Returns:
+        `refusal`: why no interval can be given, or None; `coverage`: share of true Dice inside, `half_width`: median
+        half width; both are None where no interval can be given.
+    """
+    refusal = NOT_FITTED if interval is None else interval.refusal
+    if interval is None or refusal or not len(true):
+        return {"refusal": refusal, "coverage": None, "half_width": None}
+    low, high = interval.around(dice).T
+    return {"refusal": None, "coverage": coverage(low, high, true), "half_width": float(np.median(high - low) / 2)}
 
 
 def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: Sequence[int]) -> list[SheetRow]:
@@ -75,6 +100,7 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
         mask = masks[index // len(SOURCES) % len(masks)]
         scorer = ImageScorer(network, example.image)
         dice = scorer.quality(mask[None].astype(np.float32))["members"][..., 0]
+        limits = given_interval(network.config, dice, source)
         rows.append(
             SheetRow(
                 example.image,
@@ -83,7 +109,7 @@ def sheet_rows(network: RewardNetwork, examples: Iterable[RewardExample], seed: 
                 mask ^ example.truth,
                 source,
                 float(dice.mean()),
-                float(half_width(dice, network.config.interval)[0]),
+                None if limits is None else tuple(limits[0].tolist()),
                 float(true_dice(mask[None], example.truth)[0]),
             )
         )
@@ -98,7 +124,7 @@ def _columns(
     example: RewardExample,
     masks: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """True Dice and score, every predictor's Dice, the conservative score and the interval's half width: float (n,)."""
+    """True Dice and score, every predictor's Dice and the conservative score, float (n,); members' Dice (n, K)."""
     quality = scorer.quality(masks.astype(np.float32))
     dice, true = quality["members"][..., 0], true_numbers_of(masks, example.truth)
     return {
@@ -109,16 +135,20 @@ def _columns(
         CAUTIOUS: quality["score"],
         MEAN: np.full(len(masks), mean),
         POOLED: pooled(example.image, masks),
-        "half width": half_width(dice, network.config.interval),
+        "members": dice,
     }
 
 
 def _rows(part: dict[str, np.ndarray]) -> dict[str, AgreementRow]:
-    """One row per predictor, against the true Dice; the conservative score against the true score."""
+    """One row per predictor, against the true Dice; the conservative score against the true score.
+
+    The mean of the source is that of the very masks it is tested on: the best constant in the mean square.
+    """
     true = {CAUTIOUS: part["true score"]}
+    part = part | {SOURCE_MEAN: np.full_like(part["true"], part["true"].mean())}
     return {
         row: agreement(part[row], true.get(row, part["true"]), part["image"])
-        for row in (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
+        for row in (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN, SOURCE_MEAN)
     }
 
 

@@ -1,67 +1,150 @@
-"""Calibration of a trained reward network on validation images: caution k, interval width and ascent step size."""
+"""Calibration of a trained reward network on validation images: level, caution k, intervals and ascent step size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from scipy.optimize import minimize
 
 from rl_reward_network.evaluation.agreement import agreement
-from rl_reward_network.models.reward_network import NUMBERS, SPREAD_FLOOR, RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, RewardExample, source_masks, true_dice
-from rl_reward_network.rewards.learned import ImageScorer, predict_mask_quality
+from rl_reward_network.models.quality_calibration import (
+    MIDPOINTS,
+    STEEPEST,
+    DiceInterval,
+    LevelCurve,
+    interval_unit,
+)
+from rl_reward_network.models.reward_network import NUMBERS, VERSION, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, SOURCES, RewardExample, source_masks, true_dice
+from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 CAUTIONS = (0.5, 1.0, 2.0)  # all above 0: the reward is always conservative
 EQUAL = 0.001  # differences of regret below this count as noise
 ASCENT_STEPS = 10
 CLIMBERS = 3  # masks per image for the gradient ascent
+CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size, and their maps stay in memory
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
-COVERAGE = 0.9
+STARTS = ((1.0, 0.5), (4.0, 0.5), (4.0, 0.0), (1.0, -0.3), (1.0, 1.3))  # steepness and midpoint
+TAILS = (0.05, 0.95)  # of the 90 % interval
 
 
 class QualityTable(NamedTuple):
-    """Numbers of N masks: `predicted` (N, K, 4) by each member, `true` (N, 4), and the index of their image (N,)."""
+    """Numbers of N masks: `predicted` (N, K, 4) by each member and `true` (N, 4); image and source of each (N,)."""
 
     predicted: np.ndarray
     true: np.ndarray
     image_ids: np.ndarray
+    sources: np.ndarray
+
+    def of(self, source: str) -> "QualityTable":
+        """The rows of one source."""
+        chosen = self.sources == source
+        return QualityTable(*(column[chosen] for column in self))
+
+
+class Climb(NamedTuple):
+    """An image with damaged masks from which the gradient ascent starts."""
+
+    scorer: ImageScorer
+    truth: np.ndarray
+    """bool (H, W)."""
+    masks: np.ndarray
+    """bool (n, H, W)."""
 
 
 def calibrated(
-    network: RewardNetwork,
-    examples: Iterable[RewardExample],
-    climbers: Iterable[RewardExample],
-    masks: int,
-    seed: Sequence[int],
+    network: RewardNetwork, examples: Iterable[RewardExample], patients: int, masks: int, seed: Sequence[int]
 ) -> RewardNetwork:
-    """The same network with `caution`, `interval` and `ascent_step` chosen on validation images.
+    """The same network with `level`, `caution`, `intervals` and `ascent_step` fitted on validation images.
+
+    The maps of each image are computed once. Masks of all sources take part, also of those that are not in training:
+    masks that know the truth need a higher level than masks that do not, and one curve serves both.
 
     Args:
-        network: an ensemble; its previous values of the three fields are ignored.
+        network: an ensemble; its previous values of these fields are ignored.
         examples: validation images, at least one.
-        climbers: validation images for the step size of the ascent, at least one.
-        masks: damaged masks per image, of the families seen in training, beside the segmenter's masks.
+        patients: number of distinct patients of `examples`.
+        masks: damaged masks per image and kind, beside the segmenter's masks.
         seed: seed of the damage.
     """
-    table, weights = quality_table(network, examples, masks, seed), network.config.score_weights
+    network = reconfigured(network, replace(network.config, version=VERSION, level=(), intervals={}, interval=None))
+    table, climbs = measure(network, examples, masks, seed)
+    level, weights = fit_levels(table), network.config.score_weights
+    table = table._replace(predicted=levelled(level, table.predicted))
     caution = choose_caution(table.predicted @ weights, table.true @ weights, table.image_ids)
-    interval = fit_interval(table.predicted[..., 0], table.true[:, 0])
-    network = reconfigured(network, replace(network.config, caution=caution, interval=interval))
-    return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbers, seed)))
+    intervals = fit_intervals(table, patients)
+    network = reconfigured(network, replace(network.config, level=level, caution=caution, intervals=intervals))
+    return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbs)))
 
 
-def quality_table(
+def measure(
     network: RewardNetwork, examples: Iterable[RewardExample], masks: int, seed: Sequence[int]
-) -> QualityTable:
-    """Predicted and true numbers of the segmenter's and of damaged masks of every example."""
-    parts = []
+) -> tuple[QualityTable, list[Climb]]:
+    """Predicted and true numbers of the masks of every example, and the first examples for the gradient ascent."""
+    parts, climbs = [], []
     for index, example in enumerate(examples):
-        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks, (SEGMENTER, SEEN))
-        stack = np.concatenate(list(stacks.values()))
-        predicted = predict_mask_quality(network, example.image, stack.astype(np.float32))["members"]
-        parts.append(QualityTable(predicted, true_numbers_of(stack, example.truth), np.full(len(stack), index)))
-    return QualityTable(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), masks)
+        scorer, stack = ImageScorer(network, example.image), np.concatenate(list(stacks.values()))
+        names = np.repeat(list(stacks), [len(found) for found in stacks.values()])
+        true = true_numbers_of(stack, example.truth)
+        predicted = scorer.quality(stack.astype(np.float32))["members"]
+        parts.append(QualityTable(predicted, true, np.full(len(stack), index), names))
+        if index < CLIMBING_IMAGES:
+            climbs.append(Climb(scorer, example.truth, stacks[SEEN][:CLIMBERS]))
+    return QualityTable(*(np.concatenate(column) for column in zip(*parts, strict=True))), climbs
+
+
+def fit_levels(table: QualityTable) -> tuple[LevelCurve, ...]:
+    """The curves of the four numbers with the smallest absolute error; each source has the same weight."""
+    counts = dict(zip(*np.unique(table.sources, return_counts=True), strict=True))
+    weights = np.array([1 / counts[source] for source in table.sources])
+    return tuple(
+        fit_level(table.predicted[..., n].mean(axis=1), table.true[:, n], weights) for n in range(len(NUMBERS))
+    )
+
+
+def fit_level(predicted: np.ndarray, true: np.ndarray, weights: np.ndarray) -> LevelCurve:
+    """The curve with the smallest weighted absolute error; all float (N,). Two parameters, so few masks suffice."""
+    numbers = torch.from_numpy(predicted.astype(np.float64))
+
+    def error(parameters: np.ndarray) -> float:
+        return float((weights * np.abs(LevelCurve(*parameters)(numbers).numpy() - true)).sum())
+
+    limits = ((0.05, STEEPEST), MIDPOINTS)
+    fits = [minimize(error, start, method="Nelder-Mead", bounds=limits) for start in STARTS]
+    return LevelCurve(*map(float, min(fits, key=lambda fit: fit.fun).x))
+
+
+def levelled(level: Sequence[LevelCurve], predicted: np.ndarray) -> np.ndarray:
+    """Predicted numbers (N, K, 4) at the level of these curves."""
+    columns = [curve(torch.from_numpy(predicted[..., n])) for n, curve in enumerate(level)]
+    return torch.stack(columns, dim=-1).numpy()
+
+
+def fit_intervals(table: QualityTable, patients: int) -> dict[str, DiceInterval]:
+    """The 90 % interval of the Dice of each source in the table."""
+    parts = {source: table.of(source) for source in SOURCES}
+    return {
+        source: fit_interval(part.predicted[..., 0], part.true[:, 0], patients)
+        for source, part in parts.items()
+        if len(part.true)
+    }
+
+
+def fit_interval(dice: np.ndarray, true: np.ndarray, patients: int) -> DiceInterval:
+    """The interval that leaves out 5 % of the true Dice (N,) on each side, for members' Dice (N, K)."""
+    low, high = map(float, np.quantile((true - dice.mean(axis=1)) / interval_unit(dice), TAILS))
+    widest = DiceInterval(low, high, 0.5, patients)
+    return replace(widest, half_width=float(np.median(np.diff(widest.around(dice))) / 2))
+
+
+def given_interval(config: RewardNetworkConfig, dice: np.ndarray, source: str = SEGMENTER) -> np.ndarray | None:
+    """Limits (n, 2) of the 90 % intervals for members' Dice (n, K) of masks of a source, or None."""
+    interval = config.intervals.get(source)
+    return None if interval is None or interval.refusal else interval.around(dice)
 
 
 def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
@@ -76,29 +159,18 @@ def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) 
     return max(k for k, regret in zip(CAUTIONS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
 
 
-def fit_interval(dice: np.ndarray, true: np.ndarray) -> float:
-    """Half width, in standard deviations between members' Dice (N, K), that covers 90 % of the true Dice (N,)."""
-    return float(np.quantile(np.abs(dice.mean(1) - true) / half_width(dice, 1.0), COVERAGE))
-
-
-def half_width(dice: np.ndarray, interval: float) -> np.ndarray:
-    """Half width (N,) of the interval around the mean of members' Dice (N, K); a deviation is at least 0.002."""
-    return interval * np.maximum(dice.std(1), SPREAD_FLOOR)
-
-
 def dice_after_ascent(scorer: ImageScorer, truth: np.ndarray, masks: np.ndarray, step_size: float) -> np.ndarray:
     """True Dice (n,) of masks bool (n, H, W) after ten steps of gradient ascent on the score."""
     *_, last = scorer.ascend(masks.astype(np.float32), step_size, ASCENT_STEPS)
     return true_dice(last > 0.5, truth)
 
 
-def choose_ascent_step(network: RewardNetwork, examples: Iterable[RewardExample], seed: Sequence[int]) -> float:
+def choose_ascent_step(network: RewardNetwork, climbs: Iterable[Climb]) -> float:
     """The step size that improves the Dice of the most damaged masks; of equal ones the one with the largest gain."""
     gains = []
-    for index, example in enumerate(examples):
-        masks = source_masks(example, np.random.default_rng([*seed, index]), CLIMBERS, (SEEN,))[SEEN]
-        before, scorer = true_dice(masks, example.truth), ImageScorer(network, example.image)
-        gains.append([dice_after_ascent(scorer, example.truth, masks, size) - before for size in STEP_SIZES])
+    for scorer, truth, masks in climbs:
+        before, scorer.network = true_dice(masks, truth), network  # its maps are those of the network when it was made
+        gains.append([dice_after_ascent(scorer, truth, masks, size) - before for size in STEP_SIZES])
     gain = np.concatenate(gains, axis=1)  # (sizes, masks)
     ranks = list(zip((gain > 0).mean(axis=1), gain.mean(axis=1), STEP_SIZES, strict=True))
     return max(ranks)[-1]

@@ -10,7 +10,10 @@ import numpy as np
 from scipy import ndimage
 from skimage import color, draw, filters, morphology
 
+from rl_reward_network.data.ridges import ridge_strength
+
 OTSU_FACTORS = (0.6, 1.0, 1.5)
+RIDGE_SIGMAS = (1, 2, 3)  # pixels
 
 Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
@@ -120,12 +123,8 @@ def ridge_masks(image: np.ndarray) -> np.ndarray:
         bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the lowest threshold to the
         highest; empty for an image without ridges.
     """
-    grey = color.rgb2gray(image)
-    masks = []
-    for black_ridges in (True, False):
-        ridges = filters.sato(grey, sigmas=(1, 2, 3), black_ridges=black_ridges)
-        masks += [ridges > factor * filters.threshold_otsu(ridges) for factor in OTSU_FACTORS]
-    return np.stack(masks)
+    both = ridge_strength(color.rgb2gray(image), RIDGE_SIGMAS)
+    return np.stack([ridges > factor * filters.threshold_otsu(ridges) for ridges in both for factor in OTSU_FACTORS])
 
 
 def _ellipse(shape: tuple[int, ...], centre: np.ndarray, radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

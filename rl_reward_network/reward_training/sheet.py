@@ -28,8 +28,8 @@ class SheetRow(NamedTuple):
     source: str
     """Source of the mask, one of `masks.SOURCES`."""
     predicted_dice: float
-    half_width: float
-    """Of the 90 % interval around `predicted_dice`."""
+    interval: tuple[float, float] | None
+    """Limits of the 90 % interval of the Dice; None where none can be given."""
     true_dice: float
 
 
@@ -52,9 +52,15 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
             )
             axis.set_axis_off()
         line[1].set_title(row.source, fontsize=9)
-        line[2].set_title(f"predicted Dice {row.predicted_dice:.2f} ± {row.half_width:.2f}", fontsize=9)
+        line[2].set_title(predicted_title(row), fontsize=9)
         line[3].set_title(f"true Dice {row.true_dice:.2f}", fontsize=9)
     for axis, name in zip(axes[0], COLUMNS, strict=True):
         axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=90)
+
+
+def predicted_title(row: SheetRow) -> str:
+    """The predicted Dice with its interval, if one can be given."""
+    limits = "no interval" if row.interval is None else "[{:.2f}, {:.2f}]".format(*row.interval)
+    return f"predicted Dice {row.predicted_dice:.2f}, {limits}"

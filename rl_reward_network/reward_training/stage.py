@@ -38,7 +38,6 @@ from rl_reward_network.runs.folder import (
 )
 
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
-CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size
 SHEET_ROWS = 8
 TRAINING, CALIBRATION, TEST = range(3)  # seeds of the masks of each part: no part changes another
 
@@ -114,8 +113,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         network = train_reward_network(train, val, config, run, plan.network).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
-        climbers = RewardExamples(inputs, picked["val"][:CLIMBING_IMAGES], "step size of the ascent")
-        network = calibrated(network, examples, climbers, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        patient_count = len({sample.group_id for sample in picked["val"]})
+        network = calibrated(network, examples, patient_count, DAMAGED_MASKS, [config.seed, CALIBRATION])
         patients = {
             f"{name}_groups": sorted({sample.group_id for sample in picked[split]})
             for name, split in (("train", "reward"), ("val", "val"))

@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.env.actions import action_mask, prompt_of
-from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
 from rl_reward_network.prompt_policy.policy import deployed_prompt
-from rl_reward_network.reward_training.calibration import half_width
+from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.files import Target, check_free, write_mask
 
@@ -72,7 +72,7 @@ class MaskMaker:
         check_free(target, prompt)
         answer, mask = self._segment(image, features, prompt)
         write_mask(target, image, mask, prompt)
-        quality = predicted_quality(scorer, self.network.config.interval, mask) if scorer and self.network else ""
+        quality = predicted_quality(scorer, self.network.config, mask) if scorer and self.network else ""
         return Segmented(target, prompt, answer.answer, float(mask.mean()), len(answer.mask_logits), quality)
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
@@ -97,9 +97,9 @@ class MaskMaker:
         return str(prompts[deployed_prompt(self.policy, self.trained, image, pooled, score)])
 
 
-def predicted_quality(scorer: ImageScorer, interval: float, mask: np.ndarray) -> str:
-    """The Dice that a reward network predicts, with its 90 % interval (of `interval` deviations), and its score."""
+def predicted_quality(scorer: ImageScorer, config: RewardNetworkConfig, mask: np.ndarray) -> str:
+    """The Dice that a reward network predicts for a mask of Sa2VA, its 90 % interval if one can be given, its score."""
     quality = scorer.quality(mask[None].astype(np.float32))
-    dice, half = float(quality["dice"][0]), float(half_width(quality["members"][..., 0], interval)[0])
-    low, high = max(0.0, dice - half), min(1.0, dice + half)
-    return f"{dice:.3f} [{low:.3f}, {high:.3f}], score {float(quality['score'][0]):.3f}"
+    limits = given_interval(config, quality["members"][..., 0])
+    interval = " (no interval can be given)" if limits is None else " [{:.3f}, {:.3f}]".format(*limits[0])
+    return f"{float(quality['dice'][0]):.3f}{interval}, score {float(quality['score'][0]):.3f}"

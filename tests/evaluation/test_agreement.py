@@ -69,7 +69,7 @@ def test_the_middle_is_judged_by_itself_and_only_when_there_is_enough_of_it():
 
 
 def test_coverage_is_the_share_inside_the_interval():
-    assert coverage(np.array([0.5, 0.5, 0.5]), np.array([0.1, 0.1, 0.3]), np.array([0.55, 0.7, 0.7])) == pytest.approx(
+    assert coverage(np.array([0.4, 0.4, 0.2]), np.array([0.6, 0.6, 0.8]), np.array([0.55, 0.7, 0.7])) == pytest.approx(
         2 / 3
     )
 

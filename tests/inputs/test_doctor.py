@@ -103,6 +103,20 @@ def test_outlines_that_fill_loops_are_noted(check: Check) -> None:
     assert row.count("_1_frame_000001.png") == 3, "three are named"
 
 
+def test_labels_that_leave_out_branches_are_noted(check: Check) -> None:
+    folder = write_tiny_data(Path("data"), 8, 48)
+    whole, part = np.zeros((2, 120, 120), dtype=bool)
+    whole[10:110, 40:44] = part[10:110, 40:44] = True
+    for top in (20, 50, 80):
+        whole[top : top + 4, 40:112] = True
+    grey = np.where(whole & ~part, 20, np.where(part, 80, 150)).astype(np.uint8)
+    for path in (folder / "images").iterdir():
+        Image.fromarray(np.repeat(grey[..., None], 3, axis=2)).save(path)
+    for mask, noted in ((part, True), (whole, False)):
+        rewrite(folder, lambda n, record, mask=mask: drawn(mask)(record))
+        assert ("labels seem to leave out" in check(data_root=folder)) == noted
+
+
 def test_several_kinds_of_object_are_refused_here_as_in_training(check: Check) -> None:
     data = write_tiny_data(Path("data"), 8, 48)
     rewrite(data, lambda n, record: record | {"text": [f"object {n % 2}"]})

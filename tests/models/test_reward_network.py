@@ -1,16 +1,19 @@
 import json
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rl_reward_network.models.quality_calibration import DiceInterval, LevelCurve
 from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, error_map, soft_overlap
 from rl_reward_network.rewards import masks as exact
 
 SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2)
+LEVEL = tuple(LevelCurve(steepness, 0.3) for steepness in (2.0, 3.0, 4.0, 5.0))
 
 
 def pair(height, width, batch=2, seed=0):
@@ -24,7 +27,7 @@ def pair(height, width, batch=2, seed=0):
 def saved(tmp_path):
     torch.manual_seed(3)
     network = RewardNetwork(
-        replace(SMALL, caution=0.5, interval=3.0),
+        replace(SMALL, caution=0.5, level=LEVEL, intervals={"Sa2VA": DiceInterval(-1.5, 2.0, 0.1, 40)}),
         {"mode": "quick", "splits": ["reward"]},
     )
     network.save_pretrained(tmp_path / "best_reward_net")
@@ -306,3 +309,48 @@ def test_weights_of_another_network_are_refused(saved):
     save_file(weights, path)
     with pytest.raises(ValueError, match=r"model.safetensors: damaged or of another network .*head.bias.*tail.bias"):
         RewardNetwork.from_pretrained(saved[1])
+
+
+def test_the_level_is_that_of_every_member_and_keeps_the_gradient():
+    image, mask = pair(32, 48)
+    raw, levelled = network_of(), network_of(replace(SMALL, level=LEVEL))
+    before, after = raw(image, mask), levelled(image, mask.requires_grad_())
+    for curve, one, other in zip(LEVEL, before.members, after.members, strict=True):
+        torch.testing.assert_close(other, curve(one))
+    torch.testing.assert_close(after.dice, after.members[0].mean(dim=0))
+    torch.testing.assert_close(after.foreground_prob, before.foreground_prob)
+    (gradient,) = torch.autograd.grad(after.score.sum(), mask)
+    assert torch.isfinite(gradient).all()
+    assert (gradient != 0).any()
+    empty = torch.zeros_like(mask).requires_grad_()
+    (gradient,) = torch.autograd.grad(levelled(image, empty).score.sum(), empty)
+    assert gradient.max() > 0, "an empty mask can climb"
+
+
+def test_a_network_of_version_2_is_read_saved_and_recognised_as_it_was(tmp_path):
+    folder = Path(__file__).parents[1] / "fixtures/run_0_6/runs"
+    network = RewardNetwork.from_pretrained(folder / "reward_net_finished/best_reward_net")
+    assert (network.config.level, network.config.intervals) == ((), {})
+    known = json.loads((folder / "sa2va_rl_finetune_finished/config.json").read_text())["reward_net_fingerprint"]
+    assert network.fingerprint == known
+    network.save_pretrained(tmp_path / "copy")
+    written = json.loads((tmp_path / "copy/config.json").read_text())
+    assert written == json.loads((folder / "reward_net_finished/best_reward_net/config.json").read_text())
+    assert RewardNetwork.from_pretrained(tmp_path / "copy").fingerprint == known
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("level", [{"steepness": 99.0, "midpoint": 0.5}] * 4),
+        ("level", [{"steepness": 2.0, "midpoint": 0.5}]),
+        ("intervals", {"Sa2VA": {"low": 2.0, "high": 1.0, "half_width": 0.1, "patients": 40}}),
+        ("intervals", {"Sa2VA": {"low": 2.0}}),
+    ],
+)
+def test_damaged_calibration_is_refused_with_file_and_value(saved, field, value):
+    folder = saved[1]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(ValueError, match=r"config\.json: .*train one"):
+        RewardNetwork.from_pretrained(folder)

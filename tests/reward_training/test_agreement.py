@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.inputs.label_check import LabelCheck
+from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.agreement import (
     CAUTIOUS,
@@ -9,7 +11,9 @@ from rl_reward_network.reward_training.agreement import (
     MEMBER,
     NETWORK,
     POOLED,
+    SOURCE_MEAN,
     _ascent,
+    interval_row,
     measure_agreement,
     sheet_rows,
 )
@@ -24,7 +28,8 @@ class KnowsTheTruth(RewardNetwork):
         return torch.stack([bright, 0.99 * bright])
 
 
-NETWORK_CONFIG = RewardNetworkConfig(channels=(8,), packing=2, members=2, ascent_step=0.4, interval=5.0)
+INTERVALS = {source: DiceInterval(-0.2, 0.3, 0.01, 40) for source in SOURCES if source != RIDGE}
+NETWORK_CONFIG = RewardNetworkConfig(channels=(8,), packing=2, members=2, ascent_step=0.4, intervals=INTERVALS)
 
 
 def example(seed):
@@ -46,7 +51,7 @@ def test_every_source_has_every_row(result):
     assert tuple(result["tables"]) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
     assert result["masks"] == {SEGMENTER: 8, SEEN: 20, UNSEEN: 20, RIDGE: 24}
     for rows in result["tables"].values():
-        assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN)
+        assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN, SOURCE_MEAN)
         assert rows[MEAN]["pearson"] is None
 
 
@@ -81,10 +86,48 @@ def test_masks_that_were_right_cannot_be_raised_and_do_not_count():
     assert _ascent(np.ones(2), np.ones(2))["raised"] is None
 
 
-def test_coverage_of_all_masks_is_that_of_the_sources_together(result):
-    shares, counts = result["coverage"], result["masks"]
-    expected = sum(shares[source] * counts[source] for source in SOURCES) / sum(counts.values())
-    assert shares["all masks"] == pytest.approx(expected)
+def test_intervals_are_measured_by_source_and_none_is_given_for_a_source_that_was_not_calibrated(result):
+    for source in INTERVALS:
+        row = result["intervals"][source]
+        assert row["refusal"] is None
+        assert row["coverage"] == 1
+        assert 0 < row["half_width"] < 0.01
+    refused = result["intervals"][RIDGE]
+    assert (refused["coverage"], refused["half_width"]) == (None, None)
+    assert "not fitted" in refused["refusal"]
+
+
+def test_coverage_and_half_width_of_intervals_in_numbers():
+    dice, true = np.array([[0.5, 0.5], [0.9, 0.9], [0.01, 0.01], [0.5, 0.5]]), np.array([0.46, 0.99, 0.0, 0.7])
+    row = interval_row(DiceInterval(-2.0, 4.0, 0.09, 30), dice, true)  # -0.06 to +0.12, limited to [0, 1]
+    assert row == {"refusal": None, "coverage": 0.75, "half_width": pytest.approx(np.median([0.09, 0.08, 0.065, 0.09]))}
+    for interval, why in ((DiceInterval(-2.0, 4.0, 0.09, 29), "29"), (DiceInterval(-2.0, 4.0, 0.21, 30), "0.21")):
+        row = interval_row(interval, dice, true)
+        assert why in row["refusal"]
+        assert row["coverage"] is None
+
+
+def test_the_mean_of_the_source_is_a_constant_that_knows_the_answer(result):
+    for rows in result["tables"].values():
+        assert rows[SOURCE_MEAN]["pearson"] is None
+        assert rows[NETWORK]["mae"] < rows[SOURCE_MEAN]["mae"]
+
+
+def test_labels_are_checked_on_the_test_images(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "rl_reward_network.reward_training.agreement.check_labels",
+        lambda pairs: seen.extend(pairs) or LabelCheck(0.9, 3),
+    )
+    examples = [example(n) for n in range(3)]
+    found = measure_agreement(
+        KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0]
+    )["labels"]
+    assert (found["unlabelled_ratio"], found["images"]) == (0.9, 3)
+    assert "0.9 times" in found["note"]
+    for (image, truth), given in zip(seen, examples, strict=True):
+        assert image is given.image
+        assert truth is given.truth
 
 
 def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
@@ -96,3 +139,7 @@ def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
         assert row.true_dice == pytest.approx(true_dice(row.mask[None], shown.truth)[0])
         np.testing.assert_allclose(row.predicted_error, row.true_error, atol=0.01)
     assert np.array_equal(rows[4].mask, examples[4].masks[1]), "the second mask of that source"
+    assert rows[3].interval is None, "the ridge filter's has none"
+    for row in rows[:3]:
+        low, high = row.interval
+        assert 0 <= low < row.predicted_dice < high <= 1

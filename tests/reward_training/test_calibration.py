@@ -7,18 +7,23 @@ import torch
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.calibration import (
     CAUTIONS,
+    CLIMBERS,
     STEP_SIZES,
+    QualityTable,
     calibrated,
     choose_ascent_step,
     choose_caution,
     dice_after_ascent,
     fit_interval,
-    half_width,
-    quality_table,
+    fit_intervals,
+    fit_levels,
+    given_interval,
+    levelled,
+    measure,
     reconfigured,
 )
 from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.masks import RewardExample, true_dice
+from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
 from rl_reward_network.rewards.learned import ImageScorer
 
 SMALL = RewardNetworkConfig(channels=(8,), packing=2, members=2, caution=3.0)
@@ -49,15 +54,15 @@ def examples():
     return examples
 
 
-def test_the_caution_is_chosen_for_the_weights_of_the_score(network, examples, monkeypatch):
+def test_the_caution_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(network, examples, monkeypatch):
     calls = []
     monkeypatch.setattr(
         "rl_reward_network.reward_training.calibration.choose_caution", lambda *args: calls.append(args) or 1.0
     )
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
-    result = calibrated(reconfigured(network, config), examples, examples[:1], 2, [0])
+    result = calibrated(reconfigured(network, config), examples, 3, 2, [0])
     scores, true, _ = calls[0]
-    table = quality_table(reconfigured(result, replace(result.config, caution=0.0)), examples, 2, [0])
+    table, _ = measure(result, examples, 2, [0])
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
     np.testing.assert_allclose(true, table.true[:, 3])
 
@@ -74,26 +79,106 @@ def test_caution_is_the_largest_with_the_lowest_regret():
     assert choose_caution(fooled, true, images) >= 1
 
 
-def test_the_interval_covers_90_percent():
+def true_and_predicted(count, rng, masks=20):
+    """Numbers of masks whose level is much too low, as on real images: members agree on half of the Dice."""
+    true = rng.uniform(0, 1, (count * masks, 4))
+    member = np.clip(0.55 * true**1.3 + rng.normal(0, 0.02, true.shape), 0, 1)
+    predicted = np.clip(member[:, None] + rng.normal(0, 0.01, (len(true), 3, 4)), 0, 1)
+    sources = np.where(rng.random(len(true)) < 0.2, SEGMENTER, SEEN)
+    return QualityTable(predicted, true, np.repeat(np.arange(count), masks), sources)
+
+
+def errors(table):
+    return np.abs(table.predicted.mean(axis=1) - table.true).mean(axis=0)
+
+
+@pytest.mark.parametrize("images", [4, 12, 48])
+def test_the_level_fitted_on_few_images_holds_on_others_and_keeps_the_order(images):
+    rng = np.random.default_rng(images)
+    val, test = true_and_predicted(images, rng), true_and_predicted(200, rng)
+    level = fit_levels(val)
+    corrected = test._replace(predicted=levelled(level, test.predicted))
+    mean = np.abs(test.true - test.true.mean(axis=0)).mean(axis=0)
+    assert (errors(test) > mean).all(), "worse than a constant before"
+    assert (errors(corrected) < 0.06).all(), "noise of 0.02 on half of the range leaves about 0.04"
+    order = np.argsort(test.predicted[:, 0, 0])
+    assert (np.diff(corrected.predicted[order, 0, 0]) >= 0).all()
+
+
+def test_a_network_at_the_right_level_stays_there():
+    rng = np.random.default_rng(0)
+    table = true_and_predicted(40, rng)
+    table = table._replace(predicted=np.clip(table.true[:, None] + rng.normal(0, 0.01, (len(table.true), 3, 4)), 0, 1))
+    after = table._replace(predicted=levelled(fit_levels(table), table.predicted))
+    np.testing.assert_allclose(after.predicted, table.predicted, atol=0.01)
+
+
+def test_a_source_of_few_masks_weighs_as_much_as_one_of_many():
+    predicted, true = np.full((100, 1, 4), 0.5), np.full((100, 4), 0.7)
+    predicted[:10], true[:10] = 0.25, 0.1
+    sources = np.array([SEGMENTER] * 10 + [SEEN] * 90)
+    table = QualityTable(predicted, true, np.arange(100), sources)
+    after = levelled(fit_levels(table), predicted)
+    np.testing.assert_allclose(after[[0, -1], 0, 0], [0.1, 0.7], atol=0.01)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
     rng = np.random.default_rng(1)
-    dice = rng.uniform(0.2, 0.9, (2000, 1)) + rng.normal(0, 0.02, (2000, 3))
-    true = dice.mean(1) + rng.normal(0, 0.05, 2000)
-    interval = fit_interval(dice, true)
-    held = np.abs(dice.mean(1) - true) <= half_width(dice, interval)
-    assert held.mean() == pytest.approx(0.9, abs=0.002)
-    agreed = np.full((5, 3), 0.4)
-    np.testing.assert_allclose(half_width(agreed, 2.0), 0.004), "the spread has a lower bound"
+
+    def table(count):
+        dice = rng.uniform(0.2, 0.8, (count, 1)) + rng.normal(0, 0.01, (count, 3))
+        sources = np.repeat(SOURCES, count // 4)
+        wide = np.where(sources == SEEN, 2, 1)  # twice the error, and masks are better than predicted
+        true = dice.mean(axis=1) + wide * (noise * rng.standard_exponential(count))
+        return QualityTable(np.repeat(dice[..., None], 4, axis=2), np.tile(true[:, None], 4), np.arange(count), sources)
+
+    intervals, test = fit_intervals(table(4000), 48), table(8000)
+    assert set(intervals) == set(SOURCES)
+    for source, interval in intervals.items():
+        part = test.of(source)
+        low, high = interval.around(part.predicted[..., 0]).T
+        inside = (low <= part.true[:, 0]) & (part.true[:, 0] <= high)
+        assert inside.mean() == pytest.approx(0.9, abs=0.02)
+        assert interval.half_width == pytest.approx(np.median(high - low) / 2, rel=0.05)
+        assert interval.refusal is None
+    assert intervals[SEEN].half_width > 1.5 * intervals[UNSEEN].half_width
 
 
-def test_the_quality_table_has_every_mask_of_every_image(network, examples):
-    table = quality_table(network, examples, 4, [0])
-    assert (table.predicted.shape, table.true.shape) == ((21, 2, 4), (21, 4))
-    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 7))
+def test_a_network_that_knows_nothing_gives_no_interval():
+    rng = np.random.default_rng(2)
+    dice, true = rng.uniform(0.3, 0.7, (2000, 3)), rng.random(2000)
+    interval = fit_interval(dice, true, 48)
+    config = replace(SMALL, intervals={SEEN: interval})
+    assert "half width" in interval.refusal
+    assert given_interval(config, dice, SEEN) is None
+    assert given_interval(config, dice) is None, "nothing is known about the segmenter's masks"
+    good = replace(SMALL, intervals={SEEN: fit_interval(dice, dice.mean(axis=1) + rng.normal(0, 0.01, 2000), 48)})
+    assert given_interval(good, dice, SEEN).shape == (2000, 2)
+
+
+def test_every_mask_of_every_image_is_measured_and_each_image_once(network, examples, monkeypatch):
+    passes = []
+    forward = BrightnessNetwork.foreground_probs
+    monkeypatch.setattr(BrightnessNetwork, "foreground_probs", lambda *args: passes.append(1) or forward(*args))
+    table, climbs = measure(network, examples, 4, [0])
+    assert (table.predicted.shape, table.true.shape) == ((51, 2, 4), (51, 4))
+    assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 17))
+    assert table.sources.tolist() == ([SEGMENTER] * 3 + [SEEN] * 4 + [UNSEEN] * 4 + [RIDGE] * 6) * 3
     np.testing.assert_allclose(table.true[:3, 0], true_dice(examples[0].masks, examples[0].truth))
+    assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
+    assert len(passes) == 3
+    passes.clear()
+    calibrated(network, examples, 3, 4, [0])
+    assert len(passes) == 3, "level, caution, intervals and all four step sizes share the maps"
+
+
+def climbs_of(network, examples):
+    return measure(network, examples, 3, [0])[1]
 
 
 def test_the_step_size_that_improves_most_masks_is_chosen(network, examples):
-    assert choose_ascent_step(network, examples, [0]) == 0.4, "the largest step reaches the predicted object"
+    assert choose_ascent_step(network, climbs_of(network, examples)) == 0.4
     mask = np.zeros((1, 40, 48), dtype=bool)
     mask[0, 5:15, 10:30] = True
     scorer = ImageScorer(network, examples[0].image)
@@ -108,14 +193,32 @@ def test_of_step_sizes_that_improve_as_many_masks_the_largest_gain_wins(network,
 
     monkeypatch.setattr("rl_reward_network.reward_training.calibration.dice_after_ascent", pretend)
     assert set(gains) == set(STEP_SIZES)
-    assert choose_ascent_step(network, examples, [0]) == 0.1
+    assert choose_ascent_step(network, climbs_of(network, examples)) == 0.1
 
 
 def test_calibrated_ignores_earlier_values_and_keeps_the_weights(network, examples):
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    first = calibrated(network, examples, examples[:1], 4, [0])
-    again = calibrated(reconfigured(network, replace(SMALL, caution=0.0)), examples, examples[:1], 4, [0])
+    first = calibrated(network, examples, 3, 4, [0])
+    again = calibrated(reconfigured(network, replace(first.config, caution=0.0, version=2)), examples, 3, 4, [0])
     assert first.config == again.config
-    assert first.config.interval != SMALL.interval
     assert first.config.caution == max(CAUTIONS), "members agree on the order, so every k has the same regret"
     assert all(torch.equal(before[name], tensor) for name, tensor in first.state_dict().items())
+
+
+def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, examples):
+    result = calibrated(network, examples[:2], 2, 8, [0])
+    other, truth = examples[2], examples[2].truth
+    masks = np.stack([damage(truth, np.random.default_rng([9, n])) for n in range(20)])
+    true, mean = true_dice(masks, truth), 0.5
+    raw, level = (
+        np.abs(ImageScorer(n, other.image).quality(masks.astype(np.float32))["dice"] - true).mean()
+        for n in (network, result)
+    )
+    assert level < 0.75 * raw
+    assert level < np.abs(mean - true).mean()
+
+
+def test_every_source_has_an_interval_that_knows_its_patients(network, examples):
+    intervals = calibrated(network, examples, 29, 2, [0]).config.intervals
+    assert tuple(intervals) == SOURCES
+    assert all("29" in interval.refusal for interval in intervals.values())
