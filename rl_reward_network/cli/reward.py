@@ -52,7 +52,7 @@ class Args:
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None
-    """Optimiser steps of each member: quick 150, full 500. Fewer than 100 are for trials only."""
+    """Optimiser steps of each member: quick 150, full 700. Fewer than 100 are for trials only."""
     max_labelled: int | None = None
     """Train on at most so many labelled images, one per series before a second: quick 50, full 200. A smaller number is
     a subset of a larger one; labels of val and test are not counted."""

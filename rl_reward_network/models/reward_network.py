@@ -48,7 +48,7 @@ class RewardNetworkConfig:
     channels: tuple[int, ...] = (24, 48, 96, 128, 128)
     """Channels of each level; each further level has half the size of the previous one."""
     packing: int = 4
-    """Pixels along each axis that the first level packs into channels."""
+    """Pixels along each axis that the first level packs into channels; 2 where all training images are small."""
     members: int = 3
     """Number of U-Nets in the ensemble."""
     score_weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)

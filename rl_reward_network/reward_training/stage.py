@@ -24,7 +24,7 @@ from rl_reward_network.reward_training.examples import RewardExamples, labelled_
 from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, source_masks, true_dice
 from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.reward_training.windows import labelled_images
+from rl_reward_network.reward_training.windows import LabelledImages, labelled_images
 from rl_reward_network.runs.checkpoints import CHECKPOINT
 from rl_reward_network.runs.folder import (
     AGREEMENT,
@@ -39,6 +39,7 @@ from rl_reward_network.runs.folder import (
 
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 SHEET_ROWS = 8
+SMALL_IMAGE = 256  # pixels; up to here the U-Nets pack 2x2 pixels in place of 4x4, since objects are thinner, too
 TRAINING, CALIBRATION, TEST = range(3)  # seeds of the masks of each part: no part changes another
 
 
@@ -110,7 +111,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         )
     with clock(seconds, "training"):
         train, val = (labelled_images(map(labelled_pair, picked[name])) for name in ("reward", "val"))
-        network = train_reward_network(train, val, config, run, plan.network).to(config.device)
+        network = train_reward_network(train, val, config, run, sized(plan.network, train)).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
         patient_count = len({sample.group_id for sample in picked["val"]})
@@ -134,6 +135,12 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
     about = {"used": used, "bank": masks, "notes": import_notes(inputs.config.data_root)}
     write_json(run / AGREEMENT, {**about, "seconds": seconds, "resumed": resumed, **result})
     return network.to("cpu")
+
+
+def sized(network: RewardNetworkConfig, train: LabelledImages) -> RewardNetworkConfig:
+    """The sizes of the network with the packing that suits the training images."""
+    largest = max(max(image.shape[:2]) for image in train.images)
+    return replace(network, packing=2) if largest <= SMALL_IMAGE else network
 
 
 def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training import train as training
 from rl_reward_network.reward_training.masks import SOURCES
@@ -22,7 +23,9 @@ from rl_reward_network.reward_training.stage import (
     find_unfinished,
     reward_plan,
     run_reward_stage,
+    sized,
 )
+from rl_reward_network.reward_training.windows import LabelledImages
 from rl_reward_network.runs.folder import only_here
 from tests.conftest import write_tiny_data
 
@@ -51,6 +54,13 @@ def test_a_budget_of_labels_replaces_the_presets_images(inputs: RunInputs) -> No
     assert reward_plan(inputs.config, "quick").config.images == 50
     with pytest.raises(ValueError, match="max_labelled is 0, expected 1 or more"):
         reward_plan(inputs.config, "full", max_labelled=0)
+
+
+@pytest.mark.parametrize(("size", "packing"), [((256, 100), 2), ((100, 257), 4)])
+def test_the_packing_follows_the_largest_image(size: tuple[int, int], packing: int) -> None:
+    small = np.zeros((64, 64), dtype=bool), np.zeros(size, dtype=bool)
+    train = LabelledImages([np.repeat(truth[..., None], 3, axis=2).astype(np.uint8) for truth in small], list(small))
+    assert sized(RewardNetworkConfig(members=2), train) == RewardNetworkConfig(members=2, packing=packing)
 
 
 def test_a_run_finds_the_network_it_would_train_again_and_no_other(inputs: RunInputs, trained: Path) -> None:
