@@ -72,7 +72,7 @@ class DiceInterval:
         if self.patients < MIN_PATIENTS:
             return f"{self.patients} validation patients, {MIN_PATIENTS} are needed"
         if self.half_width > MAX_HALF_WIDTH:
-            return f"its half width would be {self.half_width:.2f}, more than {MAX_HALF_WIDTH} says too little"
+            return f"its half width would be {self.half_width:.3f}, more than {MAX_HALF_WIDTH} says too little"
         return None
 
     def around(self, dice: np.ndarray) -> np.ndarray:
