@@ -102,10 +102,7 @@ def take_names_away() -> None:
 
 
 DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "missing": (
-        ANNOTATIONS.unlink,
-        ("data: no annotations.json, and no image has a mask of equal stem; ", "masks are masks/0.png", "rename"),
-    ),
+    "missing": (ANNOTATIONS.unlink, ("data: no annotations.json", "masks are masks/0.png", "rename")),
     "not JSON": (
         lambda: ANNOTATIONS.write_text('[{"image": 1,}]'),
         ("data/annotations.json: not valid JSON (", "line 1 column 14", "correct it there"),

@@ -84,7 +84,7 @@ Read both before you share the weights. This model is not fit for diagnosis.
 def _first_lines(config: Mapping[str, Any]) -> str:
     """What must be known before anything else, in bold; empty for most runs."""
     lines = (notice(config), CONTROL if config["origin"]["shuffle_rewards"] else "")
-    return "\n\n".join(f"**{line}**" for line in lines if line)
+    return "".join(f"**{line}**\n\n" for line in lines if line)
 
 
 def write_results(final_model: Path, evaluation: Path) -> None:
