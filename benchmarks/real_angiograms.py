@@ -33,7 +33,7 @@ from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
 BUDGETS, SEEDS = (20, 50, 195), (0, 1, 2)
 GRPO_STEPS, SUPERVISED_STEPS, AFTER_STEPS = 60, 300, 60
-LONGER_STEPS = 400  # supervised steps that take as long as SUPERVISED_STEPS and AFTER_STEPS of GRPO together
+LONGER_STEPS = 370  # supervised steps that take as long as SUPERVISED_STEPS and AFTER_STEPS of GRPO together
 ROWS = {
     "default": "sa2va-nano as it is, default prompt",
     "grpo": "GRPO without labels, paid by the reward network",
