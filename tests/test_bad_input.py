@@ -396,4 +396,6 @@ def test_a_reward_network_of_another_version(refused: Refused) -> None:
     file = Path("net/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
-    assert all(part in message for part in ("net/config.json: field version is 1", "reads 2", "sa2va-rl reward quick"))
+    assert all(
+        part in message for part in ("net/config.json: field version is 1", "reads 3 and 2", "sa2va-rl reward quick")
+    )

@@ -112,7 +112,7 @@ def show_agreement(run: Path) -> None:
     ascent = result["ascent"]
     if ascent["raised"] is not None:
         console.print(
-            f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of masks with damage never seen, "
+            f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of shifted true masks, "
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
     console.print(

@@ -16,7 +16,7 @@ from rl_reward_network.reward_training.calibration import (
     given_interval,
     true_numbers_of,
 )
-from rl_reward_network.reward_training.masks import SOURCES, UNSEEN, RewardExample, source_masks, true_dice
+from rl_reward_network.reward_training.masks import SHIFTED, SOURCES, RewardExample, source_masks, true_dice
 from rl_reward_network.reward_training.sheet import SheetRow
 from rl_reward_network.rewards.learned import ImageScorer
 
@@ -45,7 +45,7 @@ def measure_agreement(
 
     Returns:
         `tables`: source -> predictor -> column of `agreement`; `intervals`: source -> `interval_row`; `ascent`: share
-        of masks with unseen damage that ten steps of gradient ascent improve, their mean Dice before and after;
+        of shifted true masks that ten steps of gradient ascent improve, their mean Dice before and after;
         `own_dice`: mean Dice of the foreground probability thresholded at 0.5; `masks`: source -> number of masks;
         `labels`: whether they seem to leave out what is plain to see.
     """
@@ -56,7 +56,7 @@ def measure_agreement(
         scorer = ImageScorer(network, example.image)
         columns = _columns(scorer, network, pooled, mean, example, np.concatenate(list(stacks.values())))
         measured.append(columns | {"image": np.full(sum(sizes), index), "source": np.repeat(list(stacks), sizes)})
-        damaged, truth = stacks[UNSEEN][:CLIMBERS], example.truth
+        damaged, truth = stacks[SHIFTED][:CLIMBERS], example.truth
         after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
         climbs.append(np.stack([true_dice(damaged, truth), after]))
         foreground_dice.append(true_dice(scorer.foreground_prob[None] > 0.5, truth))

@@ -17,7 +17,7 @@ from rl_reward_network.models.quality_calibration import (
     interval_unit,
 )
 from rl_reward_network.models.reward_network import NUMBERS, VERSION, RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, SOURCES, RewardExample, source_masks, true_dice
+from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, SOURCES, RewardExample, source_masks, true_dice
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.table import MASK_REWARDS
 
@@ -93,7 +93,7 @@ def measure(
         predicted = scorer.quality(stack.astype(np.float32))["members"]
         parts.append(QualityTable(predicted, true, np.full(len(stack), index), names))
         if index < CLIMBING_IMAGES:
-            climbs.append(Climb(scorer, example.truth, stacks[SEEN][:CLIMBERS]))
+            climbs.append(Climb(scorer, example.truth, stacks[DAMAGED][:CLIMBERS]))
     return QualityTable(*(np.concatenate(column) for column in zip(*parts, strict=True))), climbs
 
 

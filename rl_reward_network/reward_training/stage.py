@@ -21,7 +21,7 @@ from rl_reward_network.reward_training.agreement import measure_agreement, sheet
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
 from rl_reward_network.reward_training.examples import RewardExamples, labelled_pair
-from rl_reward_network.reward_training.masks import SEEN, SEGMENTER, source_masks, true_dice
+from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, source_masks, true_dice
 from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.reward_training.windows import LabelledImages, labelled_images
@@ -230,7 +230,7 @@ def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:
     """Mean true Dice of the segmenter's and of damaged masks: what a predictor without an image would say."""
     dice = []
     for index, example in enumerate(examples):
-        stacks = source_masks(example, np.random.default_rng([*seed, index]), DAMAGED_MASKS, (SEGMENTER, SEEN))
+        stacks = source_masks(example, np.random.default_rng([*seed, index]), DAMAGED_MASKS, (SEGMENTER, DAMAGED))
         dice += [true_dice(masks, example.truth) for masks in stacks.values()]
     return float(np.concatenate(dice).mean())
 

@@ -12,6 +12,7 @@ from PIL import Image
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import loading, maker
@@ -93,7 +94,11 @@ def test_output_names_the_mask_of_a_single_image(
 def test_a_reward_network_predicts_how_good_the_masks_are(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2, members=2)).save_pretrained(tmp_path / "net")
+    config = RewardNetworkConfig(channels=(4, 4), packing=2, members=2)
+    RewardNetwork(config).save_pretrained(tmp_path / "bare")
+    assert "no interval can be given" in "".join(segmented(capsys, images / "a.png", reward_net=tmp_path / "bare"))
+    intervals = {"Sa2VA": DiceInterval(-1.0, 1.0, 0.1, 40)}
+    RewardNetwork(replace(config, intervals=intervals)).save_pretrained(tmp_path / "net")
     (line,) = (x for x in segmented(capsys, images / "a.png", reward_net=tmp_path / "net") if x.startswith("predicted"))
     dice, low, high, score = (float(x.strip("[],")) for x in line.split(": ")[1].split() if x != "score")
     assert 0 <= low <= dice <= high <= 1

@@ -17,7 +17,15 @@ from rl_reward_network.reward_training.agreement import (
     measure_agreement,
     sheet_rows,
 )
-from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
+from rl_reward_network.reward_training.masks import (
+    DAMAGED,
+    RIDGE,
+    SEGMENTER,
+    SHIFTED,
+    SOURCES,
+    RewardExample,
+    true_dice,
+)
 
 
 class KnowsTheTruth(RewardNetwork):
@@ -48,8 +56,8 @@ def result():
 
 
 def test_every_source_has_every_row(result):
-    assert tuple(result["tables"]) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
-    assert result["masks"] == {SEGMENTER: 8, SEEN: 20, UNSEEN: 20, RIDGE: 24}
+    assert tuple(result["tables"]) == SOURCES == (SEGMENTER, DAMAGED, SHIFTED, RIDGE)
+    assert result["masks"] == {SEGMENTER: 8, DAMAGED: 20, SHIFTED: 20, RIDGE: 24}
     for rows in result["tables"].values():
         assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN, SOURCE_MEAN)
         assert rows[MEAN]["pearson"] is None

@@ -23,7 +23,15 @@ from rl_reward_network.reward_training.calibration import (
     reconfigured,
 )
 from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.masks import RIDGE, SEEN, SEGMENTER, SOURCES, UNSEEN, RewardExample, true_dice
+from rl_reward_network.reward_training.masks import (
+    DAMAGED,
+    RIDGE,
+    SEGMENTER,
+    SHIFTED,
+    SOURCES,
+    RewardExample,
+    true_dice,
+)
 from rl_reward_network.rewards.learned import ImageScorer
 
 SMALL = RewardNetworkConfig(channels=(8,), packing=2, members=2, caution=3.0)
@@ -84,7 +92,7 @@ def true_and_predicted(count, rng, masks=20):
     true = rng.uniform(0, 1, (count * masks, 4))
     member = np.clip(0.55 * true**1.3 + rng.normal(0, 0.02, true.shape), 0, 1)
     predicted = np.clip(member[:, None] + rng.normal(0, 0.01, (len(true), 3, 4)), 0, 1)
-    sources = np.where(rng.random(len(true)) < 0.2, SEGMENTER, SEEN)
+    sources = np.where(rng.random(len(true)) < 0.2, SEGMENTER, DAMAGED)
     return QualityTable(predicted, true, np.repeat(np.arange(count), masks), sources)
 
 
@@ -116,7 +124,7 @@ def test_a_network_at_the_right_level_stays_there():
 def test_a_source_of_few_masks_weighs_as_much_as_one_of_many():
     predicted, true = np.full((100, 1, 4), 0.5), np.full((100, 4), 0.7)
     predicted[:10], true[:10] = 0.25, 0.1
-    sources = np.array([SEGMENTER] * 10 + [SEEN] * 90)
+    sources = np.array([SEGMENTER] * 10 + [DAMAGED] * 90)
     table = QualityTable(predicted, true, np.arange(100), sources)
     after = levelled(fit_levels(table), predicted)
     np.testing.assert_allclose(after[[0, -1], 0, 0], [0.1, 0.7], atol=0.01)
@@ -129,7 +137,7 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
     def table(count):
         dice = rng.uniform(0.2, 0.8, (count, 1)) + rng.normal(0, 0.01, (count, 3))
         sources = np.repeat(SOURCES, count // 4)
-        wide = np.where(sources == SEEN, 2, 1)  # twice the error, and masks are better than predicted
+        wide = np.where(sources == DAMAGED, 2, 1)  # twice the error, and masks are better than predicted
         true = dice.mean(axis=1) + wide * (noise * rng.standard_exponential(count))
         return QualityTable(np.repeat(dice[..., None], 4, axis=2), np.tile(true[:, None], 4), np.arange(count), sources)
 
@@ -142,19 +150,19 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
         assert inside.mean() == pytest.approx(0.9, abs=0.02)
         assert interval.half_width == pytest.approx(np.median(high - low) / 2, rel=0.05)
         assert interval.refusal is None
-    assert intervals[SEEN].half_width > 1.5 * intervals[UNSEEN].half_width
+    assert intervals[DAMAGED].half_width > 1.5 * intervals[SHIFTED].half_width
 
 
 def test_a_network_that_knows_nothing_gives_no_interval():
     rng = np.random.default_rng(2)
     dice, true = rng.uniform(0.3, 0.7, (2000, 3)), rng.random(2000)
     interval = fit_interval(dice, true, 48)
-    config = replace(SMALL, intervals={SEEN: interval})
+    config = replace(SMALL, intervals={DAMAGED: interval})
     assert "half width" in interval.refusal
-    assert given_interval(config, dice, SEEN) is None
+    assert given_interval(config, dice, DAMAGED) is None
     assert given_interval(config, dice) is None, "nothing is known about the segmenter's masks"
-    good = replace(SMALL, intervals={SEEN: fit_interval(dice, dice.mean(axis=1) + rng.normal(0, 0.01, 2000), 48)})
-    assert given_interval(good, dice, SEEN).shape == (2000, 2)
+    good = replace(SMALL, intervals={DAMAGED: fit_interval(dice, dice.mean(axis=1) + rng.normal(0, 0.01, 2000), 48)})
+    assert given_interval(good, dice, DAMAGED).shape == (2000, 2)
 
 
 def test_every_mask_of_every_image_is_measured_and_each_image_once(network, examples, monkeypatch):
@@ -164,7 +172,7 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     table, climbs = measure(network, examples, 4, [0])
     assert (table.predicted.shape, table.true.shape) == ((51, 2, 4), (51, 4))
     assert np.array_equal(table.image_ids, np.repeat([0, 1, 2], 17))
-    assert table.sources.tolist() == ([SEGMENTER] * 3 + [SEEN] * 4 + [UNSEEN] * 4 + [RIDGE] * 6) * 3
+    assert table.sources.tolist() == ([SEGMENTER] * 3 + [DAMAGED] * 4 + [SHIFTED] * 4 + [RIDGE] * 6) * 3
     np.testing.assert_allclose(table.true[:3, 0], true_dice(examples[0].masks, examples[0].truth))
     assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
     assert len(passes) == 3

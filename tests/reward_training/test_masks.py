@@ -6,12 +6,12 @@ from skimage.draw import line
 from rl_reward_network.reward_training import masks as reward_masks
 from rl_reward_network.reward_training.damage import DAMAGES
 from rl_reward_network.reward_training.masks import (
+    DAMAGED,
+    OTHER_FAMILIES,
     RIDGE,
-    SEEN,
-    SEEN_FAMILIES,
     SEGMENTER,
+    SHIFTED,
     SOURCES,
-    UNSEEN,
     RewardExample,
     source_masks,
     true_dice,
@@ -32,23 +32,18 @@ def tree_of(size=(90, 120), seed=0, prompts=3):
     return RewardExample(image, truth, masks, f"patient{seed}")
 
 
-def test_the_unseen_family_and_source_are_not_calibrated_on(monkeypatch):
-    def forbidden(*_):
-        raise AssertionError("for the test only")
-
-    monkeypatch.setitem(DAMAGES, reward_masks.UNSEEN_FAMILY, forbidden)
-    monkeypatch.setattr(reward_masks, "ridge_masks", forbidden)
-    source_masks(tree_of(), np.random.default_rng(0), 16, (SEGMENTER, SEEN))
-    assert set(DAMAGES) - set(SEEN_FAMILIES) == {reward_masks.UNSEEN_FAMILY}
-    with pytest.raises(AssertionError):
-        source_masks(tree_of(), np.random.default_rng(0), 1)
+def test_only_the_named_sources_are_made(monkeypatch):
+    monkeypatch.setitem(DAMAGES, reward_masks.SHIFT, lambda *_: pytest.fail("not asked for"))
+    monkeypatch.setattr(reward_masks, "ridge_masks", lambda *_: pytest.fail("not asked for"))
+    assert tuple(source_masks(tree_of(), np.random.default_rng(0), 16, (SEGMENTER, DAMAGED))) == (SEGMENTER, DAMAGED)
+    assert set(DAMAGES) - set(OTHER_FAMILIES) == {reward_masks.SHIFT}
 
 
 def test_sources_of_a_test_image():
     example = tree_of(size=(96, 96))
     result = source_masks(example, np.random.default_rng(0), 4)
-    assert tuple(result) == SOURCES == (SEGMENTER, SEEN, UNSEEN, RIDGE)
-    assert {name: len(stack) for name, stack in result.items()} == {SEGMENTER: 3, SEEN: 4, UNSEEN: 4, RIDGE: 6}
+    assert tuple(result) == SOURCES == (SEGMENTER, DAMAGED, SHIFTED, RIDGE)
+    assert {name: len(stack) for name, stack in result.items()} == {SEGMENTER: 3, DAMAGED: 4, SHIFTED: 4, RIDGE: 6}
     assert all(stack.dtype == bool and stack.shape[1:] == (96, 96) for stack in result.values())
-    assert (true_dice(result[UNSEEN], example.truth) < 1).all()
-    assert tuple(source_masks(example, np.random.default_rng(0), 4, (SEEN,))) == (SEEN,)
+    assert (true_dice(result[SHIFTED], example.truth) < 1).all()
+    assert tuple(source_masks(example, np.random.default_rng(0), 4, (DAMAGED,))) == (DAMAGED,)
