@@ -396,6 +396,4 @@ def test_a_reward_network_of_another_version(refused: Refused) -> None:
     file = Path("net/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
-    assert all(
-        part in message for part in ("net/config.json: field version is 1", "reads 3 and 2", "sa2va-rl reward quick")
-    )
+    assert re.search("net/config.json: field version is 1, .* 3 and 2; .*sa2va-rl reward quick", message)
