@@ -215,7 +215,8 @@ def test_a_copy_of_a_small_model_is_asked_as_in_training(
 ) -> None:
     """Paths in config.json are relative to the run; the question follows the size of the model that is found."""
     inputs, run = trained
-    moved, asked = copied_run(run, tmp_path), []
+    moved = copied_run(run, tmp_path)
+    asked: list[Any] = []
     config = read_json(moved / "final_model" / "config.json")
     config["world"]["model_path"] = "../../copy"
     (moved / "final_model" / "config.json").write_text(json.dumps(config))

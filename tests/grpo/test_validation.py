@@ -114,7 +114,8 @@ def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path) -> Non
 def test_a_stop_that_waits_for_used_up_rollouts_is_validated() -> None:
     """Otherwise the outcome would give the metric of an earlier step as that of the last one."""
     trainer = SimpleNamespace(ended=False)
-    callback, validated = ValidationCallback(trainer, [], 3, ForegroundMaps(Likes())), []
+    callback = ValidationCallback(trainer, [], 3, ForegroundMaps(Likes()))
+    validated: list[int] = []
     callback.gold, callback.proxy = [0.6, 0.5, 0.5, 0.5], [0.1, 0.2, 0.3, 0.4]
     callback._validate = validated.append  # type: ignore[method-assign]
     for step in (3, 4):
