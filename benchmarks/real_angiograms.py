@@ -7,8 +7,9 @@
 A budget N is the number of labelled images whose masks any part of a row learns from; the reward network and
 supervised training learn from the same N images, GRPO from images of other patients without their labels. Each row
 also uses the labels of 48 validation images, to choose weights and to calibrate. Every run is a command of `sa2va-rl`,
-printed before it starts; finished runs are not repeated, interrupted ones are resumed. Dice is the mean over all test
-images, with 95 % intervals by bootstrap over groups; with several seeds the Dice of an image is its mean over seeds.
+printed before it starts; finished runs are not repeated, interrupted ones are resumed. Dice is the mean over the groups
+of all test images, with 95 % intervals by bootstrap over groups; with several seeds the Dice of an image is its mean
+over seeds. The reward network's own Dice is that of its agreement.json: the mean over the test images of its preset.
 """
 
 import csv
@@ -130,7 +131,7 @@ def show(args: Args) -> None:
 
 def _cell(args: Args, budget: int, row: str) -> str:
     values, groups, seeds = _dice(args, budget, row)
-    return f"{group_bootstrap(values, groups)} ({seeds})" if seeds else "-"
+    return f"{group_bootstrap(values, groups)} ({len(seeds)})" if seeds else "-"
 
 
 def _difference(args: Args, budget: int, row: str, other: str) -> str:
@@ -138,13 +139,13 @@ def _difference(args: Args, budget: int, row: str, other: str) -> str:
     if not seeds or seeds != of_others:
         return "-"
     estimate: Estimate = group_bootstrap(values - others, groups)
-    return f"{estimate.signed} ({seeds})"
+    return f"{estimate.signed} ({len(seeds)})"
 
 
-def _dice(args: Args, budget: int, row: str) -> tuple[np.ndarray, list[str], int]:
-    """Dice of each test image, mean over seeds; its group; the number of seeds."""
+def _dice(args: Args, budget: int, row: str) -> tuple[np.ndarray, list[str], list[int]]:
+    """Dice of each test image, mean over seeds; its group; the seeds."""
     name, model = ("grpo", "before") if row == "default" else (row, "after")
-    columns, groups = [], []
+    columns, groups, seeds = [], [], []
     for seed in args.seeds:
         path = _folder_of(args.output_dir, budget, seed)(name) / "evaluation" / "eval.csv"
         if path.exists():
@@ -152,7 +153,8 @@ def _dice(args: Args, budget: int, row: str) -> tuple[np.ndarray, list[str], int
                 rows = sorted((line["sample_id"], line) for line in csv.DictReader(file) if line["model"] == model)
             columns.append([float(line["dice"]) for _, line in rows])
             groups = [line["group_id"] for _, line in rows]
-    return np.mean(columns, axis=0) if columns else np.empty(0), groups, len(columns)
+            seeds.append(seed)
+    return np.mean(columns, axis=0) if columns else np.empty(0), groups, seeds
 
 
 def _own_dice(args: Args, budget: int) -> str:

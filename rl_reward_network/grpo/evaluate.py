@@ -111,11 +111,11 @@ def _evaluate(
     final_model: Path, data_root: Path | None, base_model: str | None, gpu: int | None, items: int | None
 ) -> tuple[BeforeAfter, Path]:
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
-    inputs = _open(config, run, data_root, gpu)
+    path = base_model or located_model(run, config, "--base_model")
+    inputs = _open(config, run, data_root, path, gpu)
     prompts = inputs.pick(SPLIT)
     if items is not None:
         prompts = spread(prompts, items, inputs.config.seed)
-    path = base_model or located_model(run, config, "--base_model")
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device)
     processor.max_tiles = inputs.regions.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
@@ -156,10 +156,12 @@ def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
-def _open(config: dict[str, Any], run: Path, data_root: Path | None, gpu: int | None) -> GRPOInputs:
+def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path: str, gpu: int | None) -> GRPOInputs:
+    """The inputs as in training; the question depends on the size of the model at `model_path`."""
     saved = config["world"]
     paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
-    settings = replace(pick_fields(RunConfig, saved), **paths, gpu=saved["gpu"] if gpu is None else gpu)
+    device = saved["gpu"] if gpu is None else gpu
+    settings = replace(pick_fields(RunConfig, saved), **paths, model_path=model_path, gpu=device)
     return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")
 
 

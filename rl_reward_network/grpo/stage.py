@@ -186,7 +186,7 @@ def _make_trainer(
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
     trainer.judge = judge
     if plan.watch_every:
-        validated = spread(inputs.pick("val"), VALIDATED, inputs.config.seed)
+        validated = _validation_prompts(inputs)
         trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
     return trainer, origin
 
@@ -208,6 +208,12 @@ def _training_prompts(
     if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
         labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     return prompts
+
+
+def _validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
+    """The prompts of each validation, those with a true mask first: only they can choose the weights."""
+    prompts = inputs.pick("val")
+    return sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)[:VALIDATED]
 
 
 def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:

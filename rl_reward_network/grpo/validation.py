@@ -68,11 +68,12 @@ class ValidationCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add a point, also at the end, and apply the stop rule."""
-        last = state.global_step >= state.max_steps or self.trainer.ended
+        rollouts_used_up = state.global_step % args.num_iterations == 0
+        last = state.global_step >= state.max_steps or self.trainer.ended or (self.over_optimised and rollouts_used_up)
         if state.global_step % self.every == 0 or last:
             self._validate(state.global_step)
             control.should_log |= last
-        if self.over_optimised and state.global_step % args.num_iterations == 0:
+        if self.over_optimised and rollouts_used_up:
             self.trainer.ended = control.should_training_stop = control.should_save = True
 
     @property

@@ -40,9 +40,10 @@ class LevelCurve:
         return float(expit(-self.steepness * self.midpoint)), float(expit(self.steepness * (1 - self.midpoint)))
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        """The map of each number in [0, 1]; differentiable."""
+        """The map of each number in [0, 1]; differentiable. In float64: the differences are far smaller than 1."""
         low, high = self.ends
-        return ((self.steepness * (numbers - self.midpoint)).sigmoid() - low) / (high - low)
+        curve = (self.steepness * (numbers.double() - self.midpoint)).sigmoid()
+        return ((curve - low) / (high - low)).to(numbers.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Damaged masks: training data of the reward network.
+"""Damaged masks, on which a reward network is calibrated and tested.
 
 Each family of damage is a pure function of a mask and a random generator; the input is not modified. The result may be
 empty (an eroded vessel of one pixel disappears). Empty masks are kept.

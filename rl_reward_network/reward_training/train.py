@@ -76,7 +76,7 @@ def train_reward_network(
     run: Path,
     network_config: RewardNetworkConfig | None = None,
 ) -> RewardNetwork:
-    """Train every member, keep its weights with the best validation error, and return the ensemble on the CPU.
+    """Train every member, keep its weights with the best validation Dice, and return the ensemble on the CPU.
 
     Args:
         train: training images.
@@ -166,8 +166,10 @@ def _step(
 
 def mixed_precision(device: torch.device) -> torch.autocast:
     """Autocast to bfloat16 where the hardware multiplies matrices in it; elsewhere it would be slower, so disabled."""
-    cuda = device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported() if cuda else bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = bool(torch.cpu.get_capabilities().get("amx_bf16"))
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 

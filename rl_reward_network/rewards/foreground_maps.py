@@ -58,8 +58,8 @@ class ForegroundMaps:
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
         self.entries: OrderedDict[str, np.ndarray] = OrderedDict()
         self.computed = self.nbytes = 0
-        files = folder.glob("*.safetensors") if folder is not None and folder.is_dir() else ()
-        self.disk_used = sum(path.stat().st_size for path in files)
+        files = folder.glob("[!.]*.safetensors") if folder is not None and folder.is_dir() else ()
+        self.disk_used = sum(path.stat().st_size for path in files)  # unfinished files, .*, may vanish meanwhile
 
     @classmethod
     def beside(cls, run: Path, network: SavedNetwork) -> "ForegroundMaps":

@@ -210,6 +210,27 @@ def test_a_run_with_a_mask_policy_that_was_removed_is_evaluated(
     assert result.config["mask policy"] == "candidates"
 
 
+def test_a_copy_of_a_small_model_is_asked_as_in_training(
+    trained: tuple[GRPOInputs, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths in config.json are relative to the run; the question follows the size of the model that is found."""
+    inputs, run = trained
+    moved = copied_run(run, tmp_path)
+    asked: list[Any] = []
+    config = read_json(moved / "final_model" / "config.json")
+    config["world"]["model_path"] = "../../copy"
+    (moved / "final_model" / "config.json").write_text(json.dumps(config))
+
+    def noted(model: Any, prompts: Any, *_: Any, **__: Any) -> Measured:
+        asked.extend(prompts)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(evaluation_file, "measure", noted)
+    with pytest.raises(ValueError, match="out of GPU memory"):
+        run_grpo_evaluation(moved / "final_model", inputs.config.data_root, "sa2va-nano", items=1)
+    assert {prompt.describe for prompt in asked} == {prompt.describe for prompt in inputs.prompts}
+
+
 def test_annotated_images_can_be_learned_from_without_a_reward_network(tmp_path: Path) -> None:
     data, run = write_tiny_data(tmp_path / "data", images=6), tmp_path / "out" / "supervised"
     inputs = open_grpo_inputs(RunConfig(data_root=data, gpu=-1))

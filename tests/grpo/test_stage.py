@@ -276,6 +276,16 @@ def test_a_budget_of_labels_is_kept_to_and_counted(inputs: GRPOInputs, tmp_path:
     assert "| true masks used in training | 2 |" in (tmp_path / "two" / "final_model" / "README.md").read_text()
 
 
+def test_labelled_items_are_validated_first(inputs: GRPOInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = inputs.pick("val")
+    mixed = [replace(item, labelled=number % 2 == 0) for number, item in enumerate(items)]
+    monkeypatch.setattr(GRPOInputs, "pick", lambda self, *_: mixed)
+    monkeypatch.setattr(stage_file, "VALIDATED", (len(items) + 1) // 2)
+    picked = stage_file._validation_prompts(inputs)
+    assert len(picked) == (len(items) + 1) // 2
+    assert all(item.labelled for item in picked)
+
+
 class LostJudge(Judge):
     """A judge that is lost after the first step."""
 

@@ -111,6 +111,19 @@ def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path) -> Non
     assert [line["step"] for line in trainer.state.log_history if "val/gt_dice" in line] == [2, 3], "logged, too"
 
 
+def test_a_stop_that_waits_for_used_up_rollouts_is_validated() -> None:
+    """Otherwise the outcome would give the metric of an earlier step as that of the last one."""
+    trainer = SimpleNamespace(ended=False)
+    callback = ValidationCallback(trainer, [], 3, ForegroundMaps(Likes()))
+    validated: list[int] = []
+    callback.gold, callback.proxy = [0.6, 0.5, 0.5, 0.5], [0.1, 0.2, 0.3, 0.4]
+    callback._validate = validated.append  # type: ignore[method-assign]
+    for step in (3, 4):
+        state = SimpleNamespace(global_step=step, max_steps=9)
+        callback.on_step_end(SimpleNamespace(num_iterations=2), state, SimpleNamespace(should_log=False))
+    assert (validated, trainer.ended) == ([3, 4], True)
+
+
 def test_a_collapse_to_empty_masks_is_an_alarm_once(tmp_path: Path) -> None:
     """A model whose mask logits are all negative, from the first step on."""
     trainer, _ = watched(tmp_path, max_steps=3)

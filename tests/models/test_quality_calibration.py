@@ -18,6 +18,16 @@ def test_a_level_curve_maps_0_to_1_onto_itself_and_rises_everywhere(steepness, m
     assert (y.diff() > 0).all()
 
 
+@pytest.mark.parametrize(("steepness", "midpoint"), CURVES)
+def test_a_level_curve_keeps_its_digits_in_float32(steepness, midpoint):
+    """As a difference of float32 numbers near 1 it would give a Dice of -0.0001 in place of 0."""
+    y = LevelCurve(steepness, midpoint)(x := torch.tensor([0.0, 1e-4, 1e-3, 1.0]))
+    expected = LevelCurve(steepness, midpoint)(x.double())
+    assert y.dtype == torch.float32
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-9)
+    assert y.max() <= 1
+
+
 def test_a_level_curve_in_numbers():
     assert LevelCurve(4.0, 0.5)(torch.tensor([0.5, 0.75])).tolist() == pytest.approx(
         [0.5, 0.5 + np.tanh(0.5) / np.tanh(1) / 2]

@@ -189,6 +189,13 @@ def test_mixed_precision_follows_the_hardware(monkeypatch, amx):
     assert product.dtype == (torch.bfloat16 if amx else torch.float32)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float32(monkeypatch, fast):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or fast)
+    monkeypatch.setattr(torch, "autocast", lambda *_, enabled: enabled)
+    assert training.mixed_precision(torch.device("cuda")) == fast
+
+
 def test_the_learning_rate_rises_then_falls():
     config, optimizer = replace(TINY, steps=100), torch.optim.SGD([torch.zeros(1)], lr=1.0)
     rates = []

@@ -100,6 +100,12 @@ def test_the_disk_has_a_limit_over_all_runs(tmp_path: Path) -> None:
     assert maps.computed == 1, "written files are read, and memory still serves"
 
 
+def test_a_file_that_another_process_is_writing_is_not_looked_at(tmp_path: Path) -> None:
+    """It is renamed at any moment: its size must not be asked for."""
+    (tmp_path / ".0_unfinished.safetensors").symlink_to(tmp_path / "gone")
+    assert ForegroundMaps(network_of(), tmp_path).disk_used == 0
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: b"", lambda data: b"\xff" * len(data)])
 def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     expected = scores(ForegroundMaps(network_of(), tmp_path), IMAGES[0])
