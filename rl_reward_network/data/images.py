@@ -131,7 +131,8 @@ def image_header(path: Path) -> tuple[tuple[int, int], bool]:
 def load_grid(path: Path) -> np.ndarray:
     """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
 
-    A palette that is grey (some PNG optimisers write one, in any order) gives its colours, another one its indices.
+    A palette gives its indices if its first colour is black, the background. It gives its colours if it is grey or
+    begins with another colour, as PNG optimisers write them, in any order.
 
     Raises:
         ValueError: as `load_image`.
@@ -139,7 +140,7 @@ def load_grid(path: Path) -> np.ndarray:
     image = _read(path, decode=True)
     if image.mode == "P":
         colours = np.asarray(image.convert("RGB"))
-        if (colours == colours[:, :, :1]).all():
+        if (colours == colours[:, :, :1]).all() or (image.getpalette() or [0, 0, 0])[:3] != [0, 0, 0]:
             return colours
     return np.asarray(image)
 

@@ -18,7 +18,7 @@ ALL = "all"
 def load_class_masks(path: Path, size: Size) -> ClassMasks:
     """The classes of a mask file: "1", "2" ... of its values, "#rrggbb" of its colours; 0 and black are background.
 
-    Palettes give their indices, alpha is dropped, JPEG masks of black and white are cut at 128.
+    Palettes are read by `load_grid`. Transparent pixels are background. JPEG masks of black and white are cut at 128.
 
     Args:
         path: the mask.
@@ -32,7 +32,7 @@ def load_class_masks(path: Path, size: Size) -> ClassMasks:
     if grid.dtype == bool:
         grid = grid.astype(np.uint8)
     if grid.ndim == 3:
-        grid = grid[..., :3] if grid.shape[2] >= 3 else grid[..., 0]
+        grid = _opaque(grid)
     if grid.ndim == 3 and (grid == grid[..., :1]).all():
         grid = grid[..., 0]
     if grid.dtype.kind not in "iu":
@@ -42,6 +42,13 @@ def load_class_masks(path: Path, size: Size) -> ClassMasks:
     if path.suffix.lower() in LOSSY:
         grid = _cut(grid, path)
     return {str(value): grid == value for value in _values(grid, path) if value != 0}
+
+
+def _opaque(grid: np.ndarray) -> np.ndarray:
+    """The colours of a uint8 (H, W, C) grid, 0 where it is transparent; alpha that is constant says nothing."""
+    colours = grid[..., :3] if grid.shape[2] >= 3 else grid[..., :1]
+    alpha = grid[..., -1:]
+    return np.where(alpha == 0, 0, colours) if grid.shape[2] in (2, 4) and np.ptp(alpha) else colours
 
 
 def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
@@ -97,8 +104,8 @@ def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[st
 
 def _named(label: str, known: list[str], class_ids: dict[str, str]) -> str | None:
     """The class of a name, a colour or a number, names first; None without one."""
-    lower = {name.lower(): name for name in known}
-    return lower.get(label.lower()) or class_ids.get(label)
+    alike = [name for name in known if name.lower() == label.lower()]
+    return label if label in known else alike[0] if len(alike) == 1 else class_ids.get(label)
 
 
 def class_order(name: str) -> tuple[bool, int, str]:

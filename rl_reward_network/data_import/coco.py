@@ -4,7 +4,7 @@ The mask of a category is the union of its instances. Several JSON files are par
 for beside the file, in `images/`, and in folders that have the part's name.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -96,13 +96,16 @@ def _images(
     file: Path, content: dict[str, Any], names: dict[str, str], finder: "_Finder"
 ) -> Iterator[tuple[Path, OutlineMasks]]:
     """Image file and its outlines; ValueError with one line per fault."""
+    for key in ("images", "annotations"):
+        if not (isinstance(content[key], list) and all(isinstance(record, dict) for record in content[key])):
+            raise ValueError(f"{file}: `{key}` must be a list of objects; export it again")
     outlines, faults = _outlines(file, content, names)
     for image in content["images"]:
         try:
             path = finder.find(str(image["file_name"]), file)
             size = (image["height"], image["width"]) if image.get("height") and image.get("width") else None
             where = f"{file}: image {image['file_name']!r}"
-            yield path, OutlineMasks(tuple(outlines.get(image["id"], ())), size, where)
+            yield path, OutlineMasks(tuple(outlines.get(str(image["id"]), ())), size, where)
         except KeyError as error:
             faults.append(f"{file}: an image has no {error}; export it again")
         except ValueError as error:
@@ -111,20 +114,27 @@ def _images(
         raise ValueError("\n".join(faults))
 
 
-def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[Any, list[Outline]], list[str]]:
+def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:
     """Image id -> its outlines, and the faults of the annotations."""
-    outlines: dict[Any, list[Outline]] = defaultdict(list)
+    outlines: dict[str, list[Outline]] = defaultdict(list)
     faults = []
-    known = {image.get("id") for image in content["images"]}
+    known = Counter(str(image.get("id")) for image in content["images"])
+    faults += [
+        f"{file}: id {number} is that of {count} images; export it again"
+        for number, count in known.items()
+        if count > 1
+    ]
     for annotation in content["annotations"]:
         where = f"{file}: annotation {annotation.get('id')}"
         image, category, parts = (annotation.get(key) for key in ("image_id", "category_id", "segmentation"))
-        if image not in known or str(category) not in names:
+        if str(image) not in known or str(category) not in names:
             faults.append(f"{where}: image_id {image!r} or category_id {category!r} is unknown; export it again")
         elif not parts:
             faults.append(f"{where}: no `segmentation`, only a box; draw outlines, or delete it")
         else:
-            outlines[image].append(Outline(names[str(category)], [parts] if isinstance(parts, dict) else parts, where))
+            outlines[str(image)].append(
+                Outline(names[str(category)], [parts] if isinstance(parts, dict) else parts, where)
+            )
     return outlines, faults
 
 
@@ -143,7 +153,7 @@ class _Finder:
         parts = [part for part in PureWindowsPath(file_name).parts if part not in ("..", ".", "/", "\\")]
         part = file.stem.removeprefix("instances_")
         places = [place for near in (file.parent, file.parent.parent, self.source) for place in (near, near / "images")]
-        places += [place / part for place in places]
+        places += [place / part / deeper for place in places for deeper in ("", "images")]
         for place in places:
             if (path := place.joinpath(*parts)) in self.files:
                 return path

@@ -15,7 +15,7 @@ import numpy as np
 import pydicom
 from pydicom.dataset import Dataset
 from pydicom.errors import InvalidDicomError
-from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi_lut
 from pydicom.pixels.utils import pixel_array
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
@@ -51,19 +51,25 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     masks = {_stem(path, source): path for path in files_below(source, *IMAGE_SUFFIXES)}
     items: list[Item] = []
     faults: list[str] = []
-    burned = 0
+    burned = blank = assumed = 0
     for number, path in enumerate(_dicom_files(source), 1):
         try:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
-            if "Rows" in header:  # reports and directories have none
+            blank += "Rows" not in header
+            if "Rows" in header:
                 items += _items(source, path, f"dicom_{number:05d}", header, frames, masks, hidden)
                 burned += header.get("BurnedInAnnotation") == "YES"
-        except (InvalidDicomError, ValueError) as error:
+                assumed += (
+                    frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
+                )
+        except (InvalidDicomError, ValueError, EOFError, OSError) as error:
             faults.append(f"{path}: not read ({error})")
     used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
     lost, bare = len(masks) - len(used), sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
     notes += [f"{lost} mask(s) without an image, left out"] if lost else []
+    notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
+    notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
     return Found(items, {}, faults, notes, hidden)
 
@@ -119,8 +125,21 @@ def load_frame(path: Path, frame: int) -> np.ndarray:
             f"{path}: pixels cannot be decoded ({type(error).__name__}: {error}); decompress it, e.g. by dcmdjpeg, or"
             " export it again"
         ) from error
+    try:
+        return _as_seen(stored, dataset)
+    except (AttributeError, ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path}: its window or table is not usable ({error}); correct it, or export it again"
+        ) from error
+
+
+def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """The stored values by the palette, or by the transforms of grey."""
+    if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        bits = dataset.RedPaletteColorLookupTableDescriptor[2]
+        return (apply_color_lut(stored, dataset)[..., :3] >> (bits - 8)).astype(np.uint8)
     if stored.ndim == 3:
-        return stored.astype(np.uint8)
+        return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
     seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
     low, high = _range(dataset)
     share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)

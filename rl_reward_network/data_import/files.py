@@ -1,21 +1,49 @@
 """The files of a source, and which of their folders name a role ("images", "masks") instead of a part or a patient."""
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
+HIDDEN = (".", "__MACOSX")
+UNREAD = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".npy")  # of pictures
 
 
 def files_below(folder: Path, *suffixes: str) -> list[Path]:
-    """The files below a folder with one of these suffixes (any, if none is given), sorted; hidden ones are left out."""
+    """The files below a folder with one of these suffixes (any, if none is given), sorted.
+
+    Hidden ones are left out. Links to folders are followed, except to one that holds the link.
+    """
     return sorted(
         path
-        for path in folder.rglob("*")
-        if (not suffixes or path.suffix.lower() in suffixes)
-        and not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(folder).parts)
-        and path.is_file()
+        for path in _walk(folder)
+        if (not suffixes or path.suffix.lower() in suffixes) and not path.name.startswith(HIDDEN) and path.is_file()
     )
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All files below a folder, those of hidden folders left out."""
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
+        here, real = Path(place), Path(place).resolve()
+        links = [name for name in folders if (here / name).is_symlink()]
+        circles = [name for name in links if real.is_relative_to((here / name).resolve())]
+        folders[:] = [name for name in folders if not name.startswith(HIDDEN) and name not in circles]
+        yield from (here / name for name in files)
+
+
+def _refuse(error: OSError) -> None:
+    """Refuse a folder that is there and cannot be listed."""
+    if not isinstance(error, FileNotFoundError):
+        raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
+
+
+def unread_note(folder: Path) -> list[str]:
+    """How many pictures are of kinds that are not read; [] without any."""
+    kinds = Counter(path.suffix.lower() for path in files_below(folder, *UNREAD))
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return [f"files of kinds that are not read, left out: {listed}; save them as PNG"] if kinds else []
 
 
 def role_of(relative: PurePosixPath) -> str:

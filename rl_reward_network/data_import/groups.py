@@ -67,7 +67,15 @@ def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:
 def _from_table(items: Sequence[Item], path: Path) -> Groups:
     """From a table with the columns image, group and perhaps series; `image` with or without folders and suffix."""
     rows = _read_table(path)
-    found = [_row_of(item, rows) for item in items]
+    names = [_name_in(item, rows) for item in items]
+    shared = _shared_names(items)
+    for item, name in zip(items, names, strict=True):
+        if name in shared and name != item.found_as:
+            raise ValueError(
+                f"{path}: column image holds {name!r}, which is the name of several images, {item.found_as} among"
+                " them; give their paths below the source"
+            )
+    found = [rows.get(name) for name in names]
     bare = [item.found_as for item, row in zip(items, found, strict=True) if row is None]
     if bare:
         raise ValueError(f"{path}: column image has no row for {_some(bare, len(items))}; add them")
@@ -90,18 +98,31 @@ def _read_table(path: Path) -> dict[str, dict[str, str]]:
     if not {"image", "group"} <= set(columns):
         raise ValueError(f"{path}: columns are {columns}, expected image, group (and series); name them in line 1")
     for number, row in enumerate(rows, 2):
-        if not row["image"] or not row["group"]:
+        if bool(row["image"]) != bool(row["group"]):
             raise ValueError(f"{path}: line {number}: image is {row['image']!r}, group is {row['group']!r}; fill both")
+    rows = [row for row in rows if row["image"]]  # spreadsheets append empty rows
     if double := [name for name, count in Counter(row["image"] for row in rows).items() if count > 1]:
         raise ValueError(f"{path}: column image holds {double[0]!r} more than once; keep one row")
     return {row["image"]: row for row in rows}
 
 
-def _row_of(item: Item, rows: dict[str, dict[str, str]]) -> dict[str, str] | None:
-    """The row of an item: by its path, that without suffix, its written name, its file name, its stem."""
-    found = PurePosixPath(item.found_as)
-    names = (found, found.with_suffix(""), PurePosixPath(item.name), PurePosixPath(item.name).with_suffix(""))
-    return next((rows[str(n)] for n in (*names, found.name, found.stem) if str(n) in rows), None)
+def _name_in(item: Item, rows: dict[str, dict[str, str]]) -> str:
+    """The first name of an item that has a row; "" without one."""
+    return next((name for name in _names(item) if name in rows), "")
+
+
+def _names(item: Item) -> list[str]:
+    """The path of an item, that without suffix, its written name, that without suffix, its file name, its stem."""
+    found, written = PurePosixPath(item.found_as), PurePosixPath(item.name)
+    names = [str(name) for path in (found, written) for name in (path, path.with_suffix(""))]
+    return list(dict.fromkeys([*names, found.name, found.stem]))
+
+
+def _shared_names(items: Sequence[Item]) -> set[str]:
+    """Names that are those of several files; frames of one file share theirs rightly."""
+    files = {item.found_as: item for item in items}
+    counts = Counter(name for item in files.values() for name in _names(item))
+    return {name for name, count in counts.items() if count > 1}
 
 
 def _some(names: list[str], total: int) -> str:

@@ -70,8 +70,13 @@ def _outlines(path: Path, shapes: list[Any]) -> list[Outline]:
     """Polygons and rectangles; ValueError for other shapes."""
     outlines = []
     for number, shape in enumerate(shapes):
-        where, kind = f"{path}: shape {number}", shape.get("shape_type", "polygon")
-        points = [[float(x), float(y)] for x, y in shape.get("points", [])]
+        where = f"{path}: shape {number}"
+        try:
+            kind, points = shape.get("shape_type", "polygon"), [[float(x), float(y)] for x, y in shape["points"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: no list `points` of pairs x, y ({error!r}); save it again with LabelMe"
+            ) from error
         if kind == "rectangle" and len(points) == 2:
             (left, top), (right, bottom) = points
             points = [[left, top], [right, top], [right, bottom], [left, bottom]]

@@ -39,14 +39,19 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
             " dataset.json) and import that"
         )
     values = _class_values(source)
-    items, faults = [], []
+    items, faults = [], list[str]()
     for images, labels in (("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")):
+        cases: dict[str, Path] = {}
         masks = {path.stem: path for path in files_below(source / labels, *IMAGE_SUFFIXES)}
         for path in files_below(source / images, *IMAGE_SUFFIXES):
             if path.stem[-5:-4] == "_" and path.stem[-4:].isdecimal() and not path.stem.endswith(CHANNEL):
                 faults.append(f"{path}: a second channel of its case; merge the channels into one RGB image")
                 continue
             case = path.stem.removesuffix(CHANNEL)
+            if case in cases:
+                faults.append(f"{path}: an image of the case of {cases[case].name}; keep one of them")
+                continue
+            cases[case] = path
             mask = masks.pop(case, None)
             name = case + path.suffix if images == "imagesTr" else f"{images}/{case}{path.suffix}"
             items.append(file_item(source, path, name, NamedMasks(mask, values) if mask else None))

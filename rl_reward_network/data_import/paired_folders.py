@@ -3,6 +3,7 @@
 Also `X.png` beside `X_mask.png`. A mask's stem may have one of `AFFIXES` more than its image's.
 """
 
+import unicodedata
 from collections import defaultdict
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -32,7 +33,8 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
     Raises:
         ValueError: no image has a mask.
     """
-    images, masks, _ = _by_role(files_below(source, *IMAGE_SUFFIXES), source)
+    files = files_below(source, *IMAGE_SUFFIXES)
+    images, masks, _ = _by_role(files, source)
     pairs, faults = pair_by_stem(images, masks, source)
     if not any(pairs.values()):
         names = [", ".join(str(relative_path(p, source)) for p in files[:SHOWN]) for files in (images, masks)]
@@ -45,7 +47,9 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
         file_item(source, image, names_written[image], partial(load_class_masks, mask) if mask else None)
         for image, mask in pairs.items()
     ]
-    return Found(items, faults=faults, notes=unmatched_notes(pairs, masks, source))
+    rest = sorted({*files} - {*images, *masks})
+    outside = [f"{len(rest)} picture(s) outside of these folders, left out: {_listed(rest, source)}"] if rest else []
+    return Found(items, faults=faults, notes=[*unmatched_notes(pairs, masks, source), *outside])
 
 
 def pair_by_stem(images: list[Path], masks: list[Path], source: Path) -> tuple[dict[Path, Path | None], list[str]]:
@@ -101,7 +105,9 @@ def _bases(stem: str) -> list[str]:
 
 
 def _key(path: Path, source: Path) -> PurePosixPath:
-    return without_role(relative_path(path, source)).with_suffix("")
+    """The path without role and suffix; an umlaut that a Mac wrote as two characters is one."""
+    key = without_role(relative_path(path, source)).with_suffix("")
+    return PurePosixPath(unicodedata.normalize("NFC", str(key)))
 
 
 def _grouped(paths: list[Path], source: Path) -> dict[PurePosixPath, list[Path]]:

@@ -51,8 +51,9 @@ def read_yolo(source: Path, frames: str = "") -> Found:
 
 
 def _label_files(source: Path) -> list[Path]:
-    """Text files in a folder "labels"."""
-    return [path for path in files_below(source, ".txt") if role_of(relative_path(path, source)) == "mask"]
+    """Text files in a folder "labels", without a list of the classes."""
+    files = [path for path in files_below(source, ".txt") if path.name not in NAME_FILES]
+    return [path for path in files if role_of(relative_path(path, source)) == "mask"]
 
 
 def _key(path: Path, source: Path) -> str:
@@ -61,16 +62,19 @@ def _key(path: Path, source: Path) -> str:
 
 def _class_names(source: Path) -> dict[str, str]:
     """Number -> name, from data.yaml or classes.txt; {} without them, and then the numbers are the classes."""
-    file = next((source / name for name in NAME_FILES if (source / name).is_file()), None)
+    places = [source, *sorted({path.parent for path in _label_files(source)})]  # labelImg writes classes.txt there
+    file = next((place / name for place in places for name in NAME_FILES if (place / name).is_file()), None)
     if file is None:
         return {}
-    text = file.read_text(encoding="utf-8-sig")
+    text = _text_of(file)
     if file.suffix in (".txt", ".names"):
         return {str(number): name.strip() for number, name in enumerate(text.splitlines()) if name.strip()}
     try:
-        names = (yaml.safe_load(text) or {}).get("names", {})
+        names = (yaml.safe_load(text) or {}).get("names") or {}
     except (yaml.YAMLError, AttributeError) as error:
         raise ValueError(f"{file}: not valid YAML with `names` ({error}); correct it") from error
+    if not isinstance(names, dict | list):
+        raise ValueError(f"{file}: `names` is {names!r}, expected a list, or {{number: name}}; correct it")
     pairs = names.items() if isinstance(names, dict) else enumerate(names)
     return {str(number): str(name) for number, name in pairs}
 
@@ -78,7 +82,7 @@ def _class_names(source: Path) -> dict[str, str]:
 def _outlines(path: Path, names: dict[str, str]) -> list[Outline]:
     """The objects of a text file; ValueError for lines that are no polygons."""
     outlines = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(_text_of(path).splitlines(), 1):
         where = f"{path}: line {number}"
         index, *numbers = line.split() or [""]
         if not index:
@@ -93,3 +97,10 @@ def _outlines(path: Path, names: dict[str, str]) -> list[Outline]:
         except ValueError:
             raise ValueError(f"{where}: not a line of numbers; export it again") from None
     return outlines
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error}); export it again") from error

@@ -17,6 +17,7 @@ from rl_reward_network.data_import.files import files_below
 from rl_reward_network.data_import.groups import NONE
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.notes import FORMAT_VERSION
+from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import check_target, write_import
 from rl_reward_network.flags import changed
@@ -61,6 +62,7 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
         check_target(data_root, folder)
         tqdm.write(f"{taken}; importing, once")
         survey = survey_source(data_root, options)
+        tqdm.write("\n".join(report_lines(survey)))
         survey.check()
         with locked(folder.parent):  # other processes wait while this one writes
             if not folder.exists():

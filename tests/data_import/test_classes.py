@@ -85,3 +85,30 @@ def test_the_only_class_is_chosen_and_several_are_asked_for() -> None:
     assert chosen_classes("all", ["all", "b"], {}) == ["all"], "a class of that name"
     with pytest.raises(ValueError, match=r"label 'tree' is no class .* catheter, vessel.*--label all"):
         chosen_classes("tree", ["vessel", "catheter"], {})
+
+
+@pytest.mark.parametrize("first", [[255, 0, 0], [255, 255, 255]])
+def test_a_palette_that_does_not_begin_with_black_gives_its_colours(tmp_path: Path, first: list[int]) -> None:
+    image = Image.fromarray((~MASK).astype(np.uint8), "P")
+    image.putpalette([*first, 0, 0, 0])
+    image.save(tmp_path / "m.png")
+    ((name, mask),) = load_class_masks(tmp_path / "m.png", SIZE).items()
+    assert name == ("255" if first[1] else "#ff0000")
+    assert (mask == MASK).all()
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_transparent_pixels_are_background(tmp_path: Path, channels: int) -> None:
+    grid = np.full((*SIZE, channels), 255, np.uint8)
+    grid[..., -1] = MASK * np.uint8(200)
+    masks = load_class_masks(save(tmp_path / "m.png", grid), SIZE)
+    assert list(masks) == ["255"]
+    assert (masks["255"] == MASK).all()
+
+
+def test_names_that_differ_in_case_only_stay_apart() -> None:
+    assert chosen_classes("Vessel", ["Vessel", "vessel"], {}) == ["Vessel"]
+    assert chosen_classes("vessel", ["Vessel", "vessel"], {}) == ["vessel"]
+    assert chosen_classes("VESSEL", ["vessel"], {}) == ["vessel"]
+    with pytest.raises(ValueError, match="'VESSEL' is no class"):
+        chosen_classes("VESSEL", ["Vessel", "vessel"], {})

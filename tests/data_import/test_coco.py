@@ -154,3 +154,26 @@ def test_arcade_as_published_gives_the_masks_that_are_read_from_the_folder_direc
         assert mask.any()
         assert (mask == direct[record["image"]].load_mask()).all()
         assert (imported[name].load_image() == direct[record["image"]].load_image()).all()
+
+
+def test_two_images_of_one_id_and_records_that_are_no_objects_are_faults(tmp_path: Path) -> None:
+    write_coco(tmp_path, "a.json", "images/{}.png")
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["images"][1]["id"] = 0
+    write_json(tmp_path / "a.json", content)
+    assert any("a.json: id 0 is that of 2 images" in fault for fault in read_coco(tmp_path).faults)
+    for key in ("images", "annotations"):
+        write_json(tmp_path / "a.json", {**content, key: [None]})
+        (fault,) = read_coco(tmp_path).faults
+        assert f"`{key}` must be a list of objects" in fault
+
+
+def test_parts_with_equal_names_lie_in_folders_of_the_name_of_their_file(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        for number in range(2):
+            save(tmp_path / part / f"images/{number}.png", picture(number))
+        names = [f"{number}.png" for number in range(2)]
+        write_json(tmp_path / f"annotations/{part}.json", coco_content(names, [annotation(0, 0)], ["vessel"]))
+    found = read_coco(tmp_path)
+    assert found.faults == []
+    assert [item.name for item in found.items] == ["train/0.png", "train/1.png", "val/0.png", "val/1.png"]

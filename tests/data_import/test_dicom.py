@@ -11,6 +11,7 @@ from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, ge
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.dicom import load_frame, read_dicom, recognise_dicom
+from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, save, truth
@@ -153,3 +154,35 @@ def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None
 def test_text_burned_into_pictures_is_told(tmp_path: Path) -> None:
     write_dicom(tmp_path / "a.dcm", grid(4095), BurnedInAnnotation="YES")
     assert any("burned into the picture" in note for note in read_dicom(tmp_path).notes)
+
+
+def test_a_palette_gives_its_colours(tmp_path: Path) -> None:
+    tables = {}
+    for name, step in (("Red", 1), ("Green", 2), ("Blue", 3)):
+        tables[f"{name}PaletteColorLookupTableDescriptor"] = [256, 0, 16]
+        tables[f"{name}PaletteColorLookupTableData"] = (np.arange(256) * step % 256 * 257).astype("<u2").tobytes()
+    path = write_dicom(tmp_path / "a.dcm", grid(255), 8, PhotometricInterpretation="PALETTE COLOR", **tables)
+    assert (load_frame(path, 0) == grid(255)[..., None] * [1, 2, 3] % 256).all()
+
+
+def test_a_window_that_is_none_is_a_fault_with_its_file(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095), WindowCenter=0, WindowWidth=0)
+    with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable"):
+        load_frame(path, 0)
+
+
+def test_files_without_a_picture_and_masks_without_a_frame_are_told(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "run.dcm", np.zeros((3, *SIZE)))
+    (tmp_path / "cut.dcm").write_bytes(path.read_bytes()[:300])
+    save(tmp_path / "masks/run.png", as_255(truth(3)))
+    notes = read_dicom(tmp_path).notes
+    assert any("1 file(s) without a picture" in note for note in notes)
+    assert any("1 mask(s) without a frame, taken for the middle one" in note for note in notes)
+
+
+def test_the_report_on_leaks_names_no_file(tmp_path: Path) -> None:
+    for number in range(2):
+        write_dicom(tmp_path / f"{SECRET}_{number}.dcm", grid(4095), patient=str(number))
+    lines = "\n".join(report_lines(survey_source(tmp_path, ImportOptions())))
+    assert "dicom_00001.png = dicom_00002.png" in lines
+    assert SECRET not in lines

@@ -82,3 +82,17 @@ def test_unknown_groups_are_an_error_with_three_remedies(tmp_path: Path) -> None
         groups_of(ITEMS, str(tmp_path / "nowhere.csv"), None)
     with pytest.raises(ValueError, match="groups is 'none' and group_regex is"):
         groups_of(ITEMS, "none", "(?P<group>a)")
+
+
+@pytest.mark.parametrize("row", ["1.png", "1"])
+def test_a_name_that_several_images_have_gives_no_group(tmp_path: Path, row: str) -> None:
+    (tmp_path / "p.csv").write_text(f"image,group\n{row},7\na/2,7\n")
+    with pytest.raises(ValueError, match=rf"p\.csv: column image holds '{row}', .* several images, images/a/1\.png"):
+        groups_of(ITEMS, str(tmp_path / "p.csv"), None)
+
+
+def test_a_whole_path_and_frames_of_one_file_are_no_doubt_and_empty_rows_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("image;group\n1.png;7\na/1.png;8\nrun.dcm;9\n;;\n")
+    items = [item("1.png"), item("a/1.png"), item("run.dcm"), item("run.dcm")]
+    found, _ = groups_of(items, str(tmp_path / "p.csv"), None)
+    assert [group for group, _ in found] == ["7", "8", "9", "9"]

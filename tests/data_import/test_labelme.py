@@ -74,3 +74,10 @@ def test_a_drawing_on_another_size_is_refused(tmp_path: Path) -> None:
     assert load is not None
     with pytest.raises(ValueError, match=r"1\.json: drawn on 64 x 48, but the image is 32 x 24"):
         load(SIZE)
+
+
+@pytest.mark.parametrize("shape", [None, {"label": "v"}, {"label": "v", "points": [1, 2]}, {"points": [["x", 1]]}])
+def test_shapes_without_points_are_faults(tmp_path: Path, shape: Any) -> None:
+    write_labelme(tmp_path, shapes=[shape])
+    (fault,) = read_labelme(tmp_path).faults
+    assert "1.json: shape 0: no list `points`" in fault

@@ -64,3 +64,10 @@ def test_volumes_channels_and_lost_label_maps_are_refused(tmp_path: Path) -> Non
     (tmp_path / "imagesTr/case_8_0000.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"case_8_0000\.nii\.gz: a volume.*write each slice or frame as PNG"):
         read_nnunet(tmp_path)
+
+
+def test_two_images_of_one_case_are_a_fault(tmp_path: Path) -> None:
+    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
+    save(tmp_path / "imagesTr/case_1_0000.tif", picture(0))
+    (fault,) = read_nnunet(tmp_path).faults
+    assert "case_1_0000.tif: an image of the case of case_1_0000.png" in fault

@@ -106,3 +106,32 @@ def test_images_alone_are_no_pairs(tmp_path: Path, name: str) -> None:
     write_pairs(tmp_path, name, name)
     assert recognise_paired_folders(tmp_path) == ""
     assert paired_folders.AFFIXES[0] == "mask"
+
+
+def test_pictures_in_other_folders_are_told(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "extra/7.png", picture(7))
+    found = read_paired_folders(tmp_path)
+    assert len(found.items) == 5
+    assert any("1 picture(s) outside of these folders, left out: extra/7.png" in note for note in found.notes)
+
+
+def test_one_letter_in_two_unicode_forms_is_one_name(tmp_path: Path) -> None:
+    save(tmp_path / "images/\u00e4.png", picture(0))
+    save(tmp_path / "masks/a\u0308.png", truth(0))
+    (item,) = read_paired_folders(tmp_path).items
+    assert item.load_masks is not None
+
+
+def test_linked_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "real")
+    write_pairs(tmp_path / "source", "train/images/{}.png", "train/masks/{}.png")
+    (tmp_path / "source/val").symlink_to(tmp_path / "real")
+    (tmp_path / "source/train/images/up").symlink_to(tmp_path / "source")
+    assert len(read_paired_folders(tmp_path / "source").items) == 10
+
+
+def test_pictures_of_kinds_that_are_not_read_are_told(tmp_path: Path) -> None:
+    save(tmp_path / "images/1.GIF", picture(1)[..., 0], format="GIF")
+    (tmp_path / "images/.hidden.gif").write_bytes(b"")
+    assert files.unread_note(tmp_path) == ["files of kinds that are not read, left out: 1 .gif; save them as PNG"]

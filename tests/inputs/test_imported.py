@@ -36,8 +36,10 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_pairs(Path("photos"), count=8)
+    save(source / "masks/lost.png", truth(1))
     inputs = open_inputs(own(source))
     said = capsys.readouterr().out
+    assert "1 mask(s) without an image, left out: masks/lost.png" in said
     assert "photos: taken for paired folders (images with masks)" in said
     (folder,) = Path("outputs/imported").iterdir()
     assert folder.name.startswith("photos_")
