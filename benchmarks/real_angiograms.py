@@ -72,7 +72,7 @@ def main(args: Args) -> None:
 
 def make_rows(data_root: Path, output_dir: Path, budget: int, seed: int) -> None:
     """All runs of one budget and seed, in `output_dir`/<row>_<budget>_<seed>."""
-    data, folder = f"--data_root {data_root} --seed {seed}", _folder_of(output_dir, budget, seed)
+    data, folder = f"--data_root {shlex.quote(str(data_root))} --seed {seed}", _folder_of(output_dir, budget, seed)
     if not _agreement(folder("reward")):
         resume = "--resume" if list(folder("reward").glob("*/checkpoint.pt")) else ""
         _call(f"reward full {data} --max_labelled {budget} --output_dir {folder('reward')} {resume}")
