@@ -64,5 +64,5 @@ def _leaks(survey: Survey) -> list[str]:
     head = f"suspected leaks: {count} pairs of images in two groups{own} whose thumbnails correlate above {SUSPECT}"
     # Paths of DICOM files name patients, and the main job's output may be kept.
     names = [one.item.name if survey.layout == "dicom" else one.item.found_as for one in survey.seen]
-    shown = [f"  {names[first]} = {names[second]} ({likeness:.3f})" for first, second, likeness in pairs]
+    shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in pairs]
     return [head, *shown, "  look at them; images of one patient need one group (--groups patients.csv)"]

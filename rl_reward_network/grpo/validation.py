@@ -114,10 +114,10 @@ class ValidationCallback(TrainerCallback):
         self.trainer.metrics.record(points)
 
     def _alarm(self, step: int, empty_share: float) -> None:
-        """Warn once if most masks are empty: training has collapsed, or the model does not understand the question."""
+        """Warn if most masks are empty: at step 0 the question is not understood; later, once, training has collapsed."""
         if empty_share <= ALARM or self.has_warned:
             return
-        self.has_warned = True
+        self.has_warned = step > 0
         remedy = REMEDIES[self.trainer.args.objective] if step else "give a question that the model understands"
         if self.trainer.args.should_log:
             warnings.warn(

@@ -108,7 +108,7 @@ def test_suspected_leaks_are_listed_by_name(tmp_path: Path) -> None:
     survey = survey_source(tmp_path, OWN)
     assert survey.leaks[0] == 1
     assert "1 pairs of images in two groups whose" in lines_of(survey)
-    assert "images/1.png = images/3.png (" in lines_of(survey)
+    assert "images/1.png and images/3.png (" in lines_of(survey)
     assert "(no groups are known yet)" in lines_of(survey_source(tmp_path, ImportOptions()))
     one_group = ImportOptions(group_regex=r"images/(?P<group>[024]|)")
     assert survey_source(tmp_path, one_group).leaks[0] == 1, "groups that are open: each image is its own"

@@ -1,5 +1,6 @@
 """Validation: curves, best weights, the alarm for empty masks, the stop rule, and that validation changes nothing."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +144,17 @@ def test_a_collapse_to_empty_masks_is_an_alarm_once(tmp_path: Path) -> None:
     assert sum("val/empty_share" in str(warning.message) for warning in caught) == 1
     shares = [line[EMPTY] for line in trainer.state.log_history if EMPTY in line]
     assert shares == [0.0 / 2 + 1.0 / 2, 1.0, 1.0], "the first line has the point before training, too"
+
+
+def test_an_alarm_before_training_does_not_silence_the_one_during_training() -> None:
+    trainer = SimpleNamespace(args=SimpleNamespace(objective="supervised", should_log=True))
+    callback = ValidationCallback(trainer, [], 1)
+    for step in (0, 1):
+        with pytest.warns(UserWarning, match=f"step {step}: .*val/empty_share"):
+            callback._alarm(step, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback._alarm(2, 1.0)
 
 
 def test_an_empty_mask_of_an_empty_truth_is_no_alarm() -> None:
