@@ -114,7 +114,7 @@ class ValidationCallback(TrainerCallback):
         self.trainer.metrics.record(points)
 
     def _alarm(self, step: int, empty_share: float) -> None:
-        """Warn if most masks are empty: at step 0 the question is not understood; later, once, training has collapsed."""
+        """Warn if most masks are empty: at step 0 the question is not understood; later training has collapsed."""
         if empty_share <= ALARM or self.has_warned:
             return
         self.has_warned = step > 0
