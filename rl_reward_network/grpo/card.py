@@ -122,10 +122,13 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rewards(origin: Mapping[str, Any]) -> str:
-    """The reward terms with their weights."""
-    if origin["settings"]["objective"] == "supervised":
+    """The reward terms of the trained loops with their weights."""
+    settings = origin["settings"]
+    if settings["objective"] == "supervised":
         return "none: true masks are learned, and reference captions where there are any"
-    return ", ".join(f"{name} {value:g}" for name, value in origin["weights"].items() if value)
+    untrained = () if settings.get("mask_to_caption_weight", 1.0) else ("iou", "caption")  # those of loop 1
+    weights = {name: value for name, value in origin["weights"].items() if value and name not in untrained}
+    return ", ".join(f"{name} {value:g}" for name, value in weights.items())
 
 
 def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.merge import Args, main
-from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.card import card_text, training_facts
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
 from tests.cards import run_card
 from tests.conftest import tube_image
@@ -67,3 +67,11 @@ def test_the_card_of_a_final_model_of_version_0_6_loads_it(image: Path) -> None:
     old = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished" / "final_model"
     (names,) = run_card(card_text(read_json(old / "config.json"), peft=False), old, image)
     assert not torch.equal(logits(names["model"]), logits(load_sa2va_model("sa2va-nano")[0]))
+
+
+@pytest.mark.parametrize(("loop1", "rewards"), [(0, "loop2_iou 1, learned 1"), (1, "iou 1, loop2_iou 1, learned 1")])
+def test_a_card_names_the_rewards_of_the_trained_loops_only(run: tuple[Path, Any], loop1: int, rewards: str) -> None:
+    config = read_json(run[0] / "final_model" / "config.json")
+    config["origin"]["settings"] |= {"objective": "grpo", "mask_to_caption_weight": loop1}
+    config["origin"]["weights"] = {"iou": 1.0, "caption": 0.0, "loop2_iou": 1.0, "learned": 1.0}
+    assert training_facts(config)["rewards"] == rewards
