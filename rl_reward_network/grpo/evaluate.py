@@ -42,7 +42,7 @@ from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET
 
 SPLIT = "test"
-PICTURED = 3  # prompts at each end of the report
+PICTURED = 3  # prompts with the largest gains, and as many with the largest losses, in the report
 
 
 def grpo_model(path: Path) -> Path | None:
@@ -188,7 +188,7 @@ def _result(
         tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
         notice=notice(config),
-        shown=_extremes(prompts, before, after, criterion),
+        shown=_pictured(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
     )
 
@@ -209,18 +209,20 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
 
 
-def _extremes(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
-    """The prompts with the largest gains, and those with the largest losses."""
-    gain = after.values[criterion] - before.values[criterion]
-    order = np.argsort(-np.nan_to_num(gain), kind="stable")
-    picks = [("gained most", int(n)) for n in order[:PICTURED]] + [("", int(n)) for n in order[::-1][:PICTURED]]
+def _pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
+    """The prompts with the largest gains and losses; then the best, the median and the worst after training."""
+    start, end = before.values[criterion], after.values[criterion]
+    by_gain, by_value = (np.argsort(-np.nan_to_num(values), kind="stable") for values in (end - start, end))
+    picks = [("gained most", n) for n in by_gain[:PICTURED]]
+    picks += [("lost most" if end[n] < start[n] else "gained least", n) for n in by_gain[::-1][:PICTURED]]
+    picks += [("best", by_value[0]), ("median", by_value[len(by_value) // 2]), ("worst", by_value[-1])]
     shown = []
-    for most, number in picks:
-        title = most or ("lost most" if gain[number] < 0 else "gained least")
+    for title, number in picks:
         image, truth = prompts[number].load()
         texts = (prompts[number].caption or prompts[number].question, before.captions[number], after.captions[number])
         masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
-        shown.append(ReportItem(f"{title}: {gain[number]:+.3f}", image, truth, *masks, texts))
+        heading = f"{title}: {end[number]:.3f} ({end[number] - start[number]:+.3f})"
+        shown.append(ReportItem(heading, image, truth, *masks, texts))
     return tuple(shown)
 
 

@@ -60,16 +60,16 @@ def draw_batch(data: LabelledImages, count: int, side: int, rng: np.random.Gener
     """
     total = len(data.images)
     picks = rng.choice(total, count, replace=total < count)
-    windows = [_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks]
-    image, truth = (torch.cat(column) for column in zip(*windows, strict=True))
+    windows = torch.cat([_draw_window(data.images[pick], data.truths[pick], side, rng) for pick in picks])
     contrast, brightness = (
-        torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))) for limits in (CONTRAST, BRIGHTNESS)
+        torch.from_numpy(rng.uniform(*limits, (count, 1, 1, 1))).float() for limits in (CONTRAST, BRIGHTNESS)
     )
-    return ((image / 255 - 0.5) * contrast + 0.5 + brightness).clamp(0, 1).float(), truth
+    image = windows[:, :3] * (contrast / 255)  # a change of contrast keeps middle grey
+    return image.add_(0.5 - 0.5 * contrast + brightness).clamp_(0, 1), (windows[:, 3:] > 0.5).float()
 
 
-def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """float (1, 3, S, S) in [0, 255] and float (1, 1, S, S) of 0 and 1: a window in a random pose.
+def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random.Generator) -> Tensor:
+    """float32 (1, 4, S, S): a window in a random pose, RGB in [0, 255] and the interpolated truth in [0, 1].
 
     It is reflected beyond the image border.
     """
@@ -80,11 +80,8 @@ def _draw_window(image: np.ndarray, truth: np.ndarray, side: int, rng: np.random
     pose = np.column_stack([turn * side / size[:, None], 2 * centre / size - 1])  # in the units of affine_grid
     grid = F.affine_grid(torch.from_numpy(pose[None]).float(), [1, 1, side, side], align_corners=False)
 
-    def warp(array: np.ndarray) -> Tensor:
-        pixels = torch.from_numpy(array.transpose(2, 0, 1)[None].astype(np.float32))
-        return F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
-
-    return warp(image), (warp(truth[..., None]) > 0.5).float()
+    pixels = torch.cat([torch.from_numpy(array).float() for array in (image, truth[..., None])], dim=2)
+    return F.grid_sample(pixels.permute(2, 0, 1)[None], grid, padding_mode="reflection", align_corners=False)
 
 
 def _centre(truth: np.ndarray, side: float, rng: np.random.Generator) -> np.ndarray:

@@ -128,17 +128,24 @@ def test_the_report_shows_gains_and_losses(
 ) -> None:
     result, path = evaluated
     page = Page(path.read_text(encoding="utf-8"))
-    assert page.tags.count("img") == 3 * 2 * ITEMS + 1, "each item at both ends, and the curves"
+    assert page.tags.count("img") == 3 * (2 * ITEMS + 3) + 1, "each item at both ends, three more, and the curves"
     assert all(link.startswith("data:image/") for link in page.links)
     for caption in by_hand[1].captions:
         assert f"after: {caption}" in page.text
     gain = result.values["after"]["iou_of_drawn"] - result.values["before"]["iou_of_drawn"]
     best = int(np.argmax(gain))
     first = result.shown[0]
-    assert first.title == f"gained most: {gain[best]:+.3f}"
+    after = result.values["after"]["iou_of_drawn"]
+    assert first.title == f"gained most: {after[best]:.3f} ({gain[best]:+.3f})"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
     np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
-    assert result.shown[ITEMS].title == f"lost most: {gain.min():+.3f}"
+    assert result.shown[ITEMS].title == f"lost most: {after[np.argmin(gain)]:.3f} ({gain.min():+.3f})"
+    titles = [item.title.split(" (")[0] for item in result.shown[2 * ITEMS :]]
+    assert titles == [
+        f"best: {after.max():.3f}",
+        f"median: {np.sort(after)[::-1][ITEMS // 2]:.3f}",
+        f"worst: {after.min():.3f}",
+    ]
     assert [line["step"] for line in result.curves] == [1]
 
 
