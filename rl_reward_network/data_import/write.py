@@ -25,9 +25,12 @@ def check_target(source: Path, to: Path) -> None:
     """
     inner, outer = to.resolve(), source.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ValueError(f"to is {to}, which lies in {source} or has it in it; name a folder beside it")
+        raise ValueError(
+            f"the import would be written to {to}, which lies in {source} or has it in it; name a folder beside it"
+            " (--to, or --output_dir of a run)"
+        )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ValueError(f"to is {to}, which is not empty; name a new folder, or delete that one")
+        raise ValueError(f"the import would be written to {to}, which is not empty; name a new folder, or delete it")
 
 
 def write_import(survey: Survey, to: Path) -> None:

@@ -71,7 +71,7 @@ class DiceInterval:
     def refusal(self) -> str | None:
         """Why no interval can be given, or None if one can."""
         if self.patients < MIN_PATIENTS:
-            return f"{self.patients} validation patients, {MIN_PATIENTS} are needed"
+            return f"it needs {MIN_PATIENTS} validation patients, got {self.patients}"
         if self.half_width > MAX_HALF_WIDTH:
             return f"its half width would be {self.half_width:.3f}, more than {MAX_HALF_WIDTH} says too little"
         return None

@@ -44,7 +44,7 @@ def test_what_is_open_comes_after_the_report(source: Path, capsys: pytest.Captur
 def test_a_target_is_needed_to_write_and_checked_before_anything_is_read(source: Path) -> None:
     with pytest.raises(ValueError, match="write is True, but to is not given"):
         data_import.main(Args(source, write=True))
-    with pytest.raises(ValueError, match="to is photos/new, which lies in photos"):
+    with pytest.raises(ValueError, match="written to photos/new, which lies in photos"):
         data_import.main(Args(source, to=source / "new"))
 
 

@@ -60,6 +60,14 @@ def test_a_jpeg_of_black_and_white_is_cut_in_the_middle(tmp_path: Path) -> None:
         load_class_masks(path, large.shape)
 
 
+def test_a_small_grey_class_of_a_jpeg_is_not_merged_with_the_white_one(tmp_path: Path) -> None:
+    grid = np.zeros((100, 100), np.uint8)
+    grid[10:90, 40:60] = 255
+    grid[5:17, 5:17] = 128  # 1.4 % of the pixels
+    with pytest.raises(ValueError, match=r"m\.jpg: a lossy file.*PNG"):
+        load_class_masks(save(tmp_path / "m.jpg", grid, quality=95), grid.shape)
+
+
 def test_an_empty_mask_has_no_class(tmp_path: Path) -> None:
     assert load_class_masks(save(tmp_path / "m.png", np.zeros(SIZE, np.uint8)), SIZE) == {}
 

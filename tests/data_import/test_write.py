@@ -83,7 +83,7 @@ def test_import_json_holds_no_path(tmp_path: Path) -> None:
 def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
     source = write_pairs(tmp_path / "source")
     for to in (source, source / "to", source / "images", tmp_path, source / ".." / "source" / "x"):
-        with pytest.raises(ValueError, match=r"to is .*name a folder beside it"):
+        with pytest.raises(ValueError, match=r"written to .*name a folder beside it"):
             check_target(source, to)
     (tmp_path / "link").symlink_to(source)
     with pytest.raises(ValueError, match="name a folder beside it"):
@@ -91,7 +91,7 @@ def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("x")
     for to in (tmp_path / "full", tmp_path / "full/file"):
-        with pytest.raises(ValueError, match=r"to is .*not empty"):
+        with pytest.raises(ValueError, match=r"written to .*not empty"):
             write_import(survey_source(source, OWN), to)
     assert (tmp_path / "full/file").read_text() == "x"
     (tmp_path / "empty").mkdir()
