@@ -42,7 +42,14 @@ ROWS = {
     "longer": "supervised, as many minutes as the next row",
     "after": "supervised, merged, then GRPO without labels on other patients",
 }
-DIFFERENCES = (("grpo", "default"), ("supervised", "default"), ("after", "supervised"), ("after", "longer"))
+DIFFERENCES = (
+    ("grpo", "default", "dice"),
+    ("supervised", "default", "dice"),
+    ("after", "longer", "dice"),
+    ("after", "supervised", "dice"),
+    ("after", "supervised", "precision"),
+    ("after", "supervised", "recall"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,28 +129,28 @@ def show(args: Args) -> None:
         table.add_row(title, *(_cell(args, budget, row) for budget in args.budgets))
     table.add_row("the reward network's own segmentation", *(_own_dice(args, budget) for budget in args.budgets))
     console.print(table, end="\n\n")
-    table = Table("difference in Dice", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
-    for row, other in DIFFERENCES:
-        cells = (_difference(args, budget, row, other) for budget in args.budgets)
-        table.add_row(f"{ROWS[row]} - {ROWS[other]}", *cells)
+    table = Table("difference", *(f"{budget} labelled" for budget in args.budgets), box=box.MARKDOWN)
+    for row, other, metric in DIFFERENCES:
+        cells = (_difference(args, budget, row, other, metric) for budget in args.budgets)
+        table.add_row(f"{metric}: {ROWS[row]} - {ROWS[other]}", *cells)
     console.print(table)
 
 
 def _cell(args: Args, budget: int, row: str) -> str:
-    values, groups, seeds = _dice(args, budget, row)
+    values, groups, seeds = _values(args, budget, row, "dice")
     return f"{group_bootstrap(values, groups)} ({len(seeds)})" if seeds else "-"
 
 
-def _difference(args: Args, budget: int, row: str, other: str) -> str:
-    (values, groups, seeds), (others, _, of_others) = (_dice(args, budget, name) for name in (row, other))
+def _difference(args: Args, budget: int, row: str, other: str, metric: str) -> str:
+    (values, groups, seeds), (others, _, of_others) = (_values(args, budget, name, metric) for name in (row, other))
     if not seeds or seeds != of_others:
         return "-"
     estimate: Estimate = group_bootstrap(values - others, groups)
     return f"{estimate.signed} ({len(seeds)})"
 
 
-def _dice(args: Args, budget: int, row: str) -> tuple[np.ndarray, list[str], list[int]]:
-    """Dice of each test image, mean over seeds; its group; the seeds."""
+def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray, list[str], list[int]]:
+    """A metric of each test image, mean over seeds; its group; the seeds."""
     name, model = ("grpo", "before") if row == "default" else (row, "after")
     columns, groups, seeds = [], [], []
     for seed in args.seeds:
@@ -151,7 +158,7 @@ def _dice(args: Args, budget: int, row: str) -> tuple[np.ndarray, list[str], lis
         if path.exists():
             with path.open(newline="") as file:
                 rows = sorted((line["sample_id"], line) for line in csv.DictReader(file) if line["model"] == model)
-            columns.append([float(line["dice"]) for _, line in rows])
+            columns.append([float(line[metric]) for _, line in rows])
             groups = [line["group_id"] for _, line in rows]
             seeds.append(seed)
     return np.mean(columns, axis=0) if columns else np.empty(0), groups, seeds
