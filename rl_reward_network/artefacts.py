@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import tempfile
 import warnings
@@ -24,8 +26,12 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, 
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A temporary path in the same folder; renamed to `path` when the block ends without an error.
+
+    Args:
+        path: the file.
+        mode: its permissions, less those that the umask takes away.
 
     Raises:
         ValueError: the disk is full or `path` is not writable; the message names `path` and the remedy.
@@ -37,7 +43,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            os.chmod(temporary, 0o666 & ~UMASK)  # mkstemp restricts it to the owner
+            os.chmod(temporary, mode & ~UMASK)  # mkstemp restricts it to the owner
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -142,6 +148,24 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); correct it there, or write it again") from None
+
+
+def secret_key(path: Path) -> bytes:
+    """The 32 random bytes that `path` holds in hex; drawn where it is missing, and only its owner may read it.
+
+    Raises:
+        ValueError: the file cannot be read or holds something else, or as `whole_file`.
+    """
+    if not path.exists():
+        with whole_file(path, 0o600) as temporary:
+            temporary.write_text(secrets.token_hex(32), encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); ask its owner, or use another folder") from None
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError(f"{path}: expected a key of 64 hex digits; restore it, or delete it to draw a new key")
+    return bytes.fromhex(text)
 
 
 def pixels_digest(image: np.ndarray, *context: str) -> str:

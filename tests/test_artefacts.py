@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
+from rl_reward_network.artefacts import read_json, secret_key, whole_file, whole_folder, write_json
 
 
 def fail_inside(context, write) -> None:
@@ -58,3 +58,15 @@ def test_bad_json_names_the_file(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}', encoding="utf-8-sig")
     assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
+def test_a_secret_key_is_drawn_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".group_key"
+    key = secret_key(path)
+    assert len(key) == 32
+    assert (secret_key(path), path.read_text()) == (key, key.hex())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert secret_key(tmp_path / ".group_key") != key
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"\.group_key: expected a key of 64 hex digits; restore it, or delete it"):
+        secret_key(path)

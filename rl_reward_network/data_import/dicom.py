@@ -1,13 +1,10 @@
 """DICOM files: one image per frame or file, as grey PNG of 8 or 16 bit, and masks/ with the stem of the file.
 
 The modality transform and the first window (or lookup table) of the file are applied, MONOCHROME1 is inverted. Written
-names are neutral, and no tag is kept: patient and series are keyed hashes, whose key is made for one import and not
-stored. Source: DICOM PS3.3, C.7.6.3 and C.11.2; pydicom.
+names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. Source: DICOM
+PS3.3, C.7.6.3 and C.11.2; pydicom.
 """
 
-import hmac
-import secrets
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +44,6 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     """
     if frames not in FRAMES:
         raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
-    hidden = _keyed_hash()
     masks = {_stem(path, source): path for path in files_below(source, *IMAGE_SUFFIXES)}
     items: list[Item] = []
     faults: list[str] = []
@@ -57,7 +53,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
             header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
             blank += "Rows" not in header
             if "Rows" in header:
-                items += _items(source, path, f"dicom_{number:05d}", header, frames, masks, hidden)
+                items += _items(source, path, f"dicom_{number:05d}", header, frames, masks)
                 burned += header.get("BurnedInAnnotation") == "YES"
                 assumed += (
                     frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
@@ -71,7 +67,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
-    return Found(items, {}, faults, notes, hidden)
+    return Found(items, {}, faults, notes, private=True)
 
 
 def _items(
@@ -81,7 +77,6 @@ def _items(
     header: Dataset,
     frames: str,
     masks: dict[str, Path],
-    hidden: Callable[[str], str],
 ) -> list[Item]:
     """The chosen frames of a file; ValueError if a mask may be of any of them."""
     total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)
@@ -98,8 +93,8 @@ def _items(
                 found_as=relative_path(path, source).as_posix(),
                 load_image=partial(load_frame, path, frame),
                 load_masks=partial(load_class_masks, mask) if mask else None,
-                group=hidden(patient) if patient else None,
-                series=hidden(series) if series else None,
+                group=patient or None,
+                series=series or None,
             )
         )
     return items
@@ -156,12 +151,6 @@ def _range(dataset: Dataset) -> tuple[float, float]:
     low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
     slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
     return low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
-
-
-def _keyed_hash() -> Callable[[str], str]:
-    """A function that gives 12 hex digits of a name, by a key that nobody keeps."""
-    key = secrets.token_bytes(32)
-    return lambda name: hmac.new(key, name.encode(), "sha256").hexdigest()[:12]
 
 
 def _dicom_files(source: Path) -> list[Path]:

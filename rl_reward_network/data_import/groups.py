@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.annotations import compile_group_regex
@@ -17,16 +17,13 @@ REMEDIES = (
 Groups = list[tuple[str, str | None]]
 
 
-def groups_of(
-    items: Sequence[Item], groups: str | None, group_regex: str | None, hidden: Callable[[str], str] = str
-) -> tuple[Groups, str]:
+def groups_of(items: Sequence[Item], groups: str | None, group_regex: str | None) -> tuple[Groups, str]:
     """Group and series of each item, and where they are from.
 
     Args:
         items: the images.
         groups: a CSV file, "none", or None.
         group_regex: with a named group `group` and perhaps `series`; searched in the path below the source.
-        hidden: gives the name to write for one of a table or a file name.
 
     Raises:
         ValueError: both are given, an image has no group, or the table does not fit the images.
@@ -34,16 +31,12 @@ def groups_of(
     if groups is not None and group_regex is not None:
         raise ValueError(f"groups is {groups!r} and group_regex is {group_regex!r}: leave one of them out")
     if groups == NONE:
-        return [(item.name, item.series) for item in items], NONE
+        return [(item.found_as, item.series) for item in items], NONE
     if groups is not None:
-        return _hidden(_from_table(items, Path(groups)), hidden), "table"
+        return _from_table(items, Path(groups)), "table"
     if group_regex is None and items and all(item.group for item in items):
         return [(item.group or "", item.series) for item in items], "layout"
-    return _hidden(_from_names(items, group_regex), hidden), "file names"
-
-
-def _hidden(groups: Groups, hidden: Callable[[str], str]) -> Groups:
-    return [(hidden(group), series and hidden(series)) for group, series in groups]
+    return _from_names(items, group_regex), "file names"
 
 
 def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:

@@ -26,7 +26,7 @@ class Item:
         load_image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W), upright.
         load_masks: from the image's (H, W) to its `ClassMasks`; None where the image is not annotated.
         file: the image file, where it is written as it is.
-        group, series: where the layout gives them.
+        group, series: where the layout gives them; may name a patient.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Found:
         class_ids: number of a class in the source -> its name, where the source names its classes.
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
-        hidden: gives the name to write in place of a group's or series' name.
+        private: whether names of groups and series are written as keyed hashes only.
     """
 
     items: list[Item]
     class_ids: dict[str, str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    hidden: Callable[[str], str] = str
+    private: bool = False
 
 
 def file_item(

@@ -51,7 +51,7 @@ class Survey:
         found: its images.
         seen: the decoded ones, without those that have a fault.
         classes: those whose union is the mask; None while open.
-        groups, groups_from: of each image; None while open.
+        groups, groups_from: of each image, names not hidden yet; None while open.
         leaks: number of suspected pairs, and the most similar ones: index, index, correlation.
         open_points: what has to be repaired or decided before anything can be written.
     """
@@ -97,7 +97,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     points = _fault_list(source, [*found.faults, *(result for result in looked if isinstance(result, str))])
     groups, groups_from = None, ""
     try:
-        groups, groups_from = groups_of(found.items, options.groups, options.group_regex, found.hidden)
+        groups, groups_from = groups_of(found.items, options.groups, options.group_regex)
     except ValueError as error:
         points.append(str(error))
     classes = None

@@ -1,5 +1,6 @@
 """Write an imported data set in our own format: annotations.json, images/, masks/ and import.json."""
 
+import hmac
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -11,10 +12,13 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.artefacts import secret_key, whole_folder, write_json
+from rl_reward_network.data_import.groups import Groups
 from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
 from rl_reward_network.data_import.survey import Survey
+
+KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
 
 def check_target(source: Path, to: Path) -> None:
@@ -42,6 +46,7 @@ def write_import(survey: Survey, to: Path) -> None:
     survey.check()
     check_target(survey.source, to)
     items, groups = survey.found.items, survey.groups or []
+    groups = _hidden(groups, secret_key(to.parent / KEY_FILE)) if survey.found.private else groups
     masks = _mask_names(items)
     with whole_folder(to) as folder:
         with ThreadPoolExecutor() as threads:
@@ -51,6 +56,15 @@ def write_import(survey: Survey, to: Path) -> None:
         records = [_record(item, *group, masks, survey.phrase) for item, group in zip(items, groups, strict=True)]
         write_json(folder / "annotations.json", records)
         write_json(folder / IMPORT_FILE, _origin(survey))
+
+
+def _hidden(groups: Groups, key: bytes) -> Groups:
+    """12 hex digits in place of each name, which nobody can find out by trying names without the key."""
+
+    def digest(name: str) -> str:
+        return hmac.new(key, name.encode(), "sha256").hexdigest()[:12]
+
+    return [(digest(group), series and digest(series)) for group, series in groups]
 
 
 def _mask_names(items: list[Item]) -> dict[str, str]:

@@ -107,14 +107,14 @@ def test_a_mask_of_an_unknown_frame_and_an_unknown_choice_are_refused(tmp_path: 
         read_dicom(tmp_path, "last")
 
 
-def test_patients_are_groups_by_a_hash_that_changes_and_nothing_names_them(tmp_path: Path) -> None:
+def test_patients_are_groups_by_a_keyed_hash_and_nothing_names_them(tmp_path: Path) -> None:
     source, groups = tmp_path / "source", []
     for number in range(4):
         name = f"{SECRET}_{number}.dcm" if number else "IM0000"  # archives often leave the suffix out
         write_dicom(source / "images" / name, grid(4095) + number, patient=f"patient {number // 2}")
     save(source / "masks" / f"{SECRET}_1.png", as_255(truth(1)))
     assert recognise_dicom(source) == "4 DICOM files"
-    for out in (tmp_path / "one", tmp_path / "two"):
+    for out in (tmp_path / "a/one", tmp_path / "a/two", tmp_path / "b/three"):
         survey = survey_source(source, ImportOptions())
         assert survey.groups_from == "layout"
         write_import(survey, out)
@@ -128,7 +128,22 @@ def test_patients_are_groups_by_a_hash_that_changes_and_nothing_names_them(tmp_p
             assert not any(name.encode() in content for name in names), file
     for found in groups:
         assert found[0] == found[3] != found[1] == found[2], "IM0000 is the last by name"
-    assert not set(groups[0]) & set(groups[1]), "another key for each import"
+    assert groups[0] == groups[1], "imports into one folder share a key"
+    assert not set(groups[0]) & set(groups[2]), "another folder has another key"
+
+
+@pytest.mark.parametrize("groups", [None, "none"])
+def test_patients_keep_their_groups_when_a_file_is_added(tmp_path: Path, groups: str | None) -> None:
+    """Otherwise a patient in the training of one import could be in the test of the next."""
+    found = []
+    for first in (1, 0):
+        for number in range(first, 4):
+            write_dicom(tmp_path / f"source/{number}.dcm", grid(4095) // 9 + 900 * number, patient=f"patient {number}")
+        write_import(survey_source(tmp_path / "source", ImportOptions(groups)), tmp_path / f"to_{first}")
+        found.append({s.load_image().tobytes(): s.group_id for s in read_annotations(tmp_path / f"to_{first}")})
+    before, after = found
+    assert len(set(after.values())) == 4
+    assert before == {image: after[image] for image in before}
 
 
 def test_names_in_a_table_are_hashed_too(tmp_path: Path) -> None:
@@ -136,10 +151,9 @@ def test_names_in_a_table_are_hashed_too(tmp_path: Path) -> None:
         write_dicom(tmp_path / f"source/{number}.dcm", grid(4095), patient="")
     assert survey_source(tmp_path / "source", ImportOptions()).groups is None, "no PatientID"
     (tmp_path / "p.csv").write_text("image,group\n" + "".join(f"{n}.dcm,DOE {n % 2}\n" for n in range(4)))
-    groups = survey_source(tmp_path / "source", ImportOptions(str(tmp_path / "p.csv"))).groups
-    assert groups is not None
-    assert len({group for group, _ in groups}) == 2
-    assert not any("DOE" in group for group, _ in groups)
+    write_import(survey_source(tmp_path / "source", ImportOptions(str(tmp_path / "p.csv"))), tmp_path / "to")
+    assert len({sample.group for sample in read_annotations(tmp_path / "to")}) == 2
+    assert "DOE" not in (tmp_path / "to/annotations.json").read_text()
 
 
 def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None:
