@@ -128,11 +128,15 @@ def image_header(path: Path) -> tuple[tuple[int, int], bool]:
     return size, _is_deep(image)
 
 
-def load_grid(path: Path) -> np.ndarray:
+def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
 
     A palette gives its indices if its first colour is black, the background. It gives its colours if it is grey or
     begins with another colour, as PNG optimisers write them, in any order.
+
+    Args:
+        path: the file.
+        palette_colours: give the colours of every palette; an index may have another meaning in another file.
 
     Raises:
         ValueError: as `load_image`.
@@ -140,7 +144,8 @@ def load_grid(path: Path) -> np.ndarray:
     image = _read(path, decode=True)
     if image.mode == "P":
         colours = np.asarray(image.convert("RGB"))
-        if (colours == colours[:, :, :1]).all() or (image.getpalette() or [0, 0, 0])[:3] != [0, 0, 0]:
+        indices = (colours != colours[:, :, :1]).any() and (image.getpalette() or [0, 0, 0])[:3] == [0, 0, 0]
+        if palette_colours or not indices:
             return colours
     return np.asarray(image)
 

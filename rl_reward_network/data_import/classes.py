@@ -16,20 +16,22 @@ NEARLY = 40  # values that near to 0 or 255 are taken for it in a JPEG
 ALL = "all"
 
 
-def load_class_masks(path: Path, size: Size) -> ClassMasks:
+def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> ClassMasks:
     """The classes of a mask file: "1", "2" ... of its values, "#rrggbb" of its colours; 0 and black are background.
 
-    Palettes are read by `load_grid`. Transparent pixels are background. JPEG masks of black and white are cut at 128.
+    A grey among colours has the name of its value. Transparent pixels are background. JPEG masks of black and white are
+    cut at 128.
 
     Args:
         path: the mask.
         size: (H, W) of its image, after EXIF rotation.
+        palette_colours: see `load_grid`; False where the indices of all files have one meaning.
 
     Raises:
         ValueError: unreadable, of another size, or a picture rather than a mask.
     """
     parse_png(path, size)
-    grid = load_grid(path)
+    grid = load_grid(path, palette_colours)
     if grid.dtype == bool:
         grid = grid.astype(np.uint8)
     if grid.ndim == 3:
@@ -55,7 +57,12 @@ def _opaque(grid: np.ndarray) -> np.ndarray:
 def _colours(grid: np.ndarray, path: Path) -> ClassMasks:
     """One mask per colour of a uint8 (H, W, 3) grid."""
     codes = grid.astype(np.int64) @ np.array([2**16, 2**8, 1])
-    return {f"#{code:06x}": codes == code for code in _values(codes, path) if code != 0}
+    return {_colour_name(code): codes == code for code in _values(codes, path) if code != 0}
+
+
+def _colour_name(code: int) -> str:
+    """ "#rrggbb", or the value of a grey, as in files without any other colour."""
+    return str(code & 255) if len(set(code.to_bytes(3, "big"))) == 1 else f"#{code:06x}"
 
 
 def _values(grid: np.ndarray, path: Path) -> list[int]:

@@ -96,7 +96,7 @@ class NamedMasks:
         Raises:
             ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name.
         """
-        masks = load_class_masks(self.path, size)
+        masks = load_class_masks(self.path, size, palette_colours=False)
         if not self.values:
             return masks
         named = {str(value) for values in self.values.values() for value in values}

@@ -22,14 +22,28 @@ def test_zero_and_one_and_zero_and_255(tmp_path: Path) -> None:
     assert (bilevel["1"] == MASK).all()
 
 
-def test_a_palette_gives_its_indices(tmp_path: Path) -> None:
-    image = Image.fromarray((MASK + 2 * OTHER).astype(np.uint8), "P")
-    image.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0])
-    image.save(tmp_path / "m.png")
-    masks = load_class_masks(tmp_path / "m.png", SIZE)
-    assert sorted(masks) == ["1", "2"]
-    assert (masks["1"] == MASK).all()
-    assert (masks["2"] == OTHER).all()
+def save_palette(path: Path, indices: np.ndarray, *colours: list[int]) -> Path:
+    image = Image.fromarray(indices.astype(np.uint8), "P")
+    image.putpalette([value for colour in colours for value in colour])
+    image.save(path)
+    return path
+
+
+def test_a_class_of_a_palette_has_one_name_in_every_file_whatever_its_index(tmp_path: Path) -> None:
+    """Optimised palettes hold the colours that a file uses, in any order."""
+    black, red, green, grey = [0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 128]
+    one = save_palette(tmp_path / "1.png", MASK + 2 * OTHER, black, red, green)
+    two = save_palette(tmp_path / "2.png", 2 * MASK + OTHER, black, green, red)
+    rgb = save(tmp_path / "3.png", np.asarray(Image.open(one).convert("RGB")))
+    for path in (one, two, rgb):
+        masks = load_class_masks(path, SIZE)
+        assert sorted(masks) == ["#008000", "#800000"]
+        assert (masks["#800000"] == MASK).all()
+        assert (masks["#008000"] == OTHER).all()
+    assert list(load_class_masks(save_palette(tmp_path / "4.png", MASK, black, grey, red), SIZE)) == ["128"]
+    mixed = load_class_masks(save_palette(tmp_path / "5.png", MASK + 2 * OTHER, black, grey, red), SIZE)
+    assert sorted(mixed) == ["#800000", "128"], "the same grey beside a colour"
+    assert sorted(load_class_masks(one, SIZE, palette_colours=False)) == ["1", "2"]
 
 
 @pytest.mark.parametrize("alpha", [False, True])

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
 from tests.data_import.sources import SIZE, picture, save, truth, write_json
@@ -64,6 +65,16 @@ def test_volumes_channels_and_lost_label_maps_are_refused(tmp_path: Path) -> Non
     (tmp_path / "imagesTr/case_8_0000.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"case_8_0000\.nii\.gz: a volume.*write each slice or frame as PNG"):
         read_nnunet(tmp_path)
+
+
+def test_label_maps_with_a_palette_are_read_by_their_values(tmp_path: Path) -> None:
+    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
+    image = Image.open(tmp_path / "labelsTr/case_1.png").convert("P")
+    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    image.save(tmp_path / "labelsTr/case_1.png")
+    load = read_nnunet(tmp_path).items[1].load_masks
+    assert load is not None
+    assert (load(SIZE)["catheter"] == truth(1)).all()
 
 
 def test_two_images_of_one_case_are_a_fault(tmp_path: Path) -> None:
