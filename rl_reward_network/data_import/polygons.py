@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rl_reward_network.data.masks import MaskParts, parse_polygon, parse_rle, rasterise
 from rl_reward_network.data_import.items import ClassMasks, Size
 
@@ -42,7 +44,7 @@ class OutlineMasks:
         """Class -> bool (H, W).
 
         Raises:
-            ValueError: the outlines were drawn on another size, or one is not an outline.
+            ValueError: the outlines were drawn on another size, or one is not an outline or covers no pixel.
         """
         if self.declared is not None and self.declared != size:
             drawn = f"{self.declared[1]} x {self.declared[0]}"
@@ -50,11 +52,19 @@ class OutlineMasks:
                 f"{self.where}: drawn on {drawn}, but the image is {size[1]} x {size[0]} (width x height, after EXIF"
                 " rotation); export it again for this image"
             )
-        classes: dict[str, MaskParts] = {}
+        classes: ClassMasks = {}
         for outline in self.outlines:
-            parts = (self._parsed(part, size, outline.where) for part in outline.parts)
-            classes[outline.class_name] = sum(parts, classes.get(outline.class_name, MaskParts()))
-        return {name: rasterise(parts, size) for name, parts in classes.items()}
+            mask = self._drawn(outline, size)
+            classes[outline.class_name] = mask | classes.get(outline.class_name, False)
+        return classes
+
+    def _drawn(self, outline: Outline, size: Size) -> np.ndarray:
+        """bool (H, W) of an object; ValueError for one without a pixel, which would become "no object"."""
+        parts = (self._parsed(part, size, outline.where) for part in outline.parts)
+        mask = rasterise(sum(parts, MaskParts()), size)
+        if not mask.any():
+            raise ValueError(f"{outline.where}: the outline covers no pixel; draw it as a polygon, or delete it")
+        return mask
 
     def _parsed(self, part: Any, size: Size, where: str) -> MaskParts:
         """A polygon or RLE as parts of a mask."""

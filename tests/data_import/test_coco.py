@@ -120,6 +120,18 @@ def test_shares_are_scaled_and_checked() -> None:
         bad((8, 16))
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [[[]], [[5, 5, 20, 20]], [[5, 5] * 4], [[5, 5, 9, 5, 7, 5]], [{"size": list(SIZE), "counts": [SIZE[0] * SIZE[1]]}]],
+)
+def test_an_outline_without_area_is_no_object_and_refused(parts: list[Any]) -> None:
+    good = Outline("a", [box_polygon(1), []], "a.json: annotation 1")
+    assert (OutlineMasks((good,))(SIZE)["a"] == truth(1)).all(), "a part without area is left out"
+    with pytest.raises(ValueError, match=r"a\.json: annotation 2: the outline covers no pixel; .* delete it"):
+        OutlineMasks((good, Outline("a", parts, "a.json: annotation 2")))(SIZE)
+    assert OutlineMasks(())(SIZE) == {}, "no object"
+
+
 @pytest.mark.skipif(not ARCADE.exists(), reason="the ARCADE angiograms are not here")
 def test_arcade_as_published_gives_the_masks_that_are_read_from_the_folder_directly(tmp_path: Path) -> None:
     """Three parts whose images are all called 1.png, 2.png ..., an outline per SYNTAX segment."""
