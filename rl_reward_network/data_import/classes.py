@@ -11,7 +11,7 @@ from rl_reward_network.data.masks import parse_png
 from rl_reward_network.data_import.items import ClassMasks, Size
 
 MAX_CLASSES = 64  # in one file; a picture has more
-LOSSY = (".jpg", ".jpeg", ".webp")
+JPEG = (".jpg", ".jpeg")
 NEARLY = 40  # values that near to 0 or 255 are taken for it in a JPEG
 ALL = "all"
 
@@ -19,8 +19,8 @@ ALL = "all"
 def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> ClassMasks:
     """The classes of a mask file: "1", "2" ... of its values, "#rrggbb" of its colours; 0 and black are background.
 
-    A grey among colours has the name of its value. Transparent pixels are background. JPEG masks of black and white are
-    cut at 128.
+    A grey among colours has the name of its value. Transparent pixels are background. Lossy masks of black and white
+    are cut at 128.
 
     Args:
         path: the mask.
@@ -42,7 +42,7 @@ def load_class_masks(path: Path, size: Size, palette_colours: bool = True) -> Cl
         raise ValueError(f"{path}: mask values are {grid.dtype}, expected whole numbers; save it as 8-bit PNG")
     if grid.ndim == 3:
         return _colours(grid, path)
-    if path.suffix.lower() in LOSSY:
+    if _is_lossy(path):
         grid = _cut(grid, path)
     return {str(value): grid == value for value in _values(grid, path) if value != 0}
 
@@ -76,11 +76,18 @@ def _values(grid: np.ndarray, path: Path) -> list[int]:
     return values
 
 
+def _is_lossy(path: Path) -> bool:
+    """Whether it is JPEG, or WebP without a lossless chunk (RFC 9649)."""
+    suffix = path.suffix.lower()
+    return suffix in JPEG or (suffix == ".webp" and b"VP8L" not in path.read_bytes())
+
+
 def _cut(grid: np.ndarray, path: Path) -> np.ndarray:
-    """A lossy mask of black and white as 0 and 255."""
+    """A lossy mask of black and white as 0 and 255; ValueError for other values, e.g. 0 and 1."""
     clear = (grid <= NEARLY) | (grid >= 255 - NEARLY)
     blurred = 5  # pixels, side of a square that the grey border of black and white does not fill
-    if clear.mean() < 0.95 or ndimage.binary_erosion(~clear, np.ones((blurred, blurred))).any():
+    no_white = grid.any() and grid.max() < 128
+    if no_white or clear.mean() < 0.95 or ndimage.binary_erosion(~clear, np.ones((blurred, blurred))).any():
         raise ValueError(f"{path}: a lossy file that is not of black and white; save masks as PNG")
     return np.where(grid >= 128, 255, 0)
 

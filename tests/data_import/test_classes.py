@@ -82,6 +82,24 @@ def test_a_small_grey_class_of_a_jpeg_is_not_merged_with_the_white_one(tmp_path:
         load_class_masks(save(tmp_path / "m.jpg", grid, quality=95), grid.shape)
 
 
+@pytest.mark.parametrize("values", [(1, 0), (255, 0), (1, 2), (255, 1)])
+def test_a_lossless_webp_keeps_its_values(tmp_path: Path, values: tuple[int, int]) -> None:
+    grid = np.repeat((MASK * values[0] + OTHER * values[1]).astype(np.uint8)[..., None], 3, axis=2)
+    masks = load_class_masks(save(tmp_path / "m.webp", grid, lossless=True), SIZE)
+    assert set(masks) == {str(value) for value in values if value}
+    assert (masks[str(values[0])] == MASK).all()
+
+
+@pytest.mark.parametrize("name", ["m.webp", "m.jpg"])
+def test_a_lossy_mask_of_zero_and_one_is_refused_and_an_empty_one_is_not(tmp_path: Path, name: str) -> None:
+    large = np.kron(MASK, np.ones((16, 16), np.uint8))
+    with pytest.raises(ValueError, match=rf"{name}: a lossy file.*PNG"):
+        load_class_masks(save(tmp_path / name, large * np.uint8(20), quality=95), large.shape)
+    assert load_class_masks(save(tmp_path / name, large * np.uint8(0)), large.shape) == {}
+    white = load_class_masks(save(tmp_path / name, large * np.uint8(255), quality=95), large.shape)
+    assert (white["255"] == large).mean() > 0.999
+
+
 def test_an_empty_mask_has_no_class(tmp_path: Path) -> None:
     assert load_class_masks(save(tmp_path / "m.png", np.zeros(SIZE, np.uint8)), SIZE) == {}
 
