@@ -13,6 +13,7 @@ from rl_reward_network.data_import.files import files_below
 from rl_reward_network.data_import.items import ClassMasks, Found, Size, file_item
 
 CHANNEL = "_0000"
+IGNORE = "ignore"  # nnU-Net's name of the label of pixels that are not annotated
 VOLUMES = (".nii.gz", ".nii", ".nrrd", ".mha")
 
 
@@ -58,7 +59,8 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
         faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in masks.values()]
     bare = sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a label map, imported as unlabelled"] if bare else []
-    return Found(items, {str(number[0]): name for name, number in values.items() if len(number) == 1}, faults, notes)
+    named = {str(number[0]): name for name, number in values.items() if len(number) == 1 and name != IGNORE}
+    return Found(items, named, faults, notes)
 
 
 def _class_values(source: Path) -> dict[str, list[int]]:
@@ -94,7 +96,7 @@ class NamedMasks:
         """Class -> bool (H, W).
 
         Raises:
-            ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name.
+            ValueError: as `load_class_masks`, or the map has a value that dataset.json does not name or calls "ignore".
         """
         masks = load_class_masks(self.path, size, palette_colours=False)
         if not self.values:
@@ -102,6 +104,11 @@ class NamedMasks:
         named = {str(value) for values in self.values.values() for value in values}
         if unknown := sorted(masks.keys() - named):
             raise ValueError(f"{self.path}: holds {unknown[0]}, which dataset.json does not name; add it to `labels`")
+        if ignored := [value for value in self.values.get(IGNORE, []) if str(value) in masks]:
+            raise ValueError(
+                f"{self.path}: holds {ignored[0]}, the label `{IGNORE}` of dataset.json; masks have no ignored pixels:"
+                " annotate them, or leave the case out"
+            )
         return {
             name: np.logical_or.reduce(found)
             for name, values in self.values.items()

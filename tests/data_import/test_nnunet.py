@@ -55,6 +55,18 @@ def test_regions_are_unions_and_unknown_values_are_refused(tmp_path: Path) -> No
         load(SIZE)
 
 
+def test_ignored_pixels_are_refused_and_ignore_is_no_class(tmp_path: Path) -> None:
+    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "ignore": 2})
+    found = read_nnunet(tmp_path)
+    assert found.class_ids == {"1": "vessel"}
+    first, second, *_ = (item.load_masks for item in found.items)
+    assert first is not None
+    assert second is not None
+    assert list(first(SIZE)) == ["vessel"]
+    with pytest.raises(ValueError, match=r"case_1\.png: holds 2, the label `ignore` .* leave the case out"):
+        second(SIZE)
+
+
 def test_volumes_channels_and_lost_label_maps_are_refused(tmp_path: Path) -> None:
     write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
     save(tmp_path / "imagesTr/case_0_0001.png", picture(0))
