@@ -17,7 +17,7 @@ from pydicom.pixels.utils import pixel_array
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data_import.classes import load_class_masks
-from rl_reward_network.data_import.files import files_below, relative_path, without_role
+from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks, without_role
 from rl_reward_network.data_import.items import Found, Item
 
 FRAMES = ("first", "middle", "all")
@@ -44,7 +44,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     """
     if frames not in FRAMES:
         raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
-    masks = {_stem(path, source): path for path in files_below(source, *IMAGE_SUFFIXES)}
+    masks = grouped(files_below(source, *IMAGE_SUFFIXES), lambda path: _stem(path, source))
     items: list[Item] = []
     faults: list[str] = []
     burned = blank = assumed = 0
@@ -61,7 +61,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
         except (InvalidDicomError, ValueError, EOFError, OSError) as error:
             faults.append(f"{path}: not read ({error})")
     used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
-    lost, bare = len(masks) - len(used), sum(item.load_masks is None for item in items)
+    lost, bare = sum(map(len, masks.values())) - len(used), sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
     notes += [f"{lost} mask(s) without an image, left out"] if lost else []
     notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
@@ -76,23 +76,25 @@ def _items(
     name: str,
     header: Dataset,
     frames: str,
-    masks: dict[str, Path],
+    masks: dict[str, list[Path]],
 ) -> list[Item]:
-    """The chosen frames of a file; ValueError if a mask may be of any of them."""
+    """The chosen frames of a file; ValueError if a mask may be of any of them, or two are of one."""
     total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)
     chosen = {"first": [0], "middle": [total // 2], "all": list(range(total))}[frames]
     if len(chosen) > 1 and stem in masks:
-        raise ValueError(f"{masks[stem]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
+        raise ValueError(f"{masks[stem][0]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
     patient, series = (str(header.get(tag) or "").strip() for tag in ("PatientID", "SeriesInstanceUID"))
     items = []
     for frame in chosen:
-        mask = masks.get(f"{stem}_{frame + 1}") or masks.get(stem)
+        found = [*masks.get(f"{stem}_{frame + 1}", []), *masks.get(stem, [])]
+        if several := several_masks(found, source):
+            raise ValueError(several[0])
         items.append(
             Item(
                 name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
                 found_as=relative_path(path, source).as_posix(),
                 load_image=partial(load_frame, path, frame),
-                load_masks=partial(load_class_masks, mask) if mask else None,
+                load_masks=partial(load_class_masks, found[0]) if found else None,
                 group=patient or None,
                 series=series or None,
             )

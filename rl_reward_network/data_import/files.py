@@ -1,14 +1,18 @@
 """The files of a source, and which of their folders name a role ("images", "masks") instead of a part or a patient."""
 
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
 HIDDEN = (".", "__MACOSX")
 UNREAD = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".npy")  # of pictures
+
+SHOWN = 3  # names in a message
+Key = TypeVar("Key", bound=Hashable)
 
 
 def files_below(folder: Path, *suffixes: str) -> list[Path]:
@@ -69,6 +73,25 @@ def without_role(relative: PurePosixPath) -> PurePosixPath:
 def relative_path(path: Path, source: Path) -> PurePosixPath:
     """The path below `source`, with forward slashes."""
     return PurePosixPath(path.relative_to(source).as_posix())
+
+
+def grouped(paths: Iterable[Path], key: Callable[[Path], Key]) -> dict[Key, list[Path]]:
+    """Key -> the files that have it."""
+    groups: dict[Key, list[Path]] = defaultdict(list)
+    for path in paths:
+        groups[key(path)].append(path)
+    return dict(groups)
+
+
+def several_masks(masks: list[Path], source: Path) -> list[str]:
+    """The fault that one image has several masks (or files of labels); [] if it has one or none."""
+    return [f"{listed(masks, source)}: masks of one image; delete all but one"] if len(masks) > 1 else []
+
+
+def listed(paths: list[Path], source: Path) -> str:
+    """The first few paths below the source, and how many more there are."""
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(str(relative_path(path, source)) for path in paths[:SHOWN]) + more
 
 
 def names_of(paths: list[Path], source: Path) -> dict[Path, str]:

@@ -9,7 +9,7 @@ import numpy as np
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data_import.classes import load_class_masks
-from rl_reward_network.data_import.files import files_below
+from rl_reward_network.data_import.files import files_below, grouped, several_masks
 from rl_reward_network.data_import.items import ClassMasks, Found, Size, file_item
 
 CHANNEL = "_0000"
@@ -43,7 +43,7 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
     items, faults = [], list[str]()
     for images, labels in (("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")):
         cases: dict[str, Path] = {}
-        masks = {path.stem: path for path in files_below(source / labels, *IMAGE_SUFFIXES)}
+        masks = grouped(files_below(source / labels, *IMAGE_SUFFIXES), lambda path: path.stem)
         for path in files_below(source / images, *IMAGE_SUFFIXES):
             if path.stem[-5:-4] == "_" and path.stem[-4:].isdecimal() and not path.stem.endswith(CHANNEL):
                 faults.append(f"{path}: a second channel of its case; merge the channels into one RGB image")
@@ -53,10 +53,12 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
                 faults.append(f"{path}: an image of the case of {cases[case].name}; keep one of them")
                 continue
             cases[case] = path
-            mask = masks.pop(case, None)
+            found = masks.pop(case, [])
+            faults += several_masks(found, source)
             name = case + path.suffix if images == "imagesTr" else f"{images}/{case}{path.suffix}"
-            items.append(file_item(source, path, name, NamedMasks(mask, values) if mask else None))
-        faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in masks.values()]
+            items.append(file_item(source, path, name, NamedMasks(found[0], values) if found else None))
+        lost = [mask for found in masks.values() for mask in found]
+        faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in lost]
     bare = sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a label map, imported as unlabelled"] if bare else []
     named = {str(number[0]): name for name, number in values.items() if len(number) == 1 and name != IGNORE}

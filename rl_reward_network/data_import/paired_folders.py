@@ -4,17 +4,25 @@ Also `X.png` beside `X_mask.png`. A mask's stem may have one of `AFFIXES` more t
 """
 
 import unicodedata
-from collections import defaultdict
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data_import.classes import load_class_masks
-from rl_reward_network.data_import.files import files_below, names_of, relative_path, role_of, without_role
+from rl_reward_network.data_import.files import (
+    SHOWN,
+    files_below,
+    grouped,
+    listed,
+    names_of,
+    relative_path,
+    role_of,
+    several_masks,
+    without_role,
+)
 from rl_reward_network.data_import.items import Found, file_item
 
 AFFIXES = ("mask", "masks", "gt", "label", "labels", "seg", "segmentation")
-SHOWN = 3  # names in a message
 
 
 def recognise_paired_folders(source: Path) -> str:
@@ -48,7 +56,7 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
         for image, mask in pairs.items()
     ]
     rest = sorted({*files} - {*images, *masks})
-    outside = [f"{len(rest)} picture(s) outside of these folders, left out: {_listed(rest, source)}"] if rest else []
+    outside = [f"{len(rest)} picture(s) outside of these folders, left out: {listed(rest, source)}"] if rest else []
     return Found(items, faults=faults, notes=[*unmatched_notes(pairs, masks, source), *outside])
 
 
@@ -60,7 +68,7 @@ def pair_by_stem(images: list[Path], masks: list[Path], source: Path) -> tuple[d
         source: folder; two files fit if their paths below it differ in the folder "images" / "masks", in the suffix and
             in an affix of the mask at most.
     """
-    by_key = _grouped(images, source)
+    by_key = grouped(images, lambda path: _key(path, source))
     fitting: dict[Path, list[Path]] = {image: [] for image in images}
     for mask in masks:
         key = _key(mask, source)
@@ -68,9 +76,8 @@ def pair_by_stem(images: list[Path], masks: list[Path], source: Path) -> tuple[d
         for image in next((by_key[k] for k in keys if k in by_key), []):
             fitting[image].append(mask)
     double = [files for files in by_key.values() if len(files) > 1 and fitting[files[0]]]
-    faults = [f"{_listed(files, source)}: images of one name, with one mask for both; rename one" for files in double]
-    several = [found for found in fitting.values() if len(found) > 1]
-    faults += [f"{_listed(found, source)}: masks of one image; delete all but one" for found in several]
+    faults = [f"{listed(files, source)}: images of one name, with one mask for both; rename one" for files in double]
+    faults += [fault for found in fitting.values() for fault in several_masks(found, source)]
     return {image: found[0] if found else None for image, found in fitting.items()}, list(dict.fromkeys(faults))
 
 
@@ -79,8 +86,8 @@ def unmatched_notes(pairs: dict[Path, Path | None], masks: list[Path], source: P
     bare = [image for image, mask in pairs.items() if mask is None]
     used = set(pairs.values())
     lost = [mask for mask in masks if mask not in used]
-    notes = [f"{len(bare)} image(s) without a mask, imported as unlabelled: {_listed(bare, source)}"] if bare else []
-    return notes + ([f"{len(lost)} mask(s) without an image, left out: {_listed(lost, source)}"] if lost else [])
+    notes = [f"{len(bare)} image(s) without a mask, imported as unlabelled: {listed(bare, source)}"] if bare else []
+    return notes + ([f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else [])
 
 
 def _by_role(files: list[Path], source: Path) -> tuple[list[Path], list[Path], str]:
@@ -108,15 +115,3 @@ def _key(path: Path, source: Path) -> PurePosixPath:
     """The path without role and suffix; an umlaut that a Mac wrote as two characters is one."""
     key = without_role(relative_path(path, source)).with_suffix("")
     return PurePosixPath(unicodedata.normalize("NFC", str(key)))
-
-
-def _grouped(paths: list[Path], source: Path) -> dict[PurePosixPath, list[Path]]:
-    groups: dict[PurePosixPath, list[Path]] = defaultdict(list)
-    for path in paths:
-        groups[_key(path, source)].append(path)
-    return groups
-
-
-def _listed(paths: list[Path], source: Path) -> str:
-    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return ", ".join(str(relative_path(path, source)) for path in paths[:SHOWN]) + more

@@ -6,7 +6,15 @@ from pathlib import Path
 import yaml
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.files import files_below, names_of, relative_path, role_of, without_role
+from rl_reward_network.data_import.files import (
+    files_below,
+    grouped,
+    names_of,
+    relative_path,
+    role_of,
+    several_masks,
+    without_role,
+)
 from rl_reward_network.data_import.items import Found, file_item
 from rl_reward_network.data_import.polygons import Outline, OutlineMasks
 
@@ -31,16 +39,17 @@ def read_yolo(source: Path, frames: str = "") -> Found:
     """
     names = _class_names(source)
     images = [p for p in files_below(source, *IMAGE_SUFFIXES) if role_of(relative_path(p, source)) != "mask"]
-    labels = {_key(path, source): path for path in _label_files(source)}
+    labels = grouped(_label_files(source), lambda path: _key(path, source))
     keys = Counter(_key(path, source) for path in images)
     faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
     written = names_of(images, source)
     items = []
     for path in images:
-        text, masks = labels.pop(_key(path, source), None), None
-        if text is not None:
+        texts, masks = labels.pop(_key(path, source), []), None
+        faults += several_masks(texts, source)
+        if texts:
             try:
-                masks = OutlineMasks(tuple(_outlines(text, names)), where=str(text), shares=True)
+                masks = OutlineMasks(tuple(_outlines(texts[0], names)), where=str(texts[0]), shares=True)
             except ValueError as error:
                 faults.append(str(error))
         items.append(file_item(source, path, written[path], masks))

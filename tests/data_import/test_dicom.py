@@ -107,6 +107,17 @@ def test_a_mask_of_an_unknown_frame_and_an_unknown_choice_are_refused(tmp_path: 
         read_dicom(tmp_path, "last")
 
 
+@pytest.mark.parametrize("other", ["gt/run.png", "masks/run.bmp", "masks/run_1.png"])
+def test_two_masks_of_one_image_are_a_fault(tmp_path: Path, other: str) -> None:
+    write_dicom(tmp_path / "images/run.dcm", np.zeros(SIZE))
+    save(tmp_path / "masks/run.png", as_255(truth(1)))
+    save(tmp_path / other, as_255(truth(2)))
+    (fault,) = read_dicom(tmp_path).faults
+    assert other in fault
+    assert "masks/run.png" in fault
+    assert "masks of one image; delete all but one" in fault
+
+
 def test_patients_are_groups_by_a_keyed_hash_and_nothing_names_them(tmp_path: Path) -> None:
     source, groups = tmp_path / "source", []
     for number in range(4):

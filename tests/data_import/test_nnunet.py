@@ -79,6 +79,13 @@ def test_volumes_channels_and_lost_label_maps_are_refused(tmp_path: Path) -> Non
         read_nnunet(tmp_path)
 
 
+def test_two_label_maps_of_one_case_are_a_fault(tmp_path: Path) -> None:
+    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
+    save(tmp_path / "labelsTr/case_1.tif", truth(2).astype(np.uint8))
+    (fault,) = read_nnunet(tmp_path).faults
+    assert "labelsTr/case_1.png, labelsTr/case_1.tif: masks of one image; delete all but one" in fault
+
+
 def test_label_maps_with_a_palette_are_read_by_their_values(tmp_path: Path) -> None:
     write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
     image = Image.open(tmp_path / "labelsTr/case_1.png").convert("P")

@@ -63,6 +63,14 @@ def test_lines_that_are_no_polygons_are_faults(tmp_path: Path, text: str, messag
     assert f"1.txt: {message}" in fault
 
 
+def test_two_texts_of_one_image_are_a_fault(tmp_path: Path) -> None:
+    write_yolo(tmp_path)
+    (tmp_path / "gt/train").mkdir(parents=True)
+    (tmp_path / "gt/train/1.txt").write_text(line(2))
+    (fault,) = read_yolo(tmp_path).faults
+    assert "gt/train/1.txt, labels/train/1.txt: masks of one image; delete all but one" in fault
+
+
 def test_names_may_lie_beside_the_labels(tmp_path: Path) -> None:
     write_yolo(tmp_path, names="classes.txt")
     (tmp_path / "classes.txt").rename(tmp_path / "labels/train/classes.txt")
