@@ -1,5 +1,6 @@
 """LabelMe: one JSON file per image, with shapes, imagePath, imageWidth and imageHeight."""
 
+import os
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -46,11 +47,13 @@ def read_labelme(source: Path, frames: str = "") -> Found:
 
 
 def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
-    """The image of a JSON file: by imagePath, below the JSON file or beside it, else of the same stem."""
-    parts = [part for part in PureWindowsPath(str(content.get("imagePath", ""))).parts if part not in ("..", ".")]
+    """The image of a JSON file: its imagePath, else a guess below the JSON file or beside it, else of the same stem."""
+    named = PureWindowsPath(str(content.get("imagePath", ""))).parts
+    exact = Path(os.path.normpath(path.parent.joinpath(*named)))
+    parts = [part for part in named if part not in ("..", ".")]
     folders = [path.parent, path.parent.parent] if parts else []
     places = [folder.joinpath(*names) for folder in folders for names in (parts, parts[-1:])]
-    for place in (*places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
+    for place in (exact, *places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
         if place in images:
             return place
     raise ValueError(

@@ -52,6 +52,15 @@ def test_images_may_lie_beside_the_folder_of_the_drawings(tmp_path: Path, place:
         assert found.items[1].load_masks is not None
 
 
+@pytest.mark.parametrize("place", ["../images/1.png", "..\\images\\1.png", "../../source/images/1.png"])
+def test_imagepath_itself_comes_before_a_picture_beside_the_drawing(tmp_path: Path, place: str) -> None:
+    for folder, number in (("images", 1), ("json", 2)):
+        save(tmp_path / f"source/{folder}/1.png", picture(number))
+    write_json(tmp_path / "source/json/1.json", drawing(1, imagePath=place))
+    drawn = [item for item in read_labelme(tmp_path / "source").items if item.load_masks]
+    assert [item.found_as for item in drawn] == ["images/1.png"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
