@@ -1,8 +1,8 @@
 """DICOM files: one image per frame or file, as grey PNG of 8 or 16 bit, and masks/ with the stem of the file.
 
-The modality transform and the first window (or lookup table) of the file are applied, MONOCHROME1 is inverted. Written
-names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. Source: DICOM
-PS3.3, C.7.6.3 and C.11.2; pydicom.
+The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
+Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. Source:
+DICOM PS3.3, C.7.6.3, C.7.6.16 and C.11.2; pydicom.
 """
 
 from functools import partial
@@ -123,11 +123,21 @@ def load_frame(path: Path, frame: int) -> np.ndarray:
             " export it again"
         ) from error
     try:
-        return _as_seen(stored, dataset)
-    except (AttributeError, ValueError, TypeError, NotImplementedError) as error:
+        return _as_seen(stored, _of_frame(dataset, frame))
+    except (AttributeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
         raise ValueError(
             f"{path}: its window or table is not usable ({error}); correct it, or export it again"
         ) from error
+
+
+def _of_frame(dataset: Dataset, frame: int) -> Dataset:
+    """The data set of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
+    shared, own = (dataset.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
+    for group in [*shared[:1], *([own[frame]] if own else [])]:
+        for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for item in group.get(transform) or []:
+                dataset.update(item)
+    return dataset
 
 
 def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:

@@ -69,6 +69,31 @@ def test_the_window_is_applied(tmp_path: Path) -> None:
     assert np.abs(load_frame(path, 0) - expected).max() <= 1
 
 
+def functional_group(name: str, **tags: Any) -> pydicom.Dataset:
+    item, group = pydicom.Dataset(), pydicom.Dataset()
+    for tag, value in tags.items():
+        setattr(item, tag, value)
+    setattr(group, name, [item])
+    return group
+
+
+def test_the_transforms_of_enhanced_files_are_applied_for_all_frames_or_for_each(tmp_path: Path) -> None:
+    stored = np.stack([grid(4095), grid(4095)])
+    rescale = functional_group("PixelValueTransformationSequence", RescaleSlope=2, RescaleIntercept=-1024)
+    windows = [{"WindowCenter": centre, "WindowWidth": 900} for centre in (1000, 3000)]
+    own = [functional_group("FrameVOILUTSequence", **window) for window in windows]
+    groups = {"SharedFunctionalGroupsSequence": [rescale], "PerFrameFunctionalGroupsSequence": own}
+    path = write_dicom(tmp_path / "enhanced.dcm", stored, **groups)
+    for frame, window in enumerate(windows):
+        plain = {"RescaleSlope": 2, "RescaleIntercept": -1024, **window}
+        expected = load_frame(write_dicom(tmp_path / "plain.dcm", stored, **plain), frame)
+        assert (load_frame(path, frame) == expected).all()
+        assert (expected != stored[frame]).mean() > 0.9
+    cut = write_dicom(tmp_path / "cut.dcm", stored, **{**groups, "PerFrameFunctionalGroupsSequence": own[:1]})
+    with pytest.raises(ValueError, match=r"cut\.dcm: its window or table is not usable"):
+        load_frame(cut, 1)
+
+
 def test_rescaled_values_begin_at_black(tmp_path: Path) -> None:
     stored = grid(4095)
     path = write_dicom(tmp_path / "a.dcm", stored, RescaleSlope=2, RescaleIntercept=-1024)
