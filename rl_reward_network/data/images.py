@@ -13,6 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
+WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 WHITE_PERCENTILE = 99.9  # of the pixels, so that hot pixels or bright letters do not darken the image
 
 
@@ -32,7 +33,7 @@ def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
 
     Raises:
         ValueError: missing, empty, truncated, not an image, animated or multi-page, or grey that is not an integer in
-            0..65535; the message names the file and the remedy.
+            0..65535 or whose 0 is white; the message names the file and the remedy.
     """
     return _to_rgb(_read(path, decode=True), path, white_level)
 
@@ -158,17 +159,21 @@ def _read(path: Path, decode: bool) -> Image.Image:
 
 
 def _still(source: Path | io.BytesIO, name: Path | str, empty: bool, decode: bool) -> Image.Image:
-    """The still image in a file or in memory; see `_read`."""
+    """The still image in a file or in memory; see `_read`. Pillow turns 0 into black for 8 bit, not for more."""
     try:
         with Image.open(source) as image:
             frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a phone's JPEG with a preview
-            if decode and frames == 1:
+            tags = getattr(image, "tag_v2", {})  # of TIFF
+            inverted = _is_deep(image) and tags.get(ExifTags.Base.PhotometricInterpretation) == WHITE_IS_ZERO
+            if decode and frames == 1 and not inverted:
                 return ImageOps.exif_transpose(image)
             Image.Image.getexif(image)  # while the file is open; PNG's own getexif would decode all pixels
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, EOFError, struct.error, ...
         reason = "the file is empty" if empty else f"{type(error).__name__}: {error}"
         remedy = "check its permissions" if isinstance(error, PermissionError) else "save it again as PNG or JPEG"
         raise ValueError(f"{name}: not a readable image ({reason}); {remedy}") from error
+    if inverted:
+        raise ValueError(f"{name}: grey of more than 8 bit in which 0 is white; save it as PNG, with 0 as black")
     if frames != 1:
         raise ValueError(f"{name}: holds {frames} frames, expected one; save each frame as its own PNG or JPEG")
     return image

@@ -96,6 +96,18 @@ def test_palette_image_shows_its_colours(tmp_path):
     assert (load_image(tmp_path / "x.png") == (9, 8, 7)).all()
 
 
+@pytest.mark.parametrize("load", [load_image, load_grid, load_for_model, image_size])
+def test_a_deep_tiff_whose_zero_is_white_is_refused(tmp_path, load):
+    path = tmp_path / "x.tif"
+    Image.fromarray(np.array([[0, 1000]], dtype=np.uint16)).save(path)
+    load(path)
+    black, white = (struct.pack("<HHIH", 262, 3, 1, value) for value in (1, 0))
+    assert path.read_bytes().count(black) == 1
+    path.write_bytes(path.read_bytes().replace(black, white))
+    with pytest.raises(ValueError, match=r"x\.tif: .*0 is white; save it as PNG, with 0 as black"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
