@@ -98,6 +98,9 @@ def names_of(paths: list[Path], source: Path) -> dict[Path, str]:
     """Image file -> name to write: its path below `source` without the folder "images", or whole where two would agree.
 
     Files that will be of one name as PNG ("a.tif", "a.png") keep their suffix before ".png".
+
+    Raises:
+        ValueError: two files would be written as one.
     """
     short = {path: without_role(relative_path(path, source)) for path in paths}
     stems = Counter(name.with_suffix("") for name in short.values())
@@ -108,4 +111,7 @@ def names_of(paths: list[Path], source: Path) -> dict[Path, str]:
             names[path] = str(name)
         else:
             names[path] = str(whole.with_name(f"{whole.stem}_{whole.suffix[1:]}{whole.suffix}"))
+    for name, same in grouped(paths, lambda path: PurePosixPath(names[path]).with_suffix("")).items():
+        if len(same) > 1:
+            raise ValueError(f"{source}: {listed(same, source)} would be written as one file, {name}.png; rename one")
     return names

@@ -73,6 +73,13 @@ def test_names_that_would_become_one_keep_their_folder_and_suffix(tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize("names", [("a.png", "a.jpg", "a_png.png"), ("a.tif", "a.png", "a_tif.bmp")])
+def test_two_files_that_would_be_written_as_one_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    paths = [save(tmp_path / name, picture(0)) for name in names]
+    with pytest.raises(ValueError, match=rf"{names[2]} would be written as one file, a_...\.png; rename one"):
+        files.names_of(paths, tmp_path)
+
+
 def test_unmatched_files_are_told(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     save(tmp_path / "images/bare.png", picture(9))
