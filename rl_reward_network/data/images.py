@@ -129,6 +129,15 @@ def image_header(path: Path) -> tuple[tuple[int, int], bool]:
     return size, _is_deep(image)
 
 
+def is_turned(path: Path) -> bool:
+    """Whether EXIF says that the picture is to be turned or mirrored.
+
+    Raises:
+        ValueError: as `image_size`.
+    """
+    return Image.Image.getexif(_read(path, decode=False)).get(ExifTags.Base.Orientation, 1) != 1
+
+
 def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
 

@@ -57,9 +57,7 @@ class Found:
     private: bool = False
 
 
-def file_item(
-    source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None, found_as: str | None = None
-) -> Item:
+def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
     """The item of an image file.
 
     Args:
@@ -67,11 +65,10 @@ def file_item(
         path: image file below `source`.
         name: of the written image, with the suffix of `path`.
         load_masks: see `Item`.
-        found_as: by default the path below `source`.
     """
     kept = path.suffix.lower() in KEPT
     written = name if kept else f"{name.removesuffix(path.suffix)}.png"
-    relative = found_as or path.relative_to(source).as_posix()
+    relative = path.relative_to(source).as_posix()
     return Item(written, relative, partial(load_pixels, path), load_masks, path if kept else None)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
+from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
 from rl_reward_network.data_import.classes import chosen_classes, class_order
 from rl_reward_network.data_import.files import unread_note
 from rl_reward_network.data_import.groups import Groups, groups_of
@@ -94,6 +95,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
     seen = [result for result in looked if isinstance(result, Seen)]
+    found.notes.extend(_turned_note(source, seen))
     points = _fault_list(source, [*found.faults, *(result for result in looked if isinstance(result, str))])
     groups, groups_from = None, ""
     try:
@@ -136,6 +138,13 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
+
+
+def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
+    """How many labelled images EXIF turns: their masks' size need not show on which pixels they were drawn."""
+    files = [source / one.item.found_as for one in seen if one.pixels is not None]
+    turned = sum(path.suffix.lower() in IMAGE_SUFFIXES and is_turned(path) for path in files)
+    return [f"{turned} image(s) have an EXIF rotation; masks must be drawn on the upright image"] if turned else []
 
 
 def _fault_list(source: Path, faults: list[str]) -> list[str]:
