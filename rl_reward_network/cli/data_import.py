@@ -30,7 +30,7 @@ class Args:
     label: str | None = None
     """The class that is the mask: name, number or #rrggbb; several with commas between, or all for the union."""
     phrase: str | None = None
-    """The phrase of the object; by default the class's name, or "blood vessel" where it has none."""
+    """The phrase of the object; by default the class's name, or "blood vessel" for none or several."""
     frames: Rare[str] = "middle"
     """Frames of a DICOM file with several: first, middle or all."""
     layout: Rare[str] = "auto"

@@ -4,7 +4,7 @@ from collections import Counter
 
 from rl_reward_network.data_import.groups import NONE
 from rl_reward_network.data_import.leaks import SUSPECT
-from rl_reward_network.data_import.survey import Survey, class_counts
+from rl_reward_network.data_import.survey import PHRASE, Survey, class_counts
 
 SIZES_SHOWN = 3
 FROM = {"layout": "from the files themselves", "table": "from --groups", "file names": "from the file names"}
@@ -18,7 +18,7 @@ def report_lines(survey: Survey) -> list[str]:
         f"layout: {survey.description}",
         f"images: {len(items)}, {labelled} with a mask{_sizes(survey)}",
         *_classes(survey),
-        f"phrase: {survey.phrase}",
+        f"phrase: {survey.phrase}{_default_phrase(survey)}",
         f"groups: {_groups(survey)}",
         *(f"note: {note}" for note in survey.found.notes),
         *_leaks(survey),
@@ -45,6 +45,12 @@ def _classes(survey: Survey) -> list[str]:
     if survey.classes and empty:
         lines.append(f"empty masks: {empty}, which mean that the object is absent")
     return lines
+
+
+def _default_phrase(survey: Survey) -> str:
+    """What to do where the phrase is no name of a class, and the object may be another one."""
+    default = survey.phrase == PHRASE and survey.options.phrase is None
+    return "; note: the default, which `sa2va-rl data import --phrase` changes" if default else ""
 
 
 def _groups(survey: Survey) -> str:

@@ -34,7 +34,7 @@ def test_a_good_source_has_no_open_point(tmp_path: Path) -> None:
         "layout: paired folders (images with masks)",
         "images: 5, 5 with a mask; 32 x 24 (5)",
         f"class 255: in 5 images, {share:.2%} of the pixels, the mask",
-        "phrase: blood vessel",
+        "phrase: blood vessel; note: the default, which `sa2va-rl data import --phrase` changes",
         "groups: none; each image is its own, which every report will repeat as a possible leak",
     ]
 
@@ -128,3 +128,4 @@ def test_the_phrase_is_the_name_of_the_class(tmp_path: Path, label: str, phrase:
     survey = survey_source(tmp_path, ImportOptions("none", label=label, phrase=phrase))
     survey.check()
     assert survey.phrase == expected
+    assert ("--phrase` changes" in lines_of(survey)) == (label == "all"), "the default is told"
