@@ -1,6 +1,6 @@
 """Data folders of another layout (images/ with masks/, COCO, nnU-Net, ...): imported once, then used as our own format.
 
-Every command that takes --data_root goes through `own_format` or `imported_root`.
+Training goes through `own_format`, `sa2va-rl doctor` through `imported_root`.
 """
 
 import hashlib
