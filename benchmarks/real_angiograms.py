@@ -83,7 +83,10 @@ def make_rows(data_root: Path, output_dir: Path, budget: int, seed: int) -> None
     if not _agreement(folder("reward")):
         resume = "--resume" if list(folder("reward").glob("*/checkpoint.pt")) else ""
         _call(f"reward full {data} --max_labelled {budget} --output_dir {folder('reward')} {resume}")
-    reward_net = _agreement(folder("reward"))[-1].parent / BEST_REWARD_NET
+    result = _agreement(folder("reward"))[-1]
+    if (used := read_json(result)["used"]["reward"]["images"]) < budget:  # the other rows would use further labels
+        raise ValueError(f"budgets: {budget} labelled images, but the reward split has {used}; give a smaller number")
+    reward_net = result.parent / BEST_REWARD_NET
     labelled = f"--objective supervised --max_labelled {budget}"
     _train(folder("grpo"), f"{data} --reward_net {reward_net} --max_steps {GRPO_STEPS}")
     _train(folder("supervised"), f"{data} {labelled} --max_steps {SUPERVISED_STEPS}")
