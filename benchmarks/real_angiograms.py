@@ -9,11 +9,12 @@ supervised training learn from the same N images, GRPO from images of other pati
 also uses the labels of 48 validation images, to choose weights and to calibrate. Every run is a command of `sa2va-rl`,
 printed before it starts; finished runs are not repeated, interrupted ones are resumed. Dice is the mean over the groups
 of all test images, with 95 % intervals by bootstrap over groups; with several seeds the Dice of an image is its mean
-over seeds. The reward network's own Dice is that of its agreement.json: the mean over the test images of its preset.
+over seeds.
 """
 
 import csv
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -42,6 +43,7 @@ ROWS = {
     "longer": "supervised, as many minutes as the next row",
     "after": "supervised, merged, then GRPO without labels on other patients",
 }
+OWN_DICE = r"own segmentation of these images has Dice ([0-9.]+)"
 DIFFERENCES = (
     ("grpo", "default", "dice"),
     ("supervised", "default", "dice"),
@@ -83,7 +85,10 @@ def make_rows(data_root: Path, output_dir: Path, budget: int, seed: int) -> None
     if not _agreement(folder("reward")):
         resume = "--resume" if list(folder("reward").glob("*/checkpoint.pt")) else ""
         _call(f"reward full {data} --max_labelled {budget} --output_dir {folder('reward')} {resume}")
-    reward_net = _agreement(folder("reward"))[-1].parent / BEST_REWARD_NET
+    result = _agreement(folder("reward"))[-1]
+    if (used := read_json(result)["used"]["reward"]["images"]) < budget:  # the other rows would use further labels
+        raise ValueError(f"budgets: {budget} labelled images, but the reward split has {used}; give a smaller number")
+    reward_net = result.parent / BEST_REWARD_NET
     labelled = f"--objective supervised --max_labelled {budget}"
     _train(folder("grpo"), f"{data} --reward_net {reward_net} --max_steps {GRPO_STEPS}")
     _train(folder("supervised"), f"{data} {labelled} --max_steps {SUPERVISED_STEPS}")
@@ -165,10 +170,12 @@ def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray,
 
 
 def _own_dice(args: Args, budget: int) -> str:
-    """Mean and range over seeds."""
-    found = [_agreement(_folder_of(args.output_dir, budget, seed)("reward"))[-1:] for seed in args.seeds]
-    values = [read_json(path)["own_dice"] for paths in found for path in paths]
-    return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})" if values else "-"
+    """Mean and range over seeds, from the note in the evaluations of the row `grpo`."""
+    files = [_folder_of(args.output_dir, budget, seed)("grpo") / "evaluation" / "eval.json" for seed in args.seeds]
+    notes = [note for file in files if file.exists() for note in read_json(file)["notes"]]
+    values = [float(found.group(1)) for note in notes if (found := re.search(OWN_DICE, note))]
+    ends = f"({min(values):.3f} to {max(values):.3f}) ({len(values)})" if values else ""
+    return f"{np.mean(values):.3f} {ends}" if values else "-"
 
 
 if __name__ == "__main__":

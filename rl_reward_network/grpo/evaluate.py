@@ -212,7 +212,10 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
 def _pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
     """The prompts with the largest gains and losses; then the best, the median and the worst after training."""
     start, end = before.values[criterion], after.values[criterion]
-    by_gain, by_value = (np.argsort(-np.nan_to_num(values), kind="stable") for values in (end - start, end))
+    known = np.flatnonzero(np.isfinite(end - start))  # the labelled ones, if the criterion needs labels
+    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (end - start, end))
+    if not len(known):
+        return ()
     picks = [("gained most", n) for n in by_gain[:PICTURED]]
     picks += [("lost most" if end[n] < start[n] else "gained least", n) for n in by_gain[::-1][:PICTURED]]
     picks += [("best", by_value[0]), ("median", by_value[len(by_value) // 2]), ("worst", by_value[-1])]

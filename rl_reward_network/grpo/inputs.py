@@ -173,8 +173,8 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
 def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:
     """At most `most` labelled prompts, those of the `reward` split first, so that `policy` stays free of labels.
 
-    With equal seeds these are the images of a reward network of the same budget, and a smaller budget is a subset of a
-    larger one.
+    With equal seeds these are the images of a reward network of the same budget, up to the size of the `reward` split,
+    and a smaller budget is a subset of a larger one.
 
     Args:
         inputs: the split, and the seed of the choice.

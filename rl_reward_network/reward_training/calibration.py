@@ -101,17 +101,20 @@ def fit_levels(table: QualityTable) -> tuple[LevelCurve, ...]:
     """The curves of the four numbers with the smallest absolute error; each source has the same weight."""
     counts = dict(zip(*np.unique(table.sources, return_counts=True), strict=True))
     weights = np.array([1 / counts[source] for source in table.sources])
-    return tuple(
-        fit_level(table.predicted[..., n].mean(axis=1), table.true[:, n], weights) for n in range(len(NUMBERS))
-    )
+    return tuple(fit_level(table.predicted[..., n], table.true[:, n], weights) for n in range(len(NUMBERS)))
 
 
 def fit_level(predicted: np.ndarray, true: np.ndarray, weights: np.ndarray) -> LevelCurve:
-    """The curve with the smallest weighted absolute error; all float (N,). Two parameters, so few masks suffice."""
+    """The curve with the smallest weighted absolute error of the mean over members, each of them on the curve.
+
+    Args:
+        predicted: float (N, K), by each member.
+        true, weights: float (N,). Two parameters are fitted, so few masks suffice.
+    """
     numbers = torch.from_numpy(predicted.astype(np.float64))
 
     def error(parameters: np.ndarray) -> float:
-        return float((weights * np.abs(LevelCurve(*parameters)(numbers).numpy() - true)).sum())
+        return float((weights * np.abs(LevelCurve(*parameters)(numbers).mean(dim=1).numpy() - true)).sum())
 
     limits = ((0.05, STEEPEST), MIDPOINTS)
     fits = [minimize(error, start, method="Nelder-Mead", bounds=limits) for start in STARTS]

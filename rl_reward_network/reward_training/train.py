@@ -6,6 +6,7 @@ resumed run ends with the same weights as an uninterrupted one.
 """
 
 import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -131,9 +132,10 @@ def _train_member(
         scores = _validate(network.member(index), val)
         _require_finite(scores["soft_dice"], step)
         curves.add_scalars({f"val/{name}": score for name, score in scores.items()}, done + step)
-        if state["best"] is None or scores["dice"] > state["best"]["dice"]:
+        # The soft Dice decides while every mask is still empty, as those of small objects are at first.
+        if state["best"] is None or _rank(scores) > _rank(state["best"]):
             weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
-            state["best"] = {"dice": scores["dice"], "step": step, "weights": weights}
+            state["best"] = {**scores, "step": step, "weights": weights}
         curves.add_row({"member": index, "step": step, "train": losses, "val": scores})
         state |= {"step": step, "optimizer": optimizer.state_dict()}
         # The checkpoint has no random state, because each batch has a seed.
@@ -190,6 +192,10 @@ def _validate(member: RewardNetwork, data: LabelledImages) -> dict[str, float]:
         dice.append(true_dice(probs[None] > 0.5, truth)[0])
         soft_dice.append(soft_overlap(*(torch.from_numpy(x[None]).float() for x in (probs, truth)))[0].item())
     return {"dice": float(np.mean(dice)), "soft_dice": float(np.mean(soft_dice))}
+
+
+def _rank(scores: Mapping[str, Any]) -> tuple[float, float]:
+    return scores["dice"], scores["soft_dice"]
 
 
 def _require_finite(value: float, step: int) -> None:

@@ -1,6 +1,7 @@
 """Load Sa2VA for `sa2va-rl segment`, and a prompt policy and a reward network if they are named."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,8 +59,14 @@ def load_mask_maker(
     model, processor = load_sa2va_model(model_path, device)
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
-    if trained and not trained["model_fingerprint"].startswith(weights_fingerprint(model)):
+    weights = weights_fingerprint(model) if trained or network else ""
+    if trained and not trained["model_fingerprint"].startswith(weights):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
+    of_others = network and not str(network.training_info.get("model_fingerprint")).startswith(weights)
+    if network and of_others and network.config.intervals:
+        # Masks of a model that was trained on the score are worse than predicted.
+        print("intervals are left out: they were fitted to masks of other weights, or of another kind of device")
+        network.config = replace(network.config, intervals={})
     white = white_level(bit_depth, limits.get("white_levels"))
     return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, white)
 

@@ -12,6 +12,7 @@ from PIL import Image
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -98,7 +99,8 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     RewardNetwork(config).save_pretrained(tmp_path / "bare")
     assert "no interval can be given" in "".join(segmented(capsys, images / "a.png", reward_net=tmp_path / "bare"))
     intervals = {"Sa2VA": DiceInterval(-1.0, 1.0, 0.1, 40)}
-    RewardNetwork(replace(config, intervals=intervals)).save_pretrained(tmp_path / "net")
+    of_nano = {"model_fingerprint": f"{weights_fingerprint(load_sa2va_model('sa2va-nano')[0])} and settings"}
+    RewardNetwork(replace(config, intervals=intervals), of_nano).save_pretrained(tmp_path / "net")
     (line,) = (x for x in segmented(capsys, images / "a.png", reward_net=tmp_path / "net") if x.startswith("predicted"))
     dice, low, high, score = (float(x.strip("[],")) for x in line.split(": ")[1].split() if x != "score")
     assert 0 <= low <= dice <= high <= 1
@@ -106,6 +108,16 @@ def test_a_reward_network_predicts_how_good_the_masks_are(
     many = segmented(capsys, images, reward_net=tmp_path / "net")
     assert any("predicted Dice [90 %]" in row for row in many)
     assert sum(f"{dice:.3f} [{low:.3f}, {high:.3f}], score {score:.3f}" in row for row in many) == 1
+
+
+def test_intervals_are_of_the_model_whose_masks_they_were_fitted_to(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RewardNetworkConfig(channels=(4,), packing=2, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.1, 40)})
+    RewardNetwork(config, {"model_fingerprint": "of another model"}).save_pretrained(tmp_path / "net")
+    lines = segmented(capsys, images / "a.png", reward_net=tmp_path / "net")
+    assert any("intervals are left out" in line for line in lines)
+    assert any("(no interval can be given)" in line for line in lines)
 
 
 def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(

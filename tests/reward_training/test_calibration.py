@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.models.quality_calibration import LevelCurve
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.calibration import (
     CAUTIONS,
@@ -119,6 +120,21 @@ def test_a_network_at_the_right_level_stays_there():
     table = table._replace(predicted=np.clip(table.true[:, None] + rng.normal(0, 0.01, (len(table.true), 3, 4)), 0, 1))
     after = table._replace(predicted=levelled(fit_levels(table), table.predicted))
     np.testing.assert_allclose(after.predicted, table.predicted, atol=0.01)
+
+
+def test_the_level_is_fitted_to_the_mean_that_is_used_also_where_members_disagree():
+    """The mean of the curve at two numbers is not the curve at their mean."""
+    rng = np.random.default_rng(0)
+    true = rng.uniform(0, 1, 400)
+    apart = rng.choice([-0.3, 0.3], 400)
+    predicted = np.clip(true[:, None] ** 2 + np.stack([apart, -apart], axis=1), 0, 1)[..., None].repeat(4, axis=2)
+    table = QualityTable(predicted, true[:, None].repeat(4, axis=1), np.arange(400), np.full(400, SEGMENTER))
+
+    def error(level: LevelCurve) -> float:
+        return float(np.abs(levelled([level] * 4, predicted)[..., 0].mean(axis=1) - true).mean())
+
+    grid = [LevelCurve(steepness, midpoint) for steepness in (0.05, 1, 2, 4, 8) for midpoint in (0, 0.25, 0.5, 0.75, 1)]
+    assert error(fit_levels(table)[0]) <= min(map(error, grid)) + 1e-4
 
 
 def test_a_source_of_few_masks_weighs_as_much_as_one_of_many():

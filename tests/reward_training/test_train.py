@@ -137,18 +137,18 @@ def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path,
     assert [event.step for event in curves.Scalars("val/dice")] == [2, 4, 6, 8]
 
 
-def test_the_best_weights_of_each_member_are_kept(tmp_path, monkeypatch):
-    scores = iter([0.1, 0.3, 0.2])
-    kept = {}
+@pytest.mark.parametrize("scores", [[(0.1, 0), (0.3, 0), (0.2, 0)], [(0, 0.1), (0, 0.3), (0, 0.2)]])
+def test_the_best_weights_of_each_member_are_kept(tmp_path, monkeypatch, scores):
+    """By Dice; by soft Dice while every mask is empty."""
+    left, kept = list(scores), []
 
     def validate(member, *_):
-        score = next(scores)
-        kept[score] = weights(member.members[0]).clone()
-        return {"dice": score, "soft_dice": 0.0}
+        kept.append(weights(member.members[0]).clone())
+        return dict(zip(("dice", "soft_dice"), left.pop(0), strict=True))
 
     monkeypatch.setattr(training, "_validate", validate)
     network = train_reward_network(TRAIN, VAL, replace(TINY, steps=6), tmp_path, replace(SMALL, members=1))
-    assert torch.equal(weights(network.members[0]), kept[0.3])
+    assert torch.equal(weights(network.members[0]), kept[1])
 
 
 def test_validation_measures_the_mask_and_the_probabilities():
