@@ -20,21 +20,23 @@ class GroupOutput:
         log_probs, entropies: float32 (G, T), 0 behind the end of each completion; None without loop 1.
         parameters: float32 (D,) of the mask policy; None without loop 2.
         mask_logits: float32 (h, w) of the mean action; None unless requested.
+        answer_log_probs: float32 (T,), of the answer's tokens of loop 2, `[SEG]` included; None without loop 2.
     """
 
     log_probs: Tensor | None = None
     entropies: Tensor | None = None
     parameters: Tensor | None = None
     mask_logits: Tensor | None = None
+    answer_log_probs: Tensor | None = None
 
     def detached(self) -> "GroupOutput":
         """The same tensors without gradients."""
-        parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits)
+        parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits, self.answer_log_probs)
         return GroupOutput(*(None if part is None else part.detach() for part in parts))
 
     def differentiable(self, samples_masks: bool) -> list[Tensor]:
         """The tensors that a loss depends on; the parameters of the mask policy only if masks are sampled from it."""
-        parts = (self.log_probs, self.parameters if samples_masks else None, self.mask_logits)
+        parts = (self.log_probs, self.parameters if samples_masks else None, self.mask_logits, self.answer_log_probs)
         return [part for part in parts if part is not None]
 
 
@@ -52,6 +54,7 @@ class RolloutGroup:
         counted: bool (G,), completions that enter the loss (not truncated).
         caption_advantages: float32 (G,).
         segment_ids: question and answer of loop 2, up to and including `[SEG]`; empty if the group takes no part.
+        answer_length: tokens of that answer.
         actions: (G, A) of the mask policy.
         action_width: scalar, width of the mask policy when the actions were sampled.
         mask_advantages: float32 (G,).
@@ -69,6 +72,7 @@ class RolloutGroup:
     counted: Tensor | None = None
     caption_advantages: Tensor | None = None
     segment_ids: list[int] = field(default_factory=list)
+    answer_length: int = 0
     actions: Tensor | None = None
     action_width: Tensor | None = None
     mask_advantages: Tensor | None = None

@@ -290,6 +290,9 @@ class Sa2VAGRPOTrainer(Trainer):
             loss = loss + self.loop_weights[loop] * parts.loss / steps
         mask_loss, values = direct_mask_loss(pairs, self.args, counts, self.pathwise)
         loss = loss + mask_loss / steps
+        if self.args.answer_weight and (answers := answer_loss(pairs, counts.masks)) is not None:
+            loss = loss + self.args.answer_weight * answers / steps
+            values["loss/answer"] = float(answers.detach())
         # Curves are means over micro-batches, so the scaling for accumulation is undone.
         self.metrics.record({**values, "total_loss": float(loss.detach()) * steps})
         if not torch.isfinite(loss):

@@ -95,6 +95,18 @@ def mask_policy_loss(
     return replace(parts, loss=loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
 
 
+def answer_loss(pairs: Pairs, num_groups: Tensor | float) -> Tensor | None:
+    """Cross-entropy of the answers of loop 2: mean over the tokens of each, sum over groups, divided by `num_groups`.
+
+    Losses on masks change the text as well, up to answers without `[SEG]`, which have no mask and no gradient.
+    None if no group takes part in the loop.
+    """
+    answers = [output.answer_log_probs for group, output in pairs if group.answer_length]
+    if not answers:
+        return None
+    return -torch.stack([_required(log_probs).mean() for log_probs in answers]).sum() / num_groups
+
+
 def _mask_log_probs(pairs: Pairs, policy: MaskPolicy) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N, 1) of all actions, now and when they were sampled."""
     log_probs, old_log_probs = [], []

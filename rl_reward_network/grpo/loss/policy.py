@@ -106,11 +106,17 @@ class GRPOPolicy(nn.Module):
             output.log_probs = states[predicting]
         if group.segment_ids:
             seg = next(starts) + len(group.segment_ids) - 1
+            output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
             embedding = self.sa2va.text_hidden_fcs(states[seg][None])[0]
             output.parameters = self.mask_policy.parameters(self.sa2va, group.features.sam, embedding)
             if with_masks:
                 output.mask_logits = self.sa2va.decode_masks(group.features.sam, embedding[None]).mask_logits[0]
         return output
+
+    def _answer_log_probs(self, group: RolloutGroup, states: Tensor) -> Tensor:
+        """Log-probabilities of the answer's tokens, from the states (T, D) that predict them."""
+        token_ids = torch.tensor(group.segment_ids[-group.answer_length :], device=states.device)
+        return token_log_probs(self.sa2va.lm_head, states, token_ids, 1.0, self.never_sampled_ids)[0]
 
     def _score(self, pairs: list[tuple[RolloutGroup, GroupOutput]]) -> None:
         """Turn the states of all completions into log-probabilities and entropies (G, T)."""

@@ -88,6 +88,7 @@ class RolloutGenerator:
         for row, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
             if self._samples_masks:
                 group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
+                group.answer_length = len(seg_answer)
             if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
                 question = batch.caption_question(row, mask)
                 group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
@@ -155,7 +156,7 @@ class RolloutGenerator:
         masks: list[Mask] = [None] * len(groups)
         for row, (group, question, (ids, embedding)) in enumerate(zip(groups, questions, answers, strict=True)):
             if embedding is not None:
-                group.segment_ids = question.suffix_ids + ids
+                group.segment_ids, group.answer_length = question.suffix_ids + ids, len(ids)
                 masks[row] = batch.mask_probabilities(row, self._sample_actions(group, embedding, rng))
         return masks
 
