@@ -98,6 +98,9 @@ class GRPOSettings:
     pathwise_weight: Rare[float | None] = None
     """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
     annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
+    answer_weight: Rare[float] = 1.0
+    """Weight of the cross-entropy of the answer with [SEG]: training on masks alone can change the text until the
+    answer has no [SEG], and so no mask (docs/log.md)."""
     activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"]), RARE] = False
     """Compute activations twice, to save memory."""
     lr_scheduler_type: tyro.conf.Suppress[str] = "linear"
@@ -160,7 +163,7 @@ def check_settings(settings: Any) -> None:
     _check_counts(settings)
     _check_objective(settings)
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
-    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight")
+    check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(

@@ -28,7 +28,7 @@ from rl_reward_network.grpo.failures import fail_not_finite, hint_out_of_memory,
 from rl_reward_network.grpo.loss.loop_weights import LoopWeights, gradient_norm
 from rl_reward_network.grpo.loss.losses import LossParts
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, direct_mask_loss
-from rl_reward_network.grpo.loss.objective import StepCounts, count_step, loop_losses, loss_metrics
+from rl_reward_network.grpo.loss.objective import StepCounts, answer_loss, count_step, loop_losses, loss_metrics
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.metrics import StepMetrics, summed_counts

@@ -106,7 +106,8 @@ class GRPOPolicy(nn.Module):
             output.log_probs = states[predicting]
         if group.segment_ids:
             seg = next(starts) + len(group.segment_ids) - 1
-            output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
+            if group.answer_length:
+                output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
             embedding = self.sa2va.text_hidden_fcs(states[seg][None])[0]
             output.parameters = self.mask_policy.parameters(self.sa2va, group.features.sam, embedding)
             if with_masks:
