@@ -236,7 +236,9 @@ def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
 def test_all_groups_without_spread_are_a_step_that_changes_nothing(tmp_path: Path) -> None:
     model, processor = nano()
     equal = {"a": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
-    trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path), regions(), {"loop1": equal, "loop2": equal})
+    trainer = Sa2VAGRPOTrainer(
+        model, processor, config(tmp_path, answer_weight=0.0), regions(), {"loop1": equal, "loop2": equal}
+    )
     start = weights(trainer)
     trainer.train()
     assert_equal(weights(trainer), start)
