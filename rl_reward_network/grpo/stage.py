@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -161,7 +161,10 @@ def run_grpo_stage(
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer, "training", SMALLER_LOSS):
             _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
-        if unmoved := check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va)):
+        unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
+        if not any_rank(trainer.accelerator, trainer.any_spread):
+            _fail_untrained(trainer, "the rewards of every group were all alike")
+        if unmoved:
             _report_unmoved(trainer, unmoved)
         outcome = _keep_best(trainer)
         facts = None if outcome is None else outcome.facts
@@ -222,9 +225,8 @@ def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
     Raises:
         ValueError: no tensor moved although the learning rate is above 0; the last state has been saved.
     """
-    any_spread = any_rank(trainer.accelerator, trainer.any_spread)
     reasons = unmoved_reasons(
-        unmoved, trainer.tensors_with_gradient, any_spread, trainer.state.global_step, trainer.args.learning_rate
+        unmoved, trainer.tensors_with_gradient, trainer.state.global_step, trainer.args.learning_rate
     )
     parts = [
         f"{len(names)} because {why}, such as {names[0]}"
@@ -234,12 +236,17 @@ def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
     count = len(trainable_tensors(trainer.sa2va))
     message = f"{len(unmoved)} of {count} trainable tensors did not move: {'; '.join(parts)}"
     if len(unmoved) == count and trainer.args.learning_rate:
-        if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
-            save_run_state(trainer)  # hours of training must neither be lost nor look finished
-        last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
-        raise ValueError(f"nothing was trained: {message}; the last state is in {last}")
+        _fail_untrained(trainer, message)
     if trainer.args.should_save:
         warnings.warn(message, stacklevel=2)
+
+
+def _fail_untrained(trainer: Sa2VAGRPOTrainer, reason: str) -> NoReturn:
+    """Raise a ValueError at the end of a run that learned nothing, after saving its last state."""
+    if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
+        save_run_state(trainer)  # hours of training must neither be lost nor look finished
+    last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
+    raise ValueError(f"nothing was trained: {reason}; the last state is in {last}")
 
 
 def _print_parts(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:

@@ -108,24 +108,23 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
 
 
 def unmoved_reasons(
-    unmoved: Sequence[str], with_gradient: Collection[str], any_spread: bool, steps: int, learning_rate: float
+    unmoved: Sequence[str], with_gradient: Collection[str], steps: int, learning_rate: float
 ) -> dict[str, str]:
     """For each tensor that did not change the reason.
 
     Args:
         unmoved: result of `check_movement`.
         with_gradient: names of tensors that had a gradient at some step.
-        any_spread: whether the rewards of some group differed, or no rewards were needed.
         steps, learning_rate: optimisation steps, and the largest rate of one.
     """
     if not learning_rate:
         return dict.fromkeys(unmoved, "learning_rate is 0")
-    never = f"no loss reached it in {steps} steps" if any_spread else "the rewards of every group were all alike"
+    never = f"no loss reached it in {steps} steps"
     late = "its gradient passes lora_B, which began at 0; train for more than one step"
     reasons = {}
     for name in unmoved:
         if name in with_gradient:
             reasons[name] = "its steps were too small for float32: raise the learning rate"
         else:
-            reasons[name] = late if "lora_A" in name and any_spread and steps == 1 else never
+            reasons[name] = late if "lora_A" in name and steps == 1 else never
     return reasons

@@ -5,7 +5,7 @@ the best criterion are kept; those before training take part, so a run never lea
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.runs.stop_rule import over_optimised
 
-PROXY, EMPTY = "val/score", "val/empty_share"
+PROXY, EMPTY, SILENT = "val/score", "val/empty_share", "val/no_seg_share"
 TAGS = {
     "dice": "val/gt_dice",
     "iou": "val/iou",
@@ -31,6 +31,7 @@ TAGS = {
     "cycle_meteor": "val/cycle_meteor",
 }
 ALARM = 0.5  # share of empty masks
+KEEP_SEG = "their answers have no [SEG]: lower learning_rate, or raise answer_weight"
 REMEDIES = {
     "supervised": "lower learning_rate or bce_weight, or raise dice_weight",
     "grpo": "lower learning_rate, or raise beta",
@@ -103,7 +104,7 @@ class ValidationCallback(TrainerCallback):
         """Rank 0 measures and broadcasts: all processes must stop at the same step, or none."""
         points = from_first_rank(self.trainer.accelerator, self._points)
         self.steps.append(step)
-        self._alarm(step, points[EMPTY])
+        self._alarm(step, points)
         if PROXY in points:
             self.proxy.append(points[PROXY])
         self.criterion = next((tag for tag in METRICS if tag in points), None)
@@ -113,15 +114,16 @@ class ValidationCallback(TrainerCallback):
             self.gold.append(points[self.criterion])
         self.trainer.metrics.record(points)
 
-    def _alarm(self, step: int, empty_share: float) -> None:
+    def _alarm(self, step: int, points: Mapping[str, float]) -> None:
         """Warn if most masks are empty: at step 0 the question is not understood; later training has collapsed."""
-        if empty_share <= ALARM or self.has_warned:
+        if points[EMPTY] <= ALARM or self.has_warned:
             return
         self.has_warned = step > 0
-        remedy = REMEDIES[self.trainer.args.objective] if step else "give a question that the model understands"
+        learned = KEEP_SEG if points[SILENT] > ALARM else REMEDIES[self.trainer.args.objective]
+        remedy = learned if step else "give a question that the model understands"
         if self.trainer.args.should_log:
             warnings.warn(
-                f"step {step}: the masks of {empty_share:.0%} of {len(self.prompts)} validation items are empty "
+                f"step {step}: the masks of {points[EMPTY]:.0%} of {len(self.prompts)} validation items are empty "
                 f"({EMPTY}); {remedy}",
                 stacklevel=2,
             )
@@ -133,6 +135,7 @@ class ValidationCallback(TrainerCallback):
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
         points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
         points[EMPTY] = empty_share(measured)
+        points[SILENT] = float(np.mean([mask is None for mask in measured.masks]))
         if self.maps is not None:
             points[PROXY] = float(scores(self.maps, self.prompts, measured).mean())
         return points

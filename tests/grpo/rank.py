@@ -20,7 +20,7 @@ from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
-from rl_reward_network.grpo.validation import EMPTY, PROXY, TAGS, ValidationCallback
+from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback
 from rl_reward_network.models.ema import copied
 from tests.grpo.nano import make_trainer, prompts_by_candidate, regions, shake
 
@@ -80,7 +80,7 @@ def validate(folder: Path) -> None:
         assert rank == 0, "only the first process measures"
         steps.append(trainer.state.global_step)
         gold = 0.6 if len(steps) == 2 else 0.5
-        return {PROXY: 0.5 + len(steps) / 10, TAGS["dice"]: gold, EMPTY: 0.0 if len(steps) < 3 else 1.0}
+        return {PROXY: 0.5 + len(steps) / 10, TAGS["dice"]: gold, EMPTY: 0.0 if len(steps) < 3 else 1.0, SILENT: 0.0}
 
     trainer.validation._points = points
     trainer.add_callback(trainer.validation)

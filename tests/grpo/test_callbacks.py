@@ -42,7 +42,8 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
     assert "loop1/gradient_norm" not in second, "every tenth step"
     assert first["grad_norm"] == pytest.approx(plain.state.log_history[0]["grad_norm"], rel=1e-6)
     assert second["total_loss"] == pytest.approx(
-        sum(second[f"{loop}/loss"] * first[f"{loop}/weight"] for loop in ("loop1", "loop2")), abs=1e-6
+        sum(second[f"{loop}/loss"] * first[f"{loop}/weight"] for loop in ("loop1", "loop2")) + second["loss/answer"],
+        abs=1e-6,
     )
 
 

@@ -153,7 +153,7 @@ def test_a_model_split_over_two_ranks_gives_the_same_outputs_and_gradients(ranks
     assert sum(one["held"] for one in result) == pytest.approx(1, abs=1e-3), "each parameter lies on one rank"
     for one in result:
         assert one["held"] == pytest.approx(1 / RANKS, abs=0.02)
-        assert len(one["gap"]) == 6, "log-probabilities, parameters and mask of two groups"
+        assert len(one["gap"]) == 8, "log-probabilities, parameters, mask and answer of two groups"
         assert max(one["gap"]) <= 1e-5
         assert one["same"], "each tensor that gets a gradient whole gets one when split"
         assert one["gradients"] <= 1e-5, "of the largest; means over ranks of other groups"

@@ -19,7 +19,16 @@ from tests.grpo.nano import make_trainer
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
 MASKS = {"mask_iou_in_group", "sigma"}
-OTHERS = {"total_loss", "feature_cache_hits", "ema_distance", "ema_decay", "grad_norm", "learning_rate", "epoch"}
+OTHERS = {
+    "total_loss",
+    "loss/answer",
+    "feature_cache_hits",
+    "ema_distance",
+    "ema_decay",
+    "grad_norm",
+    "learning_rate",
+    "epoch",
+}
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -109,7 +118,7 @@ def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
 def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) -> None:
     train(tmp_path, objective="supervised", max_steps=1)
     (line,) = lines(tmp_path)
-    assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"], rel=1e-5)
+    assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"] + line["loss/answer"], rel=1e-5)
     assert curves(tmp_path).Tags()["images"] == []
 
 

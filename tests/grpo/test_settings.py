@@ -93,5 +93,5 @@ def test_flags_are_checked_before_data_and_model_are_known() -> None:
 def test_a_run_saves_its_settings_as_before() -> None:
     saved = read_json(OLD_RUN / "config.json")["origin"]["settings"]
     new = {"curriculum", "adaptive_loop_weights"}  # since 0.7
-    new |= {"bce_weight", "dice_weight"}  # since 0.9
+    new |= {"bce_weight", "dice_weight", "answer_weight"}  # since 0.9
     assert names(GRPOSettings) == saved.keys() | new

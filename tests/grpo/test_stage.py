@@ -226,8 +226,7 @@ def test_rewards_that_are_all_equal_are_told_and_what_was_trained_is_kept(
     for resume in (False, True):  # going on with it says the same, and trains no further
         with pytest.raises(
             ValueError,
-            match=r"nothing was trained: (\d+) of \1 trainable tensors did not move: \1 because the rewards of every "
-            r"group were all alike, such as .*; the last state is in .*checkpoint-1",
+            match=r"nothing was trained: the rewards of every group were all alike; the last .*checkpoint-1",
         ):
             run_grpo_stage(inputs, changed(PLAN, **ONE_STEP), tmp_path / "equal", resume)
     assert (tmp_path / "equal" / "checkpoint-1" / "trainable").exists(), "hours must not be lost"

@@ -245,6 +245,24 @@ def test_all_groups_without_spread_are_a_step_that_changes_nothing(tmp_path: Pat
     assert trainer.state.log_history[0]["loop1/frac_zero_std"] == 1
 
 
+def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
+    """Losses on masks alone leave it where it is: an answer without [SEG] has no mask, and so no gradient."""
+    drift = {}
+    for weight in (0.0, 1.0):
+        quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8}
+        trainer = make_trainer(tmp_path / str(weight), objective="supervised", answer_weight=weight, **quiet)
+        shake(trainer.sa2va, 0.15)
+        groups = trainer.groups_from_references(regions()[:8])
+        answers = trainer.policy(groups)[0]
+        before = float(-torch.stack([output.answer_log_probs.mean() for output in answers]).mean().detach())
+        trainer.train()
+        after = trainer.policy(groups)[0]
+        drift[weight] = before, float(-torch.stack([output.answer_log_probs.mean() for output in after]).mean())
+    assert drift[0.0][0] == drift[1.0][0] > 1
+    assert drift[0.0][1] == drift[0.0][0]
+    assert drift[1.0][1] < 0.1 * drift[1.0][0]
+
+
 def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> None:
     """As on a GPU: what is frozen is bfloat16, what trains float32."""
     model, processor = nano(dtype=torch.bfloat16)

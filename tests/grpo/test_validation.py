@@ -13,7 +13,8 @@ import torch
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.measure import Measured
-from rl_reward_network.grpo.validation import EMPTY, PROXY, TAGS, ValidationCallback, empty_share, scores
+from rl_reward_network.grpo.rollouts.image_context import ImageContext
+from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback, empty_share, scores
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.grpo.nano import make_trainer, regions
@@ -151,10 +152,21 @@ def test_an_alarm_before_training_does_not_silence_the_one_during_training() -> 
     callback = ValidationCallback(trainer, [], 1)
     for step in (0, 1):
         with pytest.warns(UserWarning, match=f"step {step}: .*val/empty_share"):
-            callback._alarm(step, 1.0)
+            callback._alarm(step, {EMPTY: 1.0, SILENT: 0.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        callback._alarm(2, 1.0)
+        callback._alarm(2, {EMPTY: 1.0, SILENT: 0.0})
+
+
+def test_answers_without_seg_have_a_remedy_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, _ = watched(tmp_path, max_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageContext, "segment", lambda self, questions: [([], None) for _ in questions])
+        points = trainer.validation._points()
+    assert (points[SILENT], points[EMPTY]) == (1.0, 1.0)
+    with pytest.warns(UserWarning, match=r"step 5: .*no \[SEG\].*answer_weight"):
+        trainer.validation._alarm(5, points)
+    assert trainer.validation._points()[SILENT] == 0.0
 
 
 def test_an_empty_mask_of_an_empty_truth_is_no_alarm() -> None:

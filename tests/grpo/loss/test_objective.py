@@ -11,6 +11,7 @@ from rl_reward_network.grpo.image_features import ImageFeatures
 from rl_reward_network.grpo.loss.losses import LossParts, LossSettings
 from rl_reward_network.grpo.loss.objective import (
     StepCounts,
+    answer_loss,
     caption_loss,
     completion_mask,
     count_step,
@@ -98,6 +99,23 @@ def test_loss_2_is_the_clipped_objective_and_the_closed_form_divergence(tmp_path
     assert whole is not None
     assert whole.loss.item() == pytest.approx(parts.loss.item() / 4), "one of the four groups of a step"
     assert mask_policy_loss([(RolloutGroup("other", NOTHING, [1]), GroupOutput())], policy, settings) is None
+
+
+def test_the_loss_of_answers_is_the_mean_over_tokens_and_then_over_groups() -> None:
+    answered = [RolloutGroup("image", NOTHING, [1], segment_ids=[2] * 5, answer_length=n) for n in (2, 3)]
+    log_probs = [torch.tensor([-1.0, -2.0], requires_grad=True), torch.tensor([0.0, -3.0, -6.0], requires_grad=True)]
+    pairs = [(group, GroupOutput(answer_log_probs=row)) for group, row in zip(answered, log_probs, strict=True)]
+    pairs.append((caption_group([1], [1.0]), output([1], 1)))
+    loss = answer_loss(pairs, 2.0)
+    assert loss is not None
+    assert loss.item() == pytest.approx((1.5 + 3.0) / 2)
+    assert torch.autograd.grad(loss, log_probs[1])[0].tolist() == pytest.approx([-1 / 6] * 3)
+    assert answer_loss(pairs[2:], 1.0) is None
+
+    def losses(part: list[int], counts: StepCounts) -> torch.Tensor | None:
+        return answer_loss([pairs[n] for n in part if n < 2], counts.masks)
+
+    assert over_parts(losses, answered).item() == pytest.approx(loss.item()), "over micro-batches and ranks"
 
 
 def test_metrics_are_the_parts_by_tag_and_a_rewarded_loop_without_groups_is_0() -> None:

@@ -91,6 +91,19 @@ def test_loop_2_reads_the_state_at_seg(made: tuple[Any, list[RolloutGroup]]) -> 
     torch.testing.assert_close(output.mask_logits, mask, atol=1e-3, rtol=1e-3)
 
 
+def test_the_answers_log_probs_are_those_of_the_whole_text(made: tuple[Any, list[RolloutGroup]]) -> None:
+    trainer, groups = made
+    (output,), _ = trainer.policy([groups[0]])
+    group, model = groups[0], trainer.sa2va
+    answer = torch.tensor(group.segment_ids[-group.answer_length :])
+    assert answer[-1] == model.config.seg_token_id
+    ids = torch.tensor([group.prefix_ids + group.segment_ids])
+    logits = model(input_ids=ids, vision_features=group.features.vision).logits[0, -len(answer) - 1 : -1]
+    logits[:, trainer.rollout_generator.processor.never_sampled_ids] = float("-inf")
+    expected = logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
+    torch.testing.assert_close(output.answer_log_probs, expected, atol=2e-4, rtol=1e-4)
+
+
 def test_the_zero_reaches_every_trainable_tensor_and_nothing_needs_no_group() -> None:
     model, processor = nano()
     trainer = GRPOPolicy(model, MASK_POLICIES["gaussian"], 1.0, processor.never_sampled_ids, 0)
