@@ -182,8 +182,8 @@ def show(title: str, seeds: list[dict[str, Any]]) -> None:
             print(f"{name} closes {statistics.median(shares):.0%} of the gap in the median seed")
     low = min(seed["deployed_minus_fixed"]["low"] for seed in seeds)
     gains = [min(seed[f"{name}_minus_default"] for seed in seeds) for name in ("dice", "recall")]
-    print(f"worst seed: lower bound of deployed - best fixed {low:+.3f}, of Dice, recall - default", end=" ")
-    print(", ".join(f"{gain:+.3f}" for gain in gains))
+    print(f"worst seed: lower bound of deployed - best fixed {low:+.3f}; means of deployed - default, Dice and recall:")
+    print("  " + ", ".join(f"{gain:+.3f}" for gain in gains))
 
 
 if __name__ == "__main__":
