@@ -12,6 +12,7 @@ COMMANDS = {
     "reward": "step 1: train the reward network",
     "prompts": "step 2: train the prompt policy by PPO",
     "grpo": "train the weights by GRPO, or by supervision for comparison",
+    "compare": "compare every road to better masks, and choose the best and the cheapest",
     "evaluate": "compare a trained model or policy with its baselines on test patients",
     "merge": "merge LoRA weights into a whole checkpoint",
     "convert": "convert a checkpoint between the official layout and ours",

@@ -2,13 +2,14 @@
 
     sa2va-rl segment image.png [--model_path MODEL] --prompt "Please segment the blood vessel."
     sa2va-rl segment images/ --policy outputs/RUN --output masks
+    sa2va-rl segment images/ --run outputs/compare_<time>/best
 
 Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_overlay.png; with --prompt its words are
 part of the names. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
 --reward_net, predicts how good the masks are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,8 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
+from rl_reward_network.flags import changed
+
 if TYPE_CHECKING:
+    from rl_reward_network.segment.files import Target
     from rl_reward_network.segment.maker import Segmented
+
+NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "max_tiles")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Args:
     """Prompt; by default the first built-in one."""
     policy: Path | None = None
     """A run of step 2, or its final_model folder, whose policy then chooses the prompt of each image."""
+    run: Path | None = None
+    """The folder best or cheapest of a comparison, whose road then makes the masks."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
     """Folder to write into, or, for one image, name of its mask (.png); by default beside each image."""
     reward_net: Path | None = None
@@ -54,19 +62,26 @@ def main(args: Args) -> None:
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.files import check_free, image_files, targets
     from rl_reward_network.segment.loading import load_mask_maker
+    from rl_reward_network.segment.roads import load_road_maker
 
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
             f"--prompt {args.prompt!r} and --policy {args.policy}: the policy chooses the prompt; give one"
         )
+    if args.run is not None and (flags := changed(args, *NOT_WITH_RUN)):
+        raise ValueError(f"--run {args.run}: the comparison has settled {flags[0]}; leave it out")
     files = targets(image_files(args.images), args.output, args.prompt)
     prompt = args.prompt or PROMPTS[0]
-    if args.policy is None:
-        for target in files:
-            check_free(target, prompt)
-    segment = load_mask_maker(
-        args.model_path, prompt, args.policy, args.reward_net, args.device, args.max_tiles, args.bit_depth
-    )
+    segment: Callable[[Target], Segmented]
+    if args.run is not None:
+        segment = load_road_maker(args.run, args.device, args.bit_depth)
+    else:
+        if args.policy is None:
+            for target in files:
+                check_free(target, prompt)
+        segment = load_mask_maker(
+            args.model_path, prompt, args.policy, args.reward_net, args.device, args.max_tiles, args.bit_depth
+        )
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]
     if len(results) == 1:
@@ -77,8 +92,11 @@ def main(args: Args) -> None:
 
 def show_image(result: "Segmented") -> None:
     """Print the answer, the share of the mask and the files of a single image."""
-    print(f"prompt: {result.prompt}\nanswer: {result.answer}")
-    print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
+    if result.segs is None:
+        print(f"mask:   {result.share:.1%} of the image")
+    else:
+        print(f"prompt: {result.prompt}\nanswer: {result.answer}")
+        print(f"mask:   {result.share:.1%} of the image, {result.segs} [SEG]")
     if result.quality:
         print(f"predicted Dice [90 %]: {result.quality}")
     print(f"\nwritten: {result.target.mask} {result.target.overlay}")
@@ -88,13 +106,16 @@ def show_table(results: "Sequence[Segmented]") -> None:
     """Print a row for each image."""
     same_prompt = len({result.prompt for result in results}) == 1
     has_quality = any(result.quality for result in results)
-    table = Table(title=escape(f"prompt: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
-    heads = ["image", *(["prompt"] * (not same_prompt)), "mask", "[SEG]"] + ["predicted Dice [90 %]"] * has_quality
+    has_answer = results[0].segs is not None
+    what = "prompt" if has_answer else "road"
+    table = Table(title=escape(f"{what}: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
+    heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
+    heads += ["predicted Dice [90 %]"] * has_quality
     for head in heads:
         table.add_column(escape(head), no_wrap=head not in ("image", "prompt"))
     for result in results:
         prompt = [] if same_prompt else [result.prompt]
-        cells = [result.target.image.name, *prompt, f"{result.share:.1%}", f"{result.segs}"]
+        cells = [result.target.image.name, *prompt, f"{result.share:.1%}", *([f"{result.segs}"] * has_answer)]
         table.add_row(*map(escape, cells + [result.quality] * has_quality))
     Console().print(table)
     folders = sorted({str(result.target.mask.parent) for result in results})

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -358,14 +358,18 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
     return settings
 
 
-def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
-    """The newest run under the output folder with these settings and data, finished or interrupted."""
+def grpo_runs(inputs: GRPOInputs, plan: GRPOPlan) -> Iterator[Path]:
+    """The runs under the output folder with these settings and data, newest first, finished or interrupted."""
     wanted = wanted_settings(inputs, plan)
     for path in sorted(inputs.config.output_dir.glob(f"{GRPO_RUN}_*/config.json"), reverse=True):
         config = read_json(path)
         if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):
-            return path.parent
-    return None
+            yield path.parent
+
+
+def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
+    """The newest of `grpo_runs`."""
+    return next(grpo_runs(inputs, plan), None)
 
 
 def check_same(run: Path, wanted: Mapping[str, Any]) -> None:

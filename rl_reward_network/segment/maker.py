@@ -26,7 +26,7 @@ class Segmented:
         target: the files written.
         prompt, answer: input and output text of Sa2VA.
         share: of the image that the mask covers, [0, 1].
-        segs: number of `[SEG]` in the answer.
+        segs: number of `[SEG]` in the answer; None where several answers make the mask.
         quality: Dice and score predicted by the reward network, as text; empty without a network.
     """
 
@@ -34,7 +34,7 @@ class Segmented:
     prompt: str
     answer: str
     share: float
-    segs: int
+    segs: int | None
     quality: str
 
 

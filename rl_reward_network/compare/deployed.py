@@ -1,0 +1,110 @@
+"""The folders best/ and cheapest/ of a comparison: a road that `sa2va-rl segment --run` applies to new images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.compare.masks import Tools, road_mask
+from rl_reward_network.compare.measure import RoadResult
+from rl_reward_network.compare.roads import REWARD_NET, ROADS, WEIGHTS, Road
+from rl_reward_network.compare.tools import Models, load_tools
+from rl_reward_network.compare.views import ImageView
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import located_model
+from rl_reward_network.inputs.segmenter import load_segmenter
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.rewards.learned import ImageScorer
+from rl_reward_network.runs.folder import BEST_REWARD_NET, portable
+
+ROAD = "road.json"
+
+
+@dataclass(frozen=True)
+class DeployedRoad:
+    """A road that is ready for new images.
+
+    Args:
+        road: source and refinement.
+        weights: of Sa2VA, by name.
+        parameter: of the refinement.
+        tools: trained parts.
+        models: Sa2VA by name of its weights.
+        network: reward network; None where the road has none.
+        white_levels: of grey images above 8 bit, as in the data of the comparison.
+    """
+
+    road: Road
+    weights: str
+    parameter: float | None
+    tools: Tools
+    models: Models
+    network: RewardNetwork | None
+    white_levels: dict[str, int] | None
+
+    def mask(self, image: np.ndarray) -> np.ndarray:
+        """bool (H, W): the mask of an image, uint8 (H, W, 3)."""
+        network = self.network
+        scorer = None if network is None else lambda pixels: ImageScorer(network, pixels)
+        return road_mask(self.road, ImageView(image, self.models, scorer), self.tools, self.weights, self.parameter)
+
+
+def save_deployed(
+    folder: Path, inputs: RunInputs, chosen: tuple[Road, RoadResult, Mapping[str, Path]], run: Path
+) -> None:
+    """Write a road into `folder`, inside the folder of the comparison.
+
+    Runs are named by paths relative to that of the comparison, so that the project can be moved as a whole; nothing is copied.
+
+    Args:
+        folder: best/ or cheapest/; one that exists is replaced.
+        inputs: of the comparison.
+        chosen: the road, its result, and the runs that it needs.
+        run: folder of the comparison.
+    """
+    road, result, runs = chosen
+    model = Path(inputs.config.model_path)
+    limits = inputs.prompt_config
+    description = {
+        "road": road.name,
+        "title": road.title,
+        "weights": result.weights,
+        "parameter": result.parameter,
+        "runs": {part: portable(path, run) for part, path in runs.items()},
+        "world": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
+        "limits": [limits.segment_batch, limits.max_new_tokens, limits.max_tiles],
+        "prompts": list(inputs.prompts),
+        "white_levels": inputs.config.white_levels,
+    }
+    with whole_folder(folder) as temporary:
+        write_json(temporary / ROAD, description)
+
+
+def load_deployed(folder: Path, device: str) -> DeployedRoad:
+    """Load the road of `best/` or `cheapest/`.
+
+    Raises:
+        ValueError: the folder holds no road, or a run or the model that it needs is missing.
+    """
+    path = folder / ROAD
+    if not path.exists():
+        raise ValueError(f"--run {folder}: holds no {ROAD}; name the folder best or cheapest of a compare_<time> folder")
+    saved: dict[str, Any] = read_json(path)
+    road = next((road for road in ROADS if road.name == saved.get("road")), None)
+    if road is None:
+        raise ValueError(f"{path}: road is {saved.get('road')!r}, unknown in this version; run the comparison again")
+    runs = {part: (folder.resolve().parent / saved_path).resolve() for part, saved_path in saved["runs"].items()}
+    if missing := [str(run) for run in runs.values() if not run.is_dir()]:
+        raise ValueError(f"{path}: the run {missing[0]} is missing; put it back, or run the comparison again")
+    limits = saved["limits"]
+    base = load_segmenter(located_model(folder.resolve().parent, saved, "the model"), device, *limits)
+    merged = {part: run / "merged" for part, run in runs.items() if part in WEIGHTS}
+    models = Models(base, merged, lambda weights: load_segmenter(weights, device, *limits), None)
+    network = None
+    if REWARD_NET in runs:
+        network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
+    tools = load_tools(tuple(saved["prompts"]), runs)
+    return DeployedRoad(road, saved["weights"], saved["parameter"], tools, models, network, saved["white_levels"])

@@ -1,0 +1,158 @@
+"""What the roads need to be trained: the command of each part, its run, and what it cost."""
+
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
+from rl_reward_network.data.splits import Split
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.prompt_policy.policy import load_policy
+from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
+
+
+@dataclass(frozen=True)
+class PartCommand:
+    """How a part is made.
+
+    Args:
+        part: its name.
+        words: command of `sa2va-rl` and flags.
+        find: the newest run with these settings, finished or interrupted; None if there is none.
+    """
+
+    part: str
+    words: tuple[str, ...]
+    find: Callable[[], Path | None]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one or several parts cost.
+
+    Args:
+        minutes: of training.
+        labels: split -> labelled images that training learned from. Validation patients are not counted: every road
+            uses them for its choices.
+        parameters: number of trained parameters.
+        peak_gib: largest memory of a training process, in GiB; None if not recorded.
+    """
+
+    minutes: float = 0.0
+    labels: tuple[tuple[str, int], ...] = ()
+    parameters: int = 0
+    peak_gib: float | None = None
+
+    @property
+    def labelled_images(self) -> int:
+        """Number of labelled images."""
+        return sum(count for _, count in self.labels)
+
+
+def total_cost(costs: Iterable[Cost]) -> Cost:
+    """The cost of several parts together; parts that learn from one split share its labels."""
+    costs = list(costs)
+    labels: Counter[str] = Counter()
+    for cost in costs:
+        labels |= Counter(dict(cost.labels))  # the larger number of each split: budgets are nested
+    peaks = [cost.peak_gib for cost in costs if cost.peak_gib is not None]
+    return Cost(
+        sum(cost.minutes for cost in costs),
+        tuple(sorted(labels.items())),
+        sum(cost.parameters for cost in costs),
+        max(peaks, default=None),
+    )
+
+
+def is_finished(part: str, run: Path) -> bool:
+    """Whether the run of a part is complete."""
+    return (run / (AGREEMENT if part == REWARD_NET else FINAL)).exists()
+
+
+def make_part(command: PartCommand) -> tuple[Path, bool]:
+    """The finished run of a part, and whether it existed; else it is trained, or resumed, by its command.
+
+    Raises:
+        ValueError: the command failed; names it.
+    """
+    run = command.find()
+    if run is not None and is_finished(command.part, run):
+        return run, True
+    words = [*command.words, *(["--resume"] if run is not None else [])]
+    line = f"sa2va-rl {shlex.join(words)}"
+    print(f"\n{line}", flush=True)
+    result = subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words])
+    run = command.find()
+    if result.returncode or run is None or not is_finished(command.part, run):
+        raise ValueError(f"{command.part} failed with exit status {result.returncode}: {line}")
+    return run, False
+
+
+def check_split(part: str, run: Path, split: Split) -> None:
+    """Check that a part was trained with the same split of patients.
+
+    Raises:
+        ValueError: it has another split; names the run.
+    """
+    groups = {name: sorted(ids) for name, ids in read_json(run / "split.json")["groups"].items()}
+    if groups != {name: sorted(ids) for name, ids in split.groups.items()}:
+        raise ValueError(
+            f"{run}: {part} was trained with another split of the patients, so its results cannot stand in one table; "
+            "move the run away, or compare with the --split_seed and data of that run"
+        )
+
+
+def cost_of(part: str, run: Path, labelled: dict[str, int]) -> Cost:
+    """What the training of a part cost.
+
+    Args:
+        part: its name.
+        run: its finished run.
+        labelled: split -> number of labelled images in the data.
+    """
+    if part == REWARD_NET:
+        return _reward_net_cost(run)
+    config = read_json(run / FINAL / "config.json")
+    peak = config.get("peak_memory_gib")
+    if part in (PROMPTS_LABELS, PROMPTS_NET, POST):
+        parameters = _parameters(part, run / FINAL)
+        return Cost(sum(config["seconds"].values()) / 60, _items(config.get("labels", {})), parameters, peak)
+    parameters = sum(trained for _, _, trained in config["parameters"])
+    reward_split = min(config["labels"], labelled.get("reward", 0))
+    labels = {"reward": reward_split, "policy": config["labels"] - reward_split}
+    return Cost(config["minutes"], _items(labels), parameters, peak)
+
+
+def _reward_net_cost(run: Path) -> Cost:
+    result = read_json(run / AGREEMENT)
+    network = RewardNetwork.from_pretrained(run / BEST_REWARD_NET)
+    minutes = sum(result["seconds"].get(name, 0.0) for name in ("making masks", "training", "calibrating")) / 60
+    labels = {"reward": result["used"]["reward"]["images"]}
+    parameters = sum(tensor.numel() for tensor in network.parameters())
+    return Cost(minutes, _items(labels), parameters, result.get("peak_memory_gib"))
+
+
+def _parameters(part: str, final_model: Path) -> int:
+    """Number of parameters of a policy; 0 where the best fixed choice is deployed, which has none."""
+    policy: Any = load_policy(final_model) if part != POST else None
+    return 0 if policy is None else sum(tensor.numel() for tensor in policy.parameters())
+
+
+def _items(labels: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, count) for name, count in labels.items() if count))
+
+
+def cost_json(cost: Cost) -> dict[str, Any]:
+    """A cost as JSON."""
+    return asdict(cost) | {"labels": dict(cost.labels)}
+
+
+def cost_from_json(value: dict[str, Any]) -> Cost:
+    """A cost that `cost_json` wrote."""
+    return Cost(**{**value, "labels": _items(value["labels"])})

@@ -1,0 +1,245 @@
+"""The report of a comparison: table.csv, table.tex, eval.csv, eval.json and report.html."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.artefacts import write_json
+from rl_reward_network.compare import figures
+from rl_reward_network.compare.parts import cost_json
+from rl_reward_network.compare.table import Choice, TableRow, TestImages
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.evaluation import page
+from rl_reward_network.evaluation.figures import png
+from rl_reward_network.evaluation.overlays import BLUE, GREEN, draw_mask
+
+TITLES = {
+    "dice": "Dice",
+    "iou": "IoU",
+    "recall": "recall",
+    "precision": "precision",
+    "cldice": "clDice",
+    "hd95": "HD95 (pixels)",
+    "betti0": "Betti-0 error",
+    "betti1": "Betti-1 error",
+    "score": "reward network's score",
+}
+MAIN = ("dice", "recall", "precision")
+CONVENTIONS = (
+    "Means over test patients with 95 % bootstrap intervals over patients; values of an image are means over seeds. "
+    "Dice, IoU, recall, precision and clDice of two empty masks are 1, of one empty mask 0; HD95 is then 0, or the "
+    "diagonal of the image. Betti errors: difference in the number of connected components (8-connected foreground) "
+    "and of holes (4-connected background) over the whole image. p: sign-flip test of the difference in Dice over "
+    "patients, two-sided, Holm-corrected over the roads."
+)
+COSTS = (
+    "Minutes: training of everything that the road needs, mean over seeds. Masks: answers of Sa2VA for one new image. "
+    "Labels: images whose masks training learned from; the labels of the validation images, which every road uses for "
+    "its choices, are not counted. Memory: largest of the training processes, where recorded."
+)
+
+Picture = tuple[str, Sample, Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The content of the report.
+
+    Args:
+        rows: of the table.
+        choice: best and cheapest road.
+        images: that were compared.
+        lines: the verdict in sentences.
+        facts: provenance.
+        pictures: (why it was selected, sample, mask of each road).
+    """
+
+    rows: tuple[TableRow, ...]
+    choice: Choice
+    images: TestImages
+    lines: tuple[str, ...]
+    facts: Mapping[str, Any]
+    pictures: Sequence[Picture]
+
+
+def write_compare_report(folder: Path, report: Report) -> Path:
+    """Write the files, each whole or not at all; returns the path of report.html, written last."""
+    write_json(folder / "eval.json", _summary(report, folder))
+    texts = {
+        "table.csv": page.csv_text(_table_lines(report.rows)),
+        "table.tex": table_tex(report.rows),
+        "eval.csv": page.csv_text(_image_lines(report)),
+        "report.html": _page(report, folder),
+    }
+    return page.write_files(folder, texts)
+
+
+def _summary(report: Report, folder: Path) -> dict[str, Any]:
+    """The content of eval.json."""
+    return {
+        "verdict": list(report.lines),
+        "choice": asdict(report.choice),
+        "images": len(report.images.ids),
+        "rows": [_row_json(row) for row in report.rows],
+        "config": {**report.facts, "runs": _links(report.facts["runs"], folder)},
+    }
+
+
+def _row_json(row: TableRow) -> dict[str, Any]:
+    return {
+        "road": row.road.name,
+        "title": row.road.title,
+        "means": {name: asdict(mean) for name, mean in row.means.items()},
+        "dice_minus_base": asdict(row.to_base),
+        "p_holm": row.p,
+        "val_dice": asdict(row.val),
+        "val_dice_minus_base": asdict(row.val_to_base),
+        "masks_per_image": row.asked,
+        "cost": cost_json(row.cost),
+        "deploys": row.words,
+        "weights": [result.weights for result in row.results],
+    }
+
+
+def _table_lines(rows: Sequence[TableRow]) -> list[list[object]]:
+    """Lines of table.csv: every number with the limits of its interval."""
+    metrics = [name for name in TITLES if all(name in row.means for row in rows)]
+    limits = [f"{name}_{end}" for name in (*metrics, "dice_minus_base", "val_dice") for end in ("mean", "low", "high")]
+    costs = ["p_holm", "minutes", "masks_per_image", "labelled_images", "trained_parameters", "peak_memory_gib"]
+    lines: list[list[object]] = [["road", "title", *limits, *costs, "deploys"]]
+    for row in rows:
+        estimates = [*(row.means[name] for name in metrics), row.to_base, row.val]
+        numbers = [value for estimate in estimates for value in (estimate.mean, estimate.low, estimate.high)]
+        cost = row.cost
+        values = [row.p, cost.minutes, row.asked, cost.labelled_images, cost.parameters, cost.peak_gib]
+        lines.append([row.road.name, row.road.title, *map(_cell, [*numbers, *values]), row.words])
+    return lines
+
+
+def _cell(value: float | int | None) -> str:
+    """A number for CSV; empty if there is none."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def table_tex(rows: Sequence[TableRow]) -> str:
+    """The main columns as a LaTeX table; it needs the package booktabs."""
+    lines = [
+        r"\begin{tabular}{lrrrrrr}",
+        r"\toprule",
+        r"road & Dice [95\,\%] & recall & precision & difference [95\,\%] & $p$ & minutes \\",
+        r"\midrule",
+    ]
+    for row in rows:
+        cells = [row.road.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
+        cells += [row.to_base.signed, "--" if row.p is None else _p(row.p), f"{row.cost.minutes:.1f}"]
+        lines.append(" & ".join(_escaped(str(cell)) for cell in cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _escaped(cell: str) -> str:
+    """Text for LaTeX."""
+    for letter in "&%_#":
+        cell = cell.replace(letter, f"\\{letter}")
+    return cell.replace("<", "$<$")
+
+
+def _image_lines(report: Report) -> list[list[object]]:
+    """Lines of eval.csv: one per test image, road and seed."""
+    metrics = [name for name in TITLES if all(name in row.means for row in report.rows)]
+    lines: list[list[object]] = [["sample_id", "group_id", "road", "seed", *metrics]]
+    for row in report.rows:
+        for result in row.results:
+            values = zip(*(result.test[name] for name in metrics), strict=True)
+            for sample, group, numbers in zip(report.images.ids, report.images.groups, values, strict=True):
+                lines.append([sample, group, row.road.name, result.seed, *page.digits(np.array(numbers))])
+    return lines
+
+
+def _page(report: Report, folder: Path) -> str:
+    """The HTML file."""
+    patients, rows = report.rows[0].to_base.groups, report.rows
+    parts = [
+        "<h1>Which road is worth it on these data?</h1>",
+        page.header(report.facts | {"runs": _links(report.facts["runs"], folder)}, _files(report, folder)),
+        "".join(f'<p class="verdict">{page.text(line)}</p>' for line in report.lines),
+        f"<p>{len(report.images.ids)} test images of {patients} patients. {CONVENTIONS}</p>",
+        page.table(["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"], map(_quality, *_numbered(rows)), "wrap"),
+        "<h2>Other metrics</h2>",
+        _other_metrics(rows),
+        f"<h2>What it costs</h2><p>{COSTS}</p>",
+        page.table(
+            ["", "road", "minutes", "masks", "labels", "trained parameters", "memory (GiB)", "Dice on validation",
+             "chosen on validation"],
+            map(_costs, *_numbered(rows)),
+            "wrap",
+        ),
+        "<h2>Plots</h2><p>Numbers are those of the first column.</p>",
+        *_plots(report),
+        "<h2>Images</h2><p>Best, median and worst test image of the model as it is, by Dice. Green: true mask; blue: "
+        "mask of the road.</p>",
+        *(_picture(rows, report, picture) for picture in report.pictures),
+    ]  # fmt: skip
+    return page.whole_page("Comparison of all roads", parts)
+
+
+def _numbered(rows: Sequence[TableRow]) -> tuple[range, Sequence[TableRow]]:
+    return range(len(rows)), rows
+
+
+def _quality(number: int, row: TableRow) -> list[object]:
+    p = "" if row.p is None else _p(row.p)
+    return [number, row.road.title, *(row.means[name] for name in MAIN), row.to_base.signed, p]
+
+
+def _other_metrics(rows: Sequence[TableRow]) -> str:
+    names = [name for name in TITLES if name not in MAIN and all(name in row.means for row in rows)]
+    lines = ([number, row.road.title, *(row.means[name] for name in names)] for number, row in enumerate(rows))
+    return page.table(["", "road", *(TITLES[name] for name in names)], lines, "wrap")
+
+
+def _costs(number: int, row: TableRow) -> list[object]:
+    cost = row.cost
+    peak = "not recorded" if cost.peak_gib is None else f"{cost.peak_gib:.1f}"
+    parameters = f"{cost.parameters:,}"
+    minutes, asked = f"{cost.minutes:.1f}", f"{row.asked:.3g}"
+    return [number, row.road.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _plots(report: Report) -> list[str]:
+    plots = [
+        ("Dice of each image, as it is and with the best road", figures.slopes(report.rows, report.choice)),
+        ("Dice over minutes of training", figures.dice_over_minutes(report.rows)),
+        ("Reward network's score over Dice", figures.proxy_over_gold(report.rows)),
+    ]
+    return [page.image(png(figure), "png", title) for title, figure in plots if figure is not None]
+
+
+def _picture(rows: Sequence[TableRow], report: Report, picture: Picture) -> str:
+    """HTML of one test image: untouched, with the truth, and with the mask of every road."""
+    title, sample, masks = picture
+    image, place = sample.load_image(), report.images.ids.index(sample.sample_id)
+    panels = [("image", draw_mask(image, None, GREEN)), ("true mask", draw_mask(image, sample.load_mask(), GREEN))]
+    for number, row in enumerate(rows):
+        value = row.results[0].test["dice"][place]
+        panels.append((f"{number} {row.road.title}: Dice {value:.3f}", draw_mask(image, masks[row.road.name], BLUE)))
+    return page.panels(f"{title}: {sample.sample_id}", panels)
+
+
+def _links(runs: Mapping[str, Path], folder: Path) -> dict[str, str]:
+    """Part -> path of its run, relative to the report."""
+    return {part: page.relative(run, folder) for part, run in runs.items()}
+
+
+def _files(report: Report, folder: Path) -> dict[str, str]:
+    """Links of the header: name -> path relative to the report."""
+    return {name: name for name in ("table.csv", "table.tex", "eval.csv", "eval.json")} | _links(
+        report.facts["runs"], folder
+    )
+

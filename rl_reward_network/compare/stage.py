@@ -1,0 +1,267 @@
+"""The comparison as a whole: train or reuse what the roads need, measure each road, write the report."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network import __version__
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.compare.deployed import save_deployed
+from rl_reward_network.compare.measure import RoadResult, load_result, measure_road, save_result
+from rl_reward_network.compare.parts import Cost, PartCommand, check_split, cost_of, make_part, total_cost
+from rl_reward_network.compare.report import Report, write_compare_report
+from rl_reward_network.compare.roads import BASE, FINE_TUNED, REWARD_NET, WEIGHTS, Group, Road, parts_of, roads_of
+from rl_reward_network.compare.table import TestImages, choose, make_table, verdict_lines
+from rl_reward_network.compare.tools import Models, deploys, load_tools
+from rl_reward_network.compare.views import ImageView
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import select
+from rl_reward_network.grpo.merge import merge_run
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.reward_training.stage import check_no_leak
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.runs.folder import BEST_REWARD_NET, FINAL, check_origin, check_version, only_here
+
+RESULTS = "road_results"  # beside the run folders: each road is measured once, as masks are computed once
+MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
+VAL_IMAGES = {"quick": 48, "full": 100}
+TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
+
+
+@dataclass(frozen=True)
+class ComparePlan:
+    """Settings of a comparison.
+
+    Args:
+        mode: quick or full, of everything that is trained.
+        groups: of roads.
+        seeds: of everything that is trained.
+    """
+
+    mode: str
+    groups: tuple[Group, ...]
+    seeds: tuple[int, ...]
+
+
+MakeCommand = Callable[[str, int, Mapping[str, Path]], PartCommand]
+"""(part, seed, runs of the parts before) -> its command."""
+
+
+def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
+    """The settings that a comparison to resume must share."""
+    return {
+        **json.loads(json.dumps(asdict(plan))),
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompts": list(inputs.prompts),
+        "split_seed": inputs.split.seed,
+    }
+
+
+def run_compare_stage(
+    inputs: RunInputs, plan: ComparePlan, make_command: MakeCommand, run: Path, command: str
+) -> tuple[str, ...]:
+    """Compare the roads in `run`; what exists already is reused.
+
+    Writes report.html, table.csv, table.tex, eval.json, eval.csv, and the folders best/ and cheapest/, which
+    `sa2va-rl segment --run` reads.
+
+    Args:
+        inputs: data, split, frozen model and its masks.
+        plan: settings.
+        make_command: how the parts are trained.
+        run: a new folder, or that of an interrupted comparison of the same settings.
+        command: as the user typed it, for the report.
+
+    Returns:
+        The verdict, in sentences.
+
+    Raises:
+        ValueError: there are no labelled validation or test images, a part fails or has another split, or `run` holds
+            another comparison.
+    """
+    samples = {
+        "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
+        "test": inputs.pick("test", TEST_IMAGES[plan.mode] or len(inputs.samples), labelled=True),
+    }
+    with only_here(run):
+        if (run / "config.json").exists():
+            check_version(run)
+            check_origin(run, read_json(run / "config.json").get("origin", {}), origin_of(inputs, plan))
+        else:
+            describe_run(run, inputs, {"stage": "comparison", "origin": origin_of(inputs, plan), "command": command})
+        seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
+        results: dict[str, list[RoadResult]] = {}
+        for seed in seeds:
+            for result in seed.measure(make_command):
+                results.setdefault(result.road, []).append(result)
+        images = TestImages(
+            tuple(sample.group_id for sample in samples["val"]),
+            tuple(sample.sample_id for sample in samples["test"]),
+            tuple(sample.group_id for sample in samples["test"]),
+        )
+        rows = make_table(results, images)
+        choice = choose(rows, images)
+        for name, road in (("best", choice.best), ("cheapest", choice.cheapest)):
+            save_deployed(run / name, inputs, seeds[0].deployed(results[road][0]), run)
+        lines = verdict_lines(rows, choice, images, str(run))
+        report = Report(rows, choice, images, lines, seeds[0].facts(command), seeds[0].pictures(results, samples["test"]))
+        write_compare_report(run, report)
+    return lines
+
+
+class _Seed:
+    """The roads with one seed of everything trained."""
+
+    def __init__(
+        self, inputs: RunInputs, plan: ComparePlan, seed: int, samples: dict[str, list[Sample]]
+    ) -> None:
+        self.inputs = replace(inputs, config=replace(inputs.config, seed=seed))
+        self.plan, self.seed, self.samples = plan, seed, samples
+        self.roads = roads_of(plan.groups)
+        self.runs: dict[str, Path] = {}
+
+    def measure(self, make_command: MakeCommand) -> list[RoadResult]:
+        """Train what is missing, and measure each road that was not measured before."""
+        self._make_parts(make_command)
+        self._open()
+        results: dict[str, RoadResult] = {}
+        for number, road in enumerate(self.roads, 1):
+            weights = best_weights(results) if road.weights == FINE_TUNED else road.weights
+            path = self._result_path(road, weights)
+            state = "measured before" if path.exists() else "measuring"
+            print(f"seed {self.seed}, road {number} of {len(self.roads)}: {road.title}: {state}", flush=True)
+            if not path.exists():
+                save_result(path, self._measure(road, weights))
+            results[road.name] = load_result(path)
+        return list(results.values())
+
+    def _make_parts(self, make_command: MakeCommand) -> None:
+        parts = parts_of(self.roads)
+        for number, part in enumerate(parts, 1):
+            run, reused = make_part(make_command(part, self.seed, self.runs))
+            check_split(part, run, self.inputs.split)
+            self.runs[part] = run
+            what = "reused" if reused else "trained"
+            print(f"seed {self.seed}, part {number} of {len(parts)}: {part}: {what}: {run}", flush=True)
+            if part in WEIGHTS and not (run / MERGED).exists():
+                merge_run(run / FINAL, run / MERGED)
+
+    def _open(self) -> None:
+        """The models, the trained policies and the reward network."""
+        folders = {part: run / MERGED for part, run in self.runs.items() if part in WEIGHTS}
+        bank = self.inputs.config.output_dir / "mask_bank"
+        self.models = Models(self.inputs.segmenter, folders, self._load, bank)
+        self.tools = load_tools(self.inputs.prompts, self.runs)
+        self.maps: ForegroundMaps | None = None
+        if REWARD_NET in self.runs:
+            folder = self.runs[REWARD_NET] / BEST_REWARD_NET
+            network = RewardNetwork.from_pretrained(folder)
+            check_no_leak(self.inputs.split, network, folder)
+            self.maps = ForegroundMaps.beside(self.runs[REWARD_NET], network.to(self.inputs.config.device))
+
+    def _load(self, folder: Path) -> Sa2VASegmenter:
+        limits = self.inputs.prompt_config
+        device = self.inputs.config.device
+        return load_segmenter(folder, device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles)
+
+    def view(self, image: np.ndarray) -> ImageView:
+        """An image, uint8 (H, W, 3), as the roads see it."""
+        return ImageView(image, self.models, None if self.maps is None else self.maps.scorer)
+
+    def _measure(self, road: Road, weights: str) -> RoadResult:
+        words = deploys(road.name, self.runs[road.name]) if road.name in self.runs else ""
+        if road.weights == FINE_TUNED:
+            words = next(other.title for other in self.roads if other.name == weights)
+        return measure_road(
+            road, self.tools, weights, self.samples, self.view, self._cost(road, weights), self.seed, words
+        )
+
+    def _parts(self, road: Road, weights: str) -> tuple[str, ...]:
+        """What was trained for a road, in the order of training."""
+        needed = {part for part in road.parts if part != FINE_TUNED}
+        if weights != BASE:
+            needed |= {part for other in self.roads if other.name == weights for part in other.parts}
+        return tuple(part for part in self.runs if part in needed)
+
+    def _cost(self, road: Road, weights: str) -> Cost:
+        labelled = {
+            name: sum(sample.labelled for sample in select(self.inputs.samples, self.inputs.split, name))
+            for name in ("reward", "policy")
+        }
+        return total_cost(cost_of(part, self.runs[part], labelled) for part in self._parts(road, weights))
+
+    def _result_path(self, road: Road, weights: str) -> Path:
+        """The file of a road's result, named by everything that it depends on."""
+        trained = [part_digest(part, self.runs[part]) for part in self._parts(road, weights)]
+        if self.maps is not None and REWARD_NET not in self._parts(road, weights):
+            trained.append(part_digest(REWARD_NET, self.runs[REWARD_NET]))  # its score is part of every result
+        facts = {
+            "version": __version__,
+            "road": asdict(road),
+            "weights": weights,
+            "seed": self.seed,
+            "trained": trained,
+            "model": self.inputs.segmenter.fingerprint,
+            "data": self.inputs.data_fingerprint,
+            "prompts": list(self.inputs.prompts),
+            "images": {name: [sample.sample_id for sample in part] for name, part in self.samples.items()},
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+        return self.inputs.config.output_dir / RESULTS / f"{road.name}_{digest}.json"
+
+    def deployed(self, result: RoadResult) -> tuple[Road, RoadResult, dict[str, Path]]:
+        """A road, its result, and the runs that it needs."""
+        road = next(road for road in self.roads if road.name == result.road)
+        return road, result, {part: self.runs[part] for part in self._parts(road, result.weights)}
+
+    def pictures(
+        self, results: Mapping[str, list[RoadResult]], test: list[Sample]
+    ) -> list[tuple[str, Sample, dict[str, np.ndarray]]]:
+        """Best, median and worst test image of the model as it is, with the mask of every road."""
+        from rl_reward_network.compare.masks import road_mask
+
+        order = np.argsort(results[BASE][0].test["dice"], kind="stable")
+        shown = []
+        for title, place in (("best", order[-1]), ("median", order[len(order) // 2]), ("worst", order[0])):
+            view = self.view(test[place].load_image())
+            masks = {
+                road.name: road_mask(road, view, self.tools, of.weights, of.parameter)
+                for road in self.roads
+                for of in results[road.name][:1]
+            }
+            shown.append((title, test[place], masks))
+        return shown
+
+    def facts(self, command: str) -> dict[str, Any]:
+        """Provenance, for the report."""
+        return {
+            "command": command,
+            "mode": self.plan.mode,
+            "seeds": ", ".join(map(str, self.plan.seeds)),
+            "Sa2VA": Path(self.inputs.config.model_path).name,
+            "model fingerprint": self.inputs.segmenter.fingerprint,
+            "data": self.inputs.summary,
+            "data fingerprint": self.inputs.data_fingerprint[:16],
+            "runs": {part: run for part, run in self.runs.items()},
+        }
+
+
+def best_weights(results: Mapping[str, RoadResult]) -> str:
+    """The fine-tuned weights with the highest mean Dice on validation images."""
+    return max((name for name in results if name in WEIGHTS), key=lambda name: float(np.mean(results[name].val)))
+
+
+def part_digest(part: str, run: Path) -> str:
+    """A digest of what a part has trained: another training, of the same settings too, has another."""
+    if part == REWARD_NET:
+        return RewardNetwork.from_pretrained(run / BEST_REWARD_NET).fingerprint
+    return hashlib.sha256((run / FINAL / "config.json").read_bytes()).hexdigest()

@@ -1,0 +1,53 @@
+"""Segment images by the road that a comparison has chosen."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from rl_reward_network.compare.deployed import DeployedRoad, load_deployed
+from rl_reward_network.data.images import load_for_model
+from rl_reward_network.segment.files import Target, check_free, write_mask
+from rl_reward_network.segment.loading import white_level
+from rl_reward_network.segment.maker import Segmented
+
+
+@dataclass(frozen=True)
+class RoadMaker:
+    """A road of a comparison, ready for new images.
+
+    Args:
+        road: the road.
+        white_level: value shown as white in a grey image above 8 bit; None: a percentile of the image.
+    """
+
+    road: DeployedRoad
+    white_level: int | None
+
+    def __call__(self, target: Target) -> Segmented:
+        """Make the mask of an image by the road, and write it."""
+        title = self.road.road.title
+        check_free(target, title)
+        image, note = load_for_model(target.image, self.white_level)
+        if note:
+            tqdm.write(note)
+        mask = self.road.mask(image)
+        write_mask(target, image, mask, title)
+        return Segmented(target, title, "", float(mask.mean()), None, "")
+
+
+def load_road_maker(run: Path, device: str | None = None, bit_depth: int | None = None) -> RoadMaker:
+    """Load the road in the folder best/ or cheapest/ of a comparison.
+
+    Args:
+        run: the folder.
+        device: None is the first GPU if there is one, else the CPU.
+        bit_depth: of grey images above 8 bit.
+
+    Raises:
+        ValueError: the folder holds no road, something that it needs is missing, or `bit_depth` is refused.
+    """
+    road = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    print(f"road: {road.road.title}")
+    return RoadMaker(road, white_level(bit_depth, road.white_levels))
