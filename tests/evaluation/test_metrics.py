@@ -3,7 +3,7 @@ import pytest
 from monai.metrics import DiceMetric, MeanIoU, compute_confusion_matrix_metric, get_confusion_matrix
 from torch import from_numpy
 
-from rl_reward_network.evaluation.metrics import SampleTable, measure_sample
+from rl_reward_network.evaluation.metrics import TABLE_METRICS, SampleTable, mask_metrics, measure_sample
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 EMPTY = np.zeros((20, 20), dtype=bool)
@@ -71,3 +71,25 @@ def test_other_shapes_and_types_are_refused():
     ):
         with pytest.raises(ValueError, match=r"sample7: (masks|target): got"):
             measure_sample("sample7", "g", scores, bad, target)
+
+
+def test_the_columns_of_one_mask():
+    target = box((2, 9), (2, 9))
+    target[4:6, 4:6] = False  # 45 pixels around a hole of 4
+    pred = box((2, 9), (2, 9))
+    pred[15:17, 15:17] = True  # 53 pixels in two components without a hole
+    columns = mask_metrics(pred, target)
+    assert tuple(columns) == TABLE_METRICS
+    assert columns["dice"] == pytest.approx(2 * 45 / 98)
+    assert columns["iou"] == pytest.approx(45 / 53)
+    assert (columns["recall"], columns["precision"]) == pytest.approx((1, 45 / 53))
+    assert (columns["betti0"], columns["betti1"]) == (1, 1)
+    assert columns["cldice"] == pytest.approx(table([pred], target).metrics["cldice"][0])
+
+
+def test_the_columns_of_empty_masks():
+    something = box((3, 6), (3, 9))
+    ones = dict.fromkeys(MASK_REWARDS, 1.0)
+    assert mask_metrics(EMPTY, EMPTY) == ones | {"hd95": 0, "betti0": 0, "betti1": 0}
+    missed = dict.fromkeys(MASK_REWARDS, 0.0) | {"hd95": np.hypot(20, 20), "betti0": 1, "betti1": 0}
+    assert mask_metrics(EMPTY, something) == mask_metrics(something, EMPTY) == missed
