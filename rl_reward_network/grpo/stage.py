@@ -68,6 +68,7 @@ from rl_reward_network.runs.folder import (
     only_here,
     provenance,
 )
+from rl_reward_network.runs.memory import peak_memory_gib
 
 STAGE = "grpo"
 PROBED = 4  # prompts on which unreached tensors are found
@@ -168,7 +169,9 @@ def run_grpo_stage(
             _report_unmoved(trainer, unmoved)
         outcome = _keep_best(trainer)
         facts = None if outcome is None else outcome.facts
-        _save(trainer, run, {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts})
+        peak = peak_memory_gib(inputs.device)
+        spent = {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts, "peak_memory_gib": peak}
+        _save(trainer, run, spent)
 
 
 def _make_trainer(

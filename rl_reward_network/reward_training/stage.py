@@ -36,6 +36,7 @@ from rl_reward_network.runs.folder import (
     only_here,
     portable,
 )
+from rl_reward_network.runs.memory import peak_memory_gib
 
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 SHEET_ROWS = 8
@@ -133,7 +134,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
     used = {name: _count(samples) for name, samples in picked.items()}
     masks = {"computed": inputs.bank.computed, "reused": inputs.bank.reused}
     about = {"used": used, "bank": masks, "notes": import_notes(inputs.config.data_root)}
-    write_json(run / AGREEMENT, {**about, "seconds": seconds, "resumed": resumed, **result})
+    spent = {"seconds": seconds, "resumed": resumed, "peak_memory_gib": peak_memory_gib(config.device)}
+    write_json(run / AGREEMENT, {**about, **spent, **result})
     return network.to("cpu")
 
 
