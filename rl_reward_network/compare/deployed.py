@@ -91,7 +91,9 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
     """
     path = folder / ROAD
     if not path.exists():
-        raise ValueError(f"--run {folder}: holds no {ROAD}; name the folder best or cheapest of a compare_<time> folder")
+        raise ValueError(
+            f"--run {folder}: holds no {ROAD}; name the folder best or cheapest of a compare_<time> folder"
+        )
     saved: dict[str, Any] = read_json(path)
     road = next((road for road in ROADS if road.name == saved.get("road")), None)
     if road is None:

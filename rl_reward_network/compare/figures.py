@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from rl_reward_network.compare.table import Choice, TableRow
 from rl_reward_network.compare.roads import BASE
+from rl_reward_network.compare.table import Choice, TableRow
 
 
 def slopes(rows: Sequence[TableRow], choice: Choice) -> Figure:

@@ -86,9 +86,7 @@ def measure_road(
     )
 
 
-def _val_dice(
-    road: Road, tools: Tools, weights: str, samples: Sequence[Sample], make_view: MakeView
-) -> np.ndarray:
+def _val_dice(road: Road, tools: Tools, weights: str, samples: Sequence[Sample], make_view: MakeView) -> np.ndarray:
     """float64 (N, G): Dice of each validation image for each parameter of the road's grid, or for its only mask."""
     rows = []
     for sample in tqdm(samples, f"{road.name}: val", unit="image", leave=False):

@@ -1,5 +1,6 @@
 """The report of a comparison: table.csv, table.tex, eval.csv, eval.json and report.html."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ class Report:
         choice: best and cheapest road.
         images: that were compared.
         lines: the verdict in sentences.
-        facts: provenance.
+        facts: name -> text for the header and eval.json: date, version, data, model, command, ...
+        runs: part -> its run, of the first seed.
         pictures: (why it was selected, sample, mask of each road).
     """
 
@@ -61,7 +63,8 @@ class Report:
     choice: Choice
     images: TestImages
     lines: tuple[str, ...]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, str]
+    runs: Mapping[str, Path]
     pictures: Sequence[Picture]
 
 
@@ -84,7 +87,7 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
         "choice": asdict(report.choice),
         "images": len(report.images.ids),
         "rows": [_row_json(row) for row in report.rows],
-        "config": {**report.facts, "runs": _links(report.facts["runs"], folder)},
+        "config": {**report.facts, "runs": {part: os.path.relpath(run, folder) for part, run in report.runs.items()}},
     }
 
 
@@ -163,7 +166,7 @@ def _page(report: Report, folder: Path) -> str:
     patients, rows = report.rows[0].to_base.groups, report.rows
     parts = [
         "<h1>Which road is worth it on these data?</h1>",
-        page.header(report.facts | {"runs": _links(report.facts["runs"], folder)}, _files(report, folder)),
+        page.header(page.Origin(report.facts, report.runs), folder, ("table.csv", "table.tex", "eval.csv", "eval.json")),
         "".join(f'<p class="verdict">{page.text(line)}</p>' for line in report.lines),
         f"<p>{len(report.images.ids)} test images of {patients} patients. {CONVENTIONS}</p>",
         page.table(["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"], map(_quality, *_numbered(rows)), "wrap"),
@@ -230,16 +233,3 @@ def _picture(rows: Sequence[TableRow], report: Report, picture: Picture) -> str:
         value = row.results[0].test["dice"][place]
         panels.append((f"{number} {row.road.title}: Dice {value:.3f}", draw_mask(image, masks[row.road.name], BLUE)))
     return page.panels(f"{title}: {sample.sample_id}", panels)
-
-
-def _links(runs: Mapping[str, Path], folder: Path) -> dict[str, str]:
-    """Part -> path of its run, relative to the report."""
-    return {part: page.relative(run, folder) for part, run in runs.items()}
-
-
-def _files(report: Report, folder: Path) -> dict[str, str]:
-    """Links of the header: name -> path relative to the report."""
-    return {name: name for name in ("table.csv", "table.tex", "eval.csv", "eval.json")} | _links(
-        report.facts["runs"], folder
-    )
-

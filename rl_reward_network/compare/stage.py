@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.compare.deployed import save_deployed
+from rl_reward_network.compare.masks import road_mask
 from rl_reward_network.compare.measure import RoadResult, load_result, measure_road, save_result
 from rl_reward_network.compare.parts import Cost, PartCommand, check_split, cost_of, make_part, total_cost
 from rl_reward_network.compare.report import Report, write_compare_report
@@ -113,7 +115,8 @@ def run_compare_stage(
         for name, road in (("best", choice.best), ("cheapest", choice.cheapest)):
             save_deployed(run / name, inputs, seeds[0].deployed(results[road][0]), run)
         lines = verdict_lines(rows, choice, images, str(run))
-        report = Report(rows, choice, images, lines, seeds[0].facts(command), seeds[0].pictures(results, samples["test"]))
+        pictures = seeds[0].pictures(results, samples["test"])
+        report = Report(rows, choice, images, lines, seeds[0].facts(command), seeds[0].runs, pictures)
         write_compare_report(run, report)
     return lines
 
@@ -121,9 +124,7 @@ def run_compare_stage(
 class _Seed:
     """The roads with one seed of everything trained."""
 
-    def __init__(
-        self, inputs: RunInputs, plan: ComparePlan, seed: int, samples: dict[str, list[Sample]]
-    ) -> None:
+    def __init__(self, inputs: RunInputs, plan: ComparePlan, seed: int, samples: dict[str, list[Sample]]) -> None:
         self.inputs = replace(inputs, config=replace(inputs.config, seed=seed))
         self.plan, self.seed, self.samples = plan, seed, samples
         self.roads = roads_of(plan.groups)
@@ -227,8 +228,6 @@ class _Seed:
         self, results: Mapping[str, list[RoadResult]], test: list[Sample]
     ) -> list[tuple[str, Sample, dict[str, np.ndarray]]]:
         """Best, median and worst test image of the model as it is, with the mask of every road."""
-        from rl_reward_network.compare.masks import road_mask
-
         order = np.argsort(results[BASE][0].test["dice"], kind="stable")
         shown = []
         for title, place in (("best", order[-1]), ("median", order[len(order) // 2]), ("worst", order[0])):
@@ -241,9 +240,11 @@ class _Seed:
             shown.append((title, test[place], masks))
         return shown
 
-    def facts(self, command: str) -> dict[str, Any]:
-        """Provenance, for the report."""
+    def facts(self, command: str) -> dict[str, str]:
+        """The header of the report."""
         return {
+            "date": f"{datetime.now():%Y-%m-%d %H:%M}",
+            "version": __version__,
             "command": command,
             "mode": self.plan.mode,
             "seeds": ", ".join(map(str, self.plan.seeds)),
@@ -251,7 +252,6 @@ class _Seed:
             "model fingerprint": self.inputs.segmenter.fingerprint,
             "data": self.inputs.summary,
             "data fingerprint": self.inputs.data_fingerprint[:16],
-            "runs": {part: run for part, run in self.runs.items()},
         }
 
 

@@ -81,9 +81,7 @@ class Choice:
     """Whether there are enough validation patients for an interval."""
 
 
-def make_table(
-    results: Mapping[str, Sequence[RoadResult]], images: TestImages, seed: int = 0
-) -> tuple[TableRow, ...]:
+def make_table(results: Mapping[str, Sequence[RoadResult]], images: TestImages, seed: int = 0) -> tuple[TableRow, ...]:
     """One row for each road, in the order of `ROADS`.
 
     Args:
@@ -202,9 +200,7 @@ def _plain_segmenter_line(rows: Sequence[TableRow], own: TableRow, images: TestI
     """Whether any road is better than the reward network's own segmentation, on the test patients."""
     others = [row for row in rows if row is not own]
     top = max(others, key=lambda row: row.means["dice"].mean)
-    difference = group_bootstrap(
-        _mean_test(top.results, "dice") - _mean_test(own.results, "dice"), images.groups, 0
-    )
+    difference = group_bootstrap(_mean_test(top.results, "dice") - _mean_test(own.results, "dice"), images.groups, 0)
     measured = f"{top.road.title} less {own.road.title}: {difference.signed} Dice on the test patients"
     if difference.sign > 0:
         return f"The highest road is better than a plain segmenter: {measured}."

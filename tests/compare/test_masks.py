@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from rl_reward_network.compare.masks import Tools, asked_per_image, flips_and_scales, fusion, masks_of_grid, quarters, road_mask
+from rl_reward_network.compare.masks import (
+    Tools,
+    asked_per_image,
+    flips_and_scales,
+    fusion,
+    masks_of_grid,
+    quarters,
+    road_mask,
+)
 from rl_reward_network.compare.roads import BASE, PROMPTS_NET, ROADS, Road
 from rl_reward_network.compare.views import FrozenModel, ImageView
 from rl_reward_network.env.mask_bank import FrozenAnswer

@@ -19,7 +19,13 @@ def images(patients: int = PATIENTS) -> Images:
 
 
 def result(
-    road: str, val: float, test: float, minutes: float = 0.0, seed: int = 0, patients: int = PATIENTS, asked: float = 1.0
+    road: str,
+    val: float,
+    test: float,
+    minutes: float = 0.0,
+    seed: int = 0,
+    patients: int = PATIENTS,
+    asked: float = 1.0,
 ) -> RoadResult:
     """Results whose images differ a little, in the same way for every road."""
     ripple = np.random.default_rng(7).normal(0, 0.05, 2 * patients)
