@@ -11,6 +11,7 @@ COMMANDS = {
     "segment": "segment images with a checkpoint or with a run's prompt policy",
     "reward": "step 1: train the reward network",
     "prompts": "step 2: train the prompt policy by PPO",
+    "operations": "experiment 2: train a policy that edits masks by operations",
     "grpo": "train the weights by GRPO, or by supervision for comparison",
     "compare": "compare every road to better masks, and choose the best and the cheapest",
     "evaluate": "compare a trained model or policy with its baselines on test patients",

@@ -50,11 +50,11 @@ def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
     low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
     std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
     mean = [*features.mean(axis=0).tolist(), *([0.0] * EPISODE_FEATURES)]
-    return _architecture(mean, [*std.tolist(), *([1.0] * EPISODE_FEATURES)], NET_ARCH)
+    return policy_kwargs(mean, [*std.tolist(), *([1.0] * EPISODE_FEATURES)], NET_ARCH)
 
 
-def _architecture(mean: Sequence[float], std: Sequence[float], net_arch: Sequence[int]) -> dict[str, Any]:
-    """SB3's `policy_kwargs`, for training and for loading."""
+def policy_kwargs(mean: Sequence[float], std: Sequence[float], net_arch: Sequence[int]) -> dict[str, Any]:
+    """SB3's `policy_kwargs` of a policy that standardises by `mean` and `std`, for training and for loading."""
     return {
         "net_arch": list(net_arch),
         "features_extractor_class": Standardise,
@@ -130,8 +130,18 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
         gym.spaces.Box(low, high, dtype=np.float32),
         gym.spaces.Discrete(len(config["prompts"])),
         lambda _: 0.0,
-        **_architecture(zeros, zeros, config["net_arch"]),
+        **policy_kwargs(zeros, zeros, config["net_arch"]),
     )
+    load_weights(policy, archive)
+    return policy
+
+
+def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
+    """Read the weights in SB3's `policy.zip` into a policy for inference; nothing is unpickled.
+
+    Raises:
+        ValueError: the file is missing, damaged, or of another policy.
+    """
     try:
         with zipfile.ZipFile(archive) as file:
             weights = torch.load(io.BytesIO(file.read("policy.pth")), map_location="cpu", weights_only=True)
@@ -139,7 +149,6 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
     except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise ValueError(f"{archive}: not the weights of this policy ({error}); train the policy again") from None
     policy.set_training_mode(False)
-    return policy
 
 
 def policy_folder(path: Path) -> Path:

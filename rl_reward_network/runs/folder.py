@@ -17,7 +17,7 @@ from rl_reward_network.artefacts import locked, read_json
 
 REWARD_RUN, POLICY_RUN, GRPO_RUN = "reward_net", "sa2va_rl_finetune", "sa2va_grpo"  # how names of run folders begin
 FINAL = "final_model"  # of step 2 and GRPO; written last: a run without it was cut off
-COMPARE_RUN = "compare"
+COMPARE_RUN, POST_RUN = "compare", "sa2va_post_process"
 AGREEMENT = "agreement.json"  # the same of step 1
 BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved

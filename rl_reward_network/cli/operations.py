@@ -1,0 +1,85 @@
+"""Experiment 2: train a PPO policy that edits Sa2VA's mask of each image by a few operations.
+
+    sa2va-rl operations quick --model_path MODEL --data_root DATA
+
+Operations: threshold up and down, open, close, dilate, erode, drop small components, keep the largest, fill holes,
+bridge gaps along ridges, smooth along edges. Sa2VA stays frozen. By default labels pay (Dice); with --reward net the
+reward network does. With --resume the newest run of the same settings is resumed.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from rl_reward_network.flags import Rare
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.post_processing.config import PostReward, PostSettings, with_preset
+from rl_reward_network.prompt_policy.config import Mode
+from rl_reward_network.runs.folder import FINAL, POST_RUN, check_new, new_run_folder
+
+if TYPE_CHECKING:
+    from rl_reward_network.post_processing.stage import PostPlan
+
+
+@dataclass(frozen=True)
+class Args:
+    """Experiment 2: train a PPO policy that edits Sa2VA's masks by operations."""
+
+    mode: tyro.conf.Positional[Mode]
+    """quick: 96 images, 16000 operations. full: 240 images, 48000 operations."""
+    inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+    prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
+    ppo: Annotated[PostSettings, tyro.conf.arg(name="")] = field(default_factory=PostSettings)
+    reward: PostReward = "dice"
+    """What pays: dice or dice+recall, from labels, or net, the reward network's score."""
+    reward_net: Path | None = None
+    """Folder of a trained reward network (REWARD_NET): pays with --reward net, else only stands in the report."""
+    shuffle_rewards: Rare[bool] = False
+    """The control: each training image is paid by the true mask of another, so nothing can be gained."""
+    run_folder: Rare[Path | None] = None
+    """Folder of this run; by default <output_dir>/sa2va_post_process_<time>."""
+    resume: bool = False
+    """Resume the newest run of these settings, or that of --run_folder."""
+
+
+def check(args: Args) -> "PostPlan":
+    """The settings, after all that can be refused before anything is read.
+
+    Raises:
+        ValueError: settings that do not go together, a GPU or data that are missing.
+    """
+    with_preset(args.ppo, args.mode)  # before the imports, which take seconds
+    if args.reward == "net" and args.reward_net is None:
+        raise ValueError("--reward net: give --reward_net; sa2va-rl reward quick trains one")
+    from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.post_processing.stage import post_plan
+
+    check_inputs(args.inputs)
+    if args.run_folder and not args.resume:
+        check_new(args.run_folder)
+    return post_plan(args.mode, args.reward, args.inputs.seed, args.ppo, args.shuffle_rewards)
+
+
+def main(args: Args) -> None:
+    """Open the inputs and train the policy."""
+    plan = check(args)
+    from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.post_processing.stage import find_post_run, origin_of, run_post_stage
+    from rl_reward_network.runs.resume import nothing_to_resume, run_line
+
+    inputs = open_inputs(args.inputs, args.prompting)
+    resumed = None
+    if args.resume:
+        resumed = args.run_folder or find_post_run(inputs, plan)
+        if resumed is None:
+            raise nothing_to_resume(args.inputs.output_dir, POST_RUN, origin_of(inputs, plan))
+    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POST_RUN)
+    print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
+    if resumed and (resumed / FINAL).exists():
+        print("nothing to resume: this run is finished")
+    else:
+        run_post_stage(inputs, plan, args.reward_net, run, resume=resumed is not None)
+        print(inputs.bank.counts())
+    print(f"\npost-processing policy: {run / FINAL}")

@@ -1,0 +1,256 @@
+"""Experiment 2 as a whole: the soft masks of the frozen model, the searches, PPO, and what to deploy."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, group_bootstrap
+from rl_reward_network.evaluation.deployment import Deployment
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.post_processing.config import PostReward, PostSettings, with_preset
+from rl_reward_network.post_processing.edits import EditedImage
+from rl_reward_network.post_processing.operations import GuideImage
+from rl_reward_network.post_processing.policy import Operations, choose_operations, save_post_policy
+from rl_reward_network.post_processing.ppo import train_post_policy
+from rl_reward_network.post_processing.search import best_sequences, best_threshold, words
+from rl_reward_network.prompt_policy.config import Mode, PromptPPOConfig
+from rl_reward_network.reward_training.stage import check_no_leak
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.runs.folder import (
+    FINAL,
+    POST_RUN,
+    REWARD_NET,
+    began_with,
+    check_new,
+    check_origin,
+    check_version,
+    clock,
+    only_here,
+    read_run_config,
+)
+from rl_reward_network.runs.memory import peak_memory_gib
+
+IMAGES = {"quick": 96, "full": 240}
+VAL_IMAGES = {"quick": 48, "full": 100}
+SEQUENCES = 24  # the best fixed ones, that ridge regression chooses from
+
+
+@dataclass(frozen=True)
+class PostPlan:
+    """Settings of experiment 2.
+
+    Args:
+        mode: quick or full.
+        images: training images at most.
+        val_images: images of the validation and of the decision what is deployed.
+        vision_features: whether the observation has Sa2VA's pooled image features.
+        reward: what pays: dice, dice+recall, or net, the reward network's score.
+        shuffle_rewards: the control: each training image is paid by the truth of another.
+        ppo: settings of PPO.
+    """
+
+    mode: str
+    images: int
+    val_images: int
+    vision_features: bool
+    reward: PostReward
+    shuffle_rewards: bool
+    ppo: PromptPPOConfig
+
+
+def post_plan(
+    mode: Mode,
+    reward: PostReward = "dice",
+    seed: int = 0,
+    ppo: PostSettings | None = None,
+    shuffle_rewards: bool = False,
+) -> PostPlan:
+    """The preset of the mode, with the user's changes.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+    if shuffle_rewards and reward == "net":
+        raise ValueError("--shuffle_rewards exchanges true masks between images, and --reward net has none; use dice")
+    config = with_preset(ppo or PostSettings(), mode, seed)
+    return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, config)
+
+
+def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Path, resume: bool = False) -> None:
+    """Train the post-processing policy in `run`.
+
+    Writes final_model/, reward_net/ (a copy, where there is one), config.json, split.json, checkpoint.pt, metrics.jsonl
+    and logs/.
+
+    Args:
+        inputs: data, split, frozen model and its masks.
+        plan: settings.
+        reward_net: folder of a reward network; needed for the reward `net` alone.
+        run: a new run folder, or that of an interrupted run.
+        resume: resume the interrupted run, which must have the same settings.
+
+    Raises:
+        ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or
+            `run` holds another run, one of another version, or another process works in it.
+    """
+    if resume:
+        check_settings(run, inputs, plan)
+    network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
+    if plan.reward == "net" and network is None:
+        raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
+    if network is not None and reward_net is not None and plan.reward == "net":
+        check_no_leak(inputs.split, network, reward_net)
+    samples = post_samples(inputs, plan)
+    with only_here(run):
+        config = read_run_config(run) if resume else _describe(run, inputs, plan, network)
+        seconds: dict[str, float] = {}
+        paid_by_net = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
+        maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
+        with clock(seconds, "masks"):
+            train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
+            paid = _shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
+        with clock(seconds, "searches"):
+            sequences = best_sequences(paid, plan.ppo.max_steps)
+            threshold = best_threshold(paid)
+        with clock(seconds, "PPO"):
+            model = train_post_policy(paid, val, plan.ppo, run)
+        chosen = choose_operations(model, val, plan.ppo.max_steps)
+        fixed = next(iter(sequences))
+        description = {
+            "deployment": asdict(decide_operations(train, val, chosen, fixed, plan.ppo.seed)),
+            "fixed_sequence": list(fixed),
+            "best_threshold": threshold,
+            "sequences": [list(operations) for operations in list(sequences)[:SEQUENCES]],
+            "labels": _labels(inputs, samples["train"]) if plan.reward != "net" else {},
+            "seconds": seconds,
+            "peak_memory_gib": peak_memory_gib(),
+            "resumed": resume,
+        }
+        vision = inputs.bank.answer(samples["val"][0].load_image()).vision_features
+        save_post_policy(model, run / FINAL, {**config, **description}, len(vision) if plan.vision_features else 0)
+
+
+def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
+    """The images to train and to validate on.
+
+    Paid by labels, the patients of the reward network's training are used as well: no network judges them here.
+
+    Raises:
+        ValueError: there are none, or a file is damaged.
+    """
+    if plan.reward == "net":
+        return {"train": inputs.pick("policy", plan.images), "val": inputs.pick("val", plan.val_images)}
+    halves = [inputs.pick(name, plan.images // 2, labelled=True) for name in ("reward", "policy")]
+    return {"train": halves[0] + halves[1], "val": inputs.pick("val", plan.val_images, labelled=True)}
+
+
+def edited_images(
+    inputs: RunInputs, plan: PostPlan, samples: Sequence[Sample], maps: ForegroundMaps | None, desc: str
+) -> list[EditedImage]:
+    """Images with the soft mask of the default prompt, ready to be edited."""
+    return [_edited(inputs, plan, sample, maps) for sample in tqdm(samples, f"masks of {desc}", unit="image")]
+
+
+def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundMaps | None) -> EditedImage:
+    image = sample.load_image()
+    answer = inputs.bank.answer(image)
+    soft = inputs.segmenter.upsample(answer.mask_logits[:1], image.shape[:2])[0]
+    features = observe_image(image, answer.vision_features if plan.vision_features else None)
+    scorer = None if maps is None else maps.scorer(image)
+    truth = sample.load_mask()
+    return EditedImage(sample.sample_id, sample.group_id, GuideImage(image), soft, features, truth, scorer, plan.reward)
+
+
+def _shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
+    """The images, each paid by the truth of another one of the same size."""
+    order = np.random.default_rng(seed).permutation(len(train))
+    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    paid = []
+    for index, image in enumerate(train):
+        donor = train[donors[index]].truth
+        assert donor is not None
+        if donor.shape != image.soft.shape:
+            raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
+        paid.append(replace(image, paid_by=donor, _states={}, _softs=type(image._softs)()))
+    return paid
+
+
+def decide_operations(
+    train: Sequence[EditedImage], val: Sequence[EditedImage], chosen: Sequence[Operations], fixed: Operations, seed: int
+) -> Deployment:
+    """Policy or best fixed sequence, by Dice (unlabelled: by the reward) on validation patients.
+
+    The policy is deployed if, on at least `MIN_PATIENTS` patients, the lower 95 % bound of its gain is above 0.
+    """
+    labelled = all(image.truth is not None for image in val)
+    criterion = "dice" if labelled else "score"
+
+    def value(image: EditedImage, operations: Operations) -> float:
+        return image.dice(operations) if labelled else image.state(operations).reward
+
+    pairs = zip(val, chosen, strict=True)
+    differences = np.array([value(image, operations) - value(image, fixed) for image, operations in pairs])
+    gain = group_bootstrap(differences, [image.group_id for image in val], seed)
+    reason = f"on {gain.groups} validation patients PPO minus best fixed sequence is {gain.signed} {criterion}"
+    if gain.groups < MIN_PATIENTS:
+        reason += ", too few patients for a decision"
+    patients = len({image.group_id for image in train})
+    return Deployment(
+        gain.sign > 0, 0, f"{words(fixed)}, by the reward on {patients} training patients", criterion, gain, reason
+    )
+
+
+def find_post_run(inputs: RunInputs, plan: PostPlan) -> Path | None:
+    """The newest run under the output folder with these settings, finished or interrupted."""
+    for path in sorted(inputs.config.output_dir.glob(f"{POST_RUN}_*/config.json"), reverse=True):
+        config = read_json(path)
+        finished = (path.parent / FINAL).exists()
+        if began_with(config, config.get("origin", {}), origin_of(inputs, plan), finished):
+            return path.parent
+    return None
+
+
+def check_settings(run: Path, inputs: RunInputs, plan: PostPlan) -> None:
+    """Check that a run to resume began with these settings.
+
+    Raises:
+        ValueError: it is unfinished and of another version, or began with other settings; names the difference.
+    """
+    if not (run / FINAL).exists():
+        check_version(run)
+    check_origin(run, read_run_config(run).get("origin", {}), origin_of(inputs, plan))
+
+
+def origin_of(inputs: RunInputs, plan: PostPlan) -> dict[str, Any]:
+    """The settings that must be equal for a run to be resumed or reused."""
+    return {
+        **asdict(plan),
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompt": inputs.prompts[0],
+        "split_seed": inputs.split.seed,
+    }
+
+
+def _labels(inputs: RunInputs, samples: Sequence[Sample]) -> dict[str, int]:
+    """Split -> number of labelled training images."""
+    groups = {name: set(inputs.split.groups[name]) for name in ("reward", "policy")}
+    return {name: sum(sample.group_id in ids and sample.labelled for sample in samples) for name, ids in groups.items()}
+
+
+def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
+    """Write a copy of the reward network, if there is one, and config.json into a new run folder."""
+    check_new(run)
+    if network is not None:
+        network.save_pretrained(run / REWARD_NET)
+    stage = {"stage": "post-processing policy", "plan": asdict(plan), "origin": origin_of(inputs, plan)}
+    return describe_run(run, inputs, stage)
