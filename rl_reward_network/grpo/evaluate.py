@@ -197,7 +197,7 @@ def _result(
         tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
         notice=notice(config),
-        shown=_pictured(prompts, before, after, criterion),
+        shown=pictured(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
     )
 
@@ -218,38 +218,37 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
 
 
-def _pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
+def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
     """The prompts with the largest gains and losses; best, median and worst after training; the worst captions.
 
     The last are those whose METEOR fell most. Each title names its measure, its value after training and its change.
     """
-    gain = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
-    end = after.values[criterion]
-    known = np.flatnonzero(np.isfinite(gain[criterion]))  # the labelled ones, if the criterion needs labels
-    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (gain[criterion], end))
+    gains = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
+    gain, end = gains[criterion], after.values[criterion]
+    known = np.flatnonzero(np.isfinite(gain))  # the labelled ones, if the criterion needs labels
+    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (gain, end))
     if not len(known):
         return ()
-    picks = [("gained most", criterion, n) for n in by_gain[:PICTURED]]
-    lost = {n: "lost most" if gain[criterion][n] < 0 else "gained least" for n in by_gain[::-1][:PICTURED]}
-    picks += [(title, criterion, n) for n, title in lost.items()]
-    for title, number in (("best", by_value[0]), ("median", by_value[len(by_value) // 2]), ("worst", by_value[-1])):
-        picks.append((f"{title} after training", criterion, number))
-    falls = gain.get("meteor", np.zeros(0))
-    picks += [("caption fell most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
+    picks = [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
+    picks += [("lost most" if gain[n] < 0 else "gained least", criterion, n) for n in by_gain[::-1][:PICTURED]]
+    places = {"best": 0, "median": len(by_value) // 2, "worst": -1}
+    picks += [(f"{title} after training", criterion, by_value[place]) for title, place in places.items()]
+    falls = gains.get("meteor", np.zeros(0))
+    picks += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
     return tuple(
-        _report_item(prompts, before, after, number, f"{title}, {_change(metric, after, gain, number)}")
-        for title, metric, number in picks
+        _report_item(prompts[n], before, after, n, f"{title}, {_change(metric, after.values, gains, n)}")
+        for title, metric, n in picks
     )
 
 
-def _change(metric: str, after: Measured, gain: dict[str, np.ndarray], number: int) -> str:
+def _change(metric: str, after: dict[str, np.ndarray], gains: dict[str, np.ndarray], number: int) -> str:
     """Measure, value after training, and change of one prompt."""
-    return f"{label(metric, '')}: {after.values[metric][number]:.3f} ({gain[metric][number]:+.3f})"
+    return f"{label(metric, '')}: {after[metric][number]:.3f} ({gains[metric][number]:+.3f})"
 
 
-def _report_item(prompts: list[GRPOPrompt], before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
-    image, truth = prompts[number].load()
-    texts = (prompts[number].caption or prompts[number].question, before.captions[number], after.captions[number])
+def _report_item(prompt: GRPOPrompt, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
+    image, truth = prompt.load()
+    texts = (prompt.caption or prompt.question, before.captions[number], after.captions[number])
     masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
     return ReportItem(heading, image, truth, *masks, texts)
 

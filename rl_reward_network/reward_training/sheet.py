@@ -59,8 +59,8 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
         line[3].set_title(f"true Dice {row.true_dice:.2f}", fontsize=9)
     for axis, name in zip(axes[0], COLUMNS, strict=True):
         axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
-    words = "probability that a pixel of the mask is wrong (true errors: 0 or 1)"
-    figure.colorbar(ERRORS, ax=list(axes[-1, 2:]), location="bottom", shrink=0.8, label=words)
+    words = "probability that the mask is wrong at a pixel (true errors: 0 or 1)"
+    figure.colorbar(ERRORS, ax=axes, location="bottom", shrink=0.4, label=words)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=90)
 
