@@ -18,17 +18,20 @@ import numpy as np
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import whole_file
 
-_MANY = 7  # columns; tables with more have smaller type
+_DENSE = {7: "dense", 8: "densest"}  # tables with more columns have smaller type; at last, intervals wrap, too
 _STYLE = """
 body { font-family: system-ui, sans-serif; max-width: 64rem; margin: 0 auto; padding: 0 1rem 3rem; line-height: 1.45; }
 .verdict { border-left: .4rem solid #357; background: #eef3f8; padding: .6rem 1rem; font-size: 1.1rem; }
-.scroll, .dense { overflow-x: auto; }
+.scroll, .dense, .densest { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ccc; text-align: left; vertical-align: top; }
 td span { white-space: nowrap; }
 .wrap td, code { overflow-wrap: anywhere; }
 .dense { font-size: .8rem; line-height: 1.3; }
+.densest { font-size: .66rem; line-height: 1.3; }
 .dense th, .dense td { padding: .25rem .35rem; }
+.densest th, .densest td { padding: .25rem .2rem; }
+.densest td span { white-space: normal; }
 .facts { font-size: .85rem; }
 .facts th { font-weight: normal; color: #555; }
 .facts th, .facts td { border: 0; padding: .1rem .7rem .1rem 0; }
@@ -42,8 +45,8 @@ img { max-width: 100%; height: auto; }
 @page { size: A4 landscape; margin: 12mm; }
 @media print {
   body { max-width: none; padding: 0; font-size: 9pt; }
-  .scroll, .dense { overflow: visible; }
-  .dense { font-size: 7pt; }
+  .scroll, .dense, .densest { overflow: visible; }
+  .dense, .densest { font-size: 7pt; }
   h2, h3 { break-after: avoid; }
   tr, section, .verdict { break-inside: avoid; }
 }
@@ -129,9 +132,10 @@ def table(header: Sequence[str], rows: Iterable[Iterable[object]], style: str = 
     """An HTML table; words wrap, an interval in brackets stays on one line.
 
     On a narrow screen it scrolls sideways (style "scroll") or breaks words (style "wrap"). More than seven columns are
-    set in smaller type, so that they fit on a page.
+    set in smaller type; from nine, intervals wrap, too. So 16 columns fit 1,000 pixels.
     """
-    style = "dense" if style == "scroll" and len(header) > _MANY else style
+    if style == "scroll":
+        style = next((name for columns, name in reversed(_DENSE.items()) if len(header) > columns), style)
     head = "".join(f"<th>{text(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return f'<div class="{style}"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'

@@ -100,6 +100,8 @@ def test_wide_tables_are_dense_and_intervals_are_not_broken() -> None:
     narrow, wide = (table(["n"] * columns, [["0.812 [0.790, 0.834]"] * columns]) for columns in (7, 8))
     assert narrow.startswith('<div class="scroll">')
     assert wide.startswith('<div class="dense">')
+    assert table(["n"] * 9, []).startswith('<div class="densest">')
+    assert table(["n"] * 11, [], "wrap").startswith('<div class="wrap">')
     assert wide.count("0.812 <span>[0.790, 0.834]</span>") == 8
     assert "<td>see [the log]</td>" in table(["n"], [["see [the log]"]])
     style = whole_page("t", [])
