@@ -148,8 +148,8 @@ def compare(
 
 
 def overlay_picks(comparison: Comparison) -> dict[str, int]:
-    """Indices in `comparison.tables` of the images on which the policy is best, median and worst."""
-    order = np.argsort(comparison.values(comparison.row(POLICY), comparison.criterion), kind="stable")
+    """Indices in `comparison.tables` of the images on which the deployed choice is best, median and worst."""
+    order = np.argsort(comparison.values(comparison.row(DEPLOYED), comparison.criterion), kind="stable")
     return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
 
 

@@ -4,7 +4,7 @@ The bootstrap resamples groups (images, videos or patients), not items. Axes: N 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
+from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
 
 METRIC_TITLES = {
@@ -39,7 +40,7 @@ VALIDATION_TITLES = {
     "val/meteor": "METEOR",
     "val/cycle_meteor": "METEOR of caption'",
 }
-WHEN = ("truth", "before", "after")
+COLOURS = {"truth": GREEN, "before": ORANGE, "after": BLUE}
 MASK_LEGEND = "IoU, Dice, precision and recall are of the mask that answers the item's question."
 CAPTION_LEGEND = (
     "Mask' is segmented from the model's own caption of the true region (the reward of loop 1). Neutral: segmented by "
@@ -102,6 +103,7 @@ class BeforeAfter:
         shown: items with pictures.
         curves: lines of metrics.jsonl.
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
+        origin: date, version, command and files, for the top of the page alone.
     """
 
     rows: tuple[Difference, ...]
@@ -114,6 +116,7 @@ class BeforeAfter:
     shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
     notice: str = ""
+    origin: page.Origin = field(default_factory=page.Origin)
 
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
@@ -145,7 +148,8 @@ def compare_models(
 
 def write_before_after(folder: Path, result: BeforeAfter) -> Path:
     """Write eval.json, eval.csv and report.html, each whole or not at all; returns the path of report.html."""
-    texts = {"eval.csv": _per_item(result), "report.html": _page(result)}
+    header = page.header(result.origin, folder, ["eval.csv", "eval.json"])
+    texts = {"eval.csv": _per_item(result), "report.html": _page(result, header)}
     write_json(folder / "eval.json", summary(result))
     return page.write_files(folder, texts)
 
@@ -173,13 +177,14 @@ def _per_item(result: BeforeAfter) -> str:
     return page.csv_text(lines)
 
 
-def _page(result: BeforeAfter) -> str:
+def _page(result: BeforeAfter, header: str) -> str:
     """The HTML file."""
     verdict = result.verdict
     figure = curves(result.curves)
     totals = [[name, f"{old:.3f}", f"{new:.3f}"] for name, (old, new) in result.totals.items()]
     parts = [
         "<h1>What did fine-tuning change?</h1>",
+        header,
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
         f"<p>{len(result.ids)} test items; means over groups with 95 % bootstrap intervals over groups.</p>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
@@ -190,7 +195,7 @@ def _page(result: BeforeAfter) -> str:
         f"<p>{legend([row.metric for row in result.rows])}</p>",
         page.table(["over all items", "before", "after"], totals) if totals else "",
         "<h2>Training</h2>\n" + page.image(png(figure), "png", "Rewards and validation") if figure else "",
-        "<h2>Images</h2>" if result.shown else "",
+        _images_heading(result) if result.shown else "",
         *(_item(item) for item in result.shown),
         "<h2>What was evaluated</h2>",
         page.table(["setting", "value"], result.config.items(), "wrap"),
@@ -198,12 +203,25 @@ def _page(result: BeforeAfter) -> str:
     return page.whole_page(f"Fine-tuning: {verdict.label}", parts)
 
 
+def _images_heading(result: BeforeAfter) -> str:
+    """HTML: what is shown and how many captions got worse."""
+    words = "The images are selected by the measure in their title: its value after training, and the change."
+    if "meteor" in result.values["before"]:
+        falls = (result.values["after"]["meteor"] < result.values["before"]["meteor"]).sum()
+        words += (
+            " Masks before and after are segmented from the model's own caption (mask')."
+            f" METEOR fell for {falls} of {len(result.ids)} captions."
+        )
+    return f"<h2>Images</h2><p>{words}</p>"
+
+
 def _item(item: ReportItem) -> str:
-    """HTML of one test item: its masks and captions."""
-    captions = [f"{when}: {words}" if words else when for when, words in zip(WHEN, item.words, strict=True)]
-    masks = zip((item.truth, item.before, item.after), (GREEN, ORANGE, BLUE), strict=True)
+    """HTML of one test item: the image, and its masks with their captions."""
+    captions = [f"{when}: {words}" if words else when for when, words in zip(COLOURS, item.words, strict=True)]
+    masks = zip((item.truth, item.before, item.after), COLOURS.values(), strict=True)
     pictures = [draw_mask(item.image, mask, colour) for mask, colour in masks]
-    return page.panels(item.title, zip(captions, pictures, strict=True))
+    untouched = ("image", draw_mask(item.image, None, GREEN))
+    return page.panels(item.title, [untouched, *zip(captions, pictures, strict=True)], mask_legend(COLOURS))
 
 
 def curves(lines: Sequence[dict[str, Any]]) -> Figure | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rl_reward_network.evaluation.baselines import NET, ORACLE, POLICY, Comparison
+from rl_reward_network.evaluation.baselines import DEPLOYED, NET, ORACLE, POLICY, Comparison
 
 
 def png(figure: Figure) -> bytes:
@@ -18,26 +18,26 @@ def png(figure: Figure) -> bytes:
 
 
 def histogram(comparison: Comparison) -> Figure:
-    """How often PPO and the oracle (unlabelled: the argmax of the reward net) select each prompt."""
+    """How often the deployed choice, PPO and the oracle (unlabelled: argmax of the reward net) select each prompt."""
     reference = ORACLE if comparison.labelled else NET
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
-    for shift, name in ((-0.2, POLICY), (0.2, reference)):
+    for shift, name in ((-0.27, DEPLOYED), (0, POLICY), (0.27, reference)):
         counts = comparison.row(name).weights.sum(axis=0)
-        axes.bar(np.arange(len(counts)) + shift, counts, 0.4, label=name)
+        axes.bar(np.arange(len(counts)) + shift, counts, 0.27, label=name)
     axes.set(xlabel="index of the prompt", ylabel="test images", xticks=np.arange(len(counts)))
     axes.legend()
     return figure
 
 
 def scatter(comparison: Comparison) -> Figure:
-    """Dice over reward of every mask: the proxy that PPO maximises, and the goal."""
+    """Dice over reward of every mask: the proxy that PPO maximises, and the goal; the deployed masks stand out."""
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
     scores, dices = ([table.column(name) for table in comparison.tables] for name in ("score", "dice"))
     axes.scatter(np.concatenate(scores), np.concatenate(dices), s=8, alpha=0.3, label="all prompts")
-    policy = comparison.row(POLICY)
-    axes.scatter(comparison.values(policy, "score"), comparison.values(policy, "dice"), s=14, label=POLICY)
+    deployed = comparison.row(DEPLOYED)
+    axes.scatter(comparison.values(deployed, "score"), comparison.values(deployed, "dice"), s=14, label=DEPLOYED)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     axes.set(xlabel="reward net's score", ylabel="Dice", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
     axes.legend()

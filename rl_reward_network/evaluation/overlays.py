@@ -19,13 +19,13 @@ class Overlay:
     """One test image with the masks to draw on it.
 
     Args:
-        title: why the image was selected, such as "best".
+        title: why the image was selected, such as "best of the deployed choice, by Dice".
         sample_id: hash that names the image.
         image: uint8 (H, W, 3), RGB.
         truth: bool (H, W), or None when unlabelled.
         default: bool (H, W), mask of the default prompt.
-        policy: bool (H, W), mask of the prompt the policy chose.
-        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `policy` is wrong.
+        deployed: bool (H, W), mask of the prompt that the deployed choice selects.
+        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong.
     """
 
     title: str
@@ -33,7 +33,7 @@ class Overlay:
     image: np.ndarray
     truth: np.ndarray | None
     default: np.ndarray
-    policy: np.ndarray
+    deployed: np.ndarray
     error_map: np.ndarray
 
 
@@ -68,11 +68,14 @@ def draw_errors(image: np.ndarray, error_map: np.ndarray) -> bytes:
     """JPEG of the image in grey, with the expected errors (float (H, W) in [0, 1]) in red and yellow over it."""
     picture = _panel(image)
     errors = Image.fromarray((error_map * 255).astype(np.uint8)).resize(picture.size, Image.Resampling.BOX)
-    share = np.asarray(errors)[..., None] / 255
-    grey = np.repeat(np.asarray(picture.convert("L"))[..., None], 3, axis=2) * 0.6
-    heat = colormaps["hot"](np.sqrt(share[..., 0]) * 0.8)[..., :3] * 255
-    opacity = np.minimum(1, 3 * share)
-    return _jpeg((opacity * heat + (1 - opacity) * grey).astype(np.uint8))
+    return _jpeg(paint_errors(np.asarray(picture.convert("L")), np.asarray(errors) / 255))
+
+
+def paint_errors(grey: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """uint8 (h, w, 3): expected errors, float (h, w) in [0, 1], in colour over a darkened uint8 (h, w) image."""
+    heat = colormaps["hot"](np.sqrt(errors) * 0.8)[..., :3] * 255
+    opacity = np.minimum(1, 3 * errors[..., None])
+    return (opacity * heat + (1 - opacity) * 0.6 * grey[..., None]).astype(np.uint8)
 
 
 def _panel(image: np.ndarray) -> Image.Image:

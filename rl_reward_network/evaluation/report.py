@@ -12,6 +12,7 @@ from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, ComparisonRow
 from rl_reward_network.evaluation.bootstrap import group_means
+from rl_reward_network.evaluation.legends import error_legend, mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
@@ -29,6 +30,7 @@ class EvaluationResult:
         overlays: images of the page, see `overlay_picks`.
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
         names: hash of an image or a patient -> the name to write in its place; empty by default.
+        origin: date, version, command and files, for the top of the page alone.
 
     Raises:
         ValueError: the number of prompts is not that of the tables, or an overlay is of an image that was not compared.
@@ -41,6 +43,7 @@ class EvaluationResult:
     overlays: tuple[Overlay, ...] = ()
     rollouts: tuple[dict[str, Any], ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    origin: page.Origin = field(default_factory=page.Origin)
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -63,7 +66,8 @@ def write_report(folder: Path, result: EvaluationResult) -> Path:
     Files: eval.json, eval.csv (per image), eval_patients.csv (per patient), report.html.
     """
     tables = {"eval.csv": _per_image(result), "eval_patients.csv": _per_patient(result)}
-    texts = tables | {"report.html": _page(result)}
+    beside = page.header(result.origin, folder, [*tables, "eval.json"])
+    texts = tables | {"report.html": _page(result, beside)}
     write_json(folder / "eval.json", _summary(result))
     return page.write_files(folder, texts)
 
@@ -122,11 +126,12 @@ def _per_patient(result: EvaluationResult) -> str:
     return page.csv_text(lines)
 
 
-def _page(result: EvaluationResult) -> str:
+def _page(result: EvaluationResult, header: str) -> str:
     """The HTML file."""
     comparison, verdict = result.comparison, result.comparison.verdict
     parts = [
         "<h1>Which prompt suits which image?</h1>",
+        header,
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
         f"<p>{page.text(deployed_sentence(comparison))}</p>",
         f"<p>{len(comparison.tables)} test images of {comparison.rows[0].to_fixed.groups} patients.</p>",
@@ -134,7 +139,7 @@ def _page(result: EvaluationResult) -> str:
         *_results(comparison),
         *_choices(result),
         *_curves(result),
-        "<h2>Images</h2>" if result.overlays else "",
+        _images_heading(comparison) if result.overlays else "",
         *(_overlay(overlay, result) for overlay in result.overlays),
         "<h2>What was evaluated</h2>",
         page.table(["setting", "value"], result.config.items(), "wrap"),
@@ -199,22 +204,38 @@ def _curves(result: EvaluationResult) -> list[str]:
     parts = []
     if result.comparison.labelled:
         figure = page.image(figures.png(figures.scatter(result.comparison)), "png", "Reward against Dice")
-        parts.append("<h2>Reward and ground truth</h2><p>The masks of all prompts on all test images.</p>" + figure)
+        words = "The masks of all prompts on all test images, and those of the deployed choice."
+        parts.append(f"<h2>Reward and ground truth</h2><p>{words}</p>{figure}")
     if any("custom/val_score" in row for row in result.rollouts):
         figure = page.image(figures.png(figures.proxy_and_gold(result.rollouts)), "png", "Reward and Dice in training")
         parts.append("<h2>Training</h2>" + figure)
     return parts
 
 
+def _images_heading(comparison: Comparison) -> str:
+    """HTML: what is shown, and by which measure the images were selected."""
+    what = (
+        "PPO" if comparison.deployment.policy else f"the best fixed prompt (index {comparison.deployment.best_fixed})"
+    )
+    measure = _TITLES[comparison.criterion]
+    words = f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {measure}."
+    return f"<h2>Images</h2><p>{page.text(words)}</p>"
+
+
 def _overlay(overlay: Overlay, result: EvaluationResult) -> str:
-    """HTML of one test image: plain, with the masks of truth, default prompt and policy, and the expected errors."""
-    comparison = result.comparison
+    """HTML of one test image: plain, with the masks of truth, default and deployed prompt, and the expected errors."""
+    comparison, measure = result.comparison, _TITLES[result.comparison.criterion]
     index = next(index for index, table in enumerate(comparison.tables) if table.sample_id == overlay.sample_id)
-    panels = [("image", draw_mask(overlay.image, None, GREEN))]
+    panels, colours = [("image", draw_mask(overlay.image, None, GREEN))], {}
     if overlay.truth is not None:
         panels.append(("truth", draw_mask(overlay.image, overlay.truth, GREEN)))
-    for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (POLICY, overlay.policy, BLUE)):
-        value = comparison.values(comparison.row(name), comparison.criterion)[index]
-        panels.append((f"{name}: {_TITLES[comparison.criterion]} {value:.3f}", draw_mask(overlay.image, mask, colour)))
-    panels.append((f"{POLICY}: errors expected by the reward net", draw_errors(overlay.image, overlay.error_map)))
-    return page.panels(f"{overlay.title}: {result.named(overlay.sample_id)}", panels)
+        colours["truth"] = GREEN
+    for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (DEPLOYED, overlay.deployed, BLUE)):
+        row = comparison.row(name)
+        value = comparison.values(row, comparison.criterion)[index]
+        caption = f"{name} (index {row.weights[index].argmax()}): {measure} {value:.3f}"
+        panels.append((caption, draw_mask(overlay.image, mask, colour)))
+        colours[name] = colour
+    panels.append((f"{DEPLOYED}: errors expected by the reward net", draw_errors(overlay.image, overlay.error_map)))
+    heading = f"{overlay.title} of the deployed choice, by {measure}: {result.named(overlay.sample_id)}"
+    return page.panels(heading, panels, mask_legend(colours) + error_legend())

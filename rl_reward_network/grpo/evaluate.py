@@ -14,8 +14,15 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.notes import import_notes
-from rl_reward_network.evaluation.before_after import BeforeAfter, ReportItem, compare_models, write_before_after
+from rl_reward_network.evaluation.before_after import (
+    BeforeAfter,
+    ReportItem,
+    compare_models,
+    label,
+    write_before_after,
+)
 from rl_reward_network.evaluation.bootstrap import plain_segmenter
+from rl_reward_network.evaluation.page import Origin, made_by
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -39,7 +46,7 @@ from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
-from rl_reward_network.runs.folder import FINAL, REWARD_NET
+from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 SPLIT = "test"
 PICTURED = 3  # prompts with the largest gains, and as many with the largest losses, in the report
@@ -136,7 +143,9 @@ def _evaluate(
         with swapped(model, start_weights):
             after.values["iou_of_drawn_by_base"] = iou_of_captions(model, prompts, cache, after.captions)
     minutes = (time.perf_counter() - start) / 60
-    result = replace(_result(inputs, config, prompts, before, after, run, minutes), notes=notes)
+    flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
+    origin = _origin(inputs, config, final_model, flags)
+    result = replace(_result(inputs, config, prompts, before, after, run, minutes), notes=notes, origin=origin)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
@@ -188,7 +197,7 @@ def _result(
         tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
         notice=notice(config),
-        shown=_pictured(prompts, before, after, criterion),
+        shown=pictured(prompts, before, after, criterion),
         curves=tuple(json.loads(line) for line in lines if line),
     )
 
@@ -209,24 +218,51 @@ def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
     return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
 
 
-def _pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
-    """The prompts with the largest gains and losses; then the best, the median and the worst after training."""
-    start, end = before.values[criterion], after.values[criterion]
-    known = np.flatnonzero(np.isfinite(end - start))  # the labelled ones, if the criterion needs labels
-    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (end - start, end))
+def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, criterion: str) -> tuple[ReportItem, ...]:
+    """The prompts with the largest gains and losses; best, median and worst after training; the worst captions.
+
+    The last are those whose METEOR fell most. Each title names its measure, its value after training and its change.
+    """
+    gains = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
+    gain, end = gains[criterion], after.values[criterion]
+    known = np.flatnonzero(np.isfinite(gain))  # the labelled ones, if the criterion needs labels
+    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (gain, end))
     if not len(known):
         return ()
-    picks = [("gained most", n) for n in by_gain[:PICTURED]]
-    picks += [("lost most" if end[n] < start[n] else "gained least", n) for n in by_gain[::-1][:PICTURED]]
-    picks += [("best", by_value[0]), ("median", by_value[len(by_value) // 2]), ("worst", by_value[-1])]
-    shown = []
-    for title, number in picks:
-        image, truth = prompts[number].load()
-        texts = (prompts[number].caption or prompts[number].question, before.captions[number], after.captions[number])
-        masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
-        heading = f"{title}: {end[number]:.3f} ({end[number] - start[number]:+.3f})"
-        shown.append(ReportItem(heading, image, truth, *masks, texts))
-    return tuple(shown)
+    picks = [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
+    picks += [("lost most" if gain[n] < 0 else "gained least", criterion, n) for n in by_gain[::-1][:PICTURED]]
+    places = {"best": 0, "median": len(by_value) // 2, "worst": -1}
+    picks += [(f"{title} after training", criterion, by_value[place]) for title, place in places.items()]
+    falls = gains.get("meteor", np.zeros(0))
+    picks += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
+    return tuple(
+        _report_item(prompts[n], before, after, n, f"{title}, {_change(metric, after.values, gains, n)}")
+        for title, metric, n in picks
+    )
+
+
+def _change(metric: str, after: dict[str, np.ndarray], gains: dict[str, np.ndarray], number: int) -> str:
+    """Measure, value after training, and change of one prompt."""
+    return f"{label(metric, '')}: {after[metric][number]:.3f} ({gains[metric][number]:+.3f})"
+
+
+def _report_item(prompt: GRPOPrompt, before: Measured, after: Measured, number: int, heading: str) -> ReportItem:
+    image, truth = prompt.load()
+    texts = (prompt.caption or prompt.question, before.captions[number], after.captions[number])
+    masks = unpacked(before.drawn[number]), unpacked(after.drawn[number])
+    return ReportItem(heading, image, truth, *masks, texts)
+
+
+def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: dict[str, Any]) -> Origin:
+    """The header of the report, with links into the run and to that of its reward network."""
+    run = trained.parent
+    model = f"{Path(config['world']['model_path']).name}, {config['origin']['model_fingerprint']}"
+    data = f"{inputs.config.data_root.name}: {config['data']}, split {SPLIT}"
+    origin = made_by(
+        "evaluate", {"model_path": trained, **flags}, data, model, config.get("version", UNKNOWN), run / "logs"
+    )
+    files = {"run of the model": run, "its metrics": run / "metrics.jsonl", "model card": run / FINAL / "README.md"}
+    return replace(origin, files={**origin.files, **files, **reward_run_files(run, config.get("reward_net"))})
 
 
 def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:

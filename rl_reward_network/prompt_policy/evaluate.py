@@ -12,10 +12,11 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.env.actions import action_masks
-from rl_reward_network.evaluation.baselines import ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
+from rl_reward_network.evaluation.baselines import DEPLOYED, ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
 from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.overlays import Overlay
+from rl_reward_network.evaluation.page import Origin, made_by
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
@@ -25,7 +26,7 @@ from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, 
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.runs.folder import REWARD_NET, UNKNOWN, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
@@ -73,23 +74,24 @@ def run_evaluation_stage(
     maps = ForegroundMaps.beside(run, network)
     samples = inputs.pick(SPLIT, images or len(inputs.samples))
     entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
-    comparison, chosen = _compared(config, final_model, trained_on, entries)
+    comparison = _compared(config, final_model, trained_on, entries)
     result = EvaluationResult(
         comparison,
         inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
         (*segmenter_note(entries, comparison), *rehearsal_note(inputs), *import_notes(inputs.config.data_root)),
-        _overlays(inputs, comparison, maps, samples, chosen),
+        _overlays(inputs, comparison, maps, samples),
         rollouts,
         _names(inputs, samples) if show_names else {},
+        _origin(config, inputs, final_model, {**vars(where), "images": images, "show_names": show_names}),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
 
 def _compared(
     config: dict[str, Any], final_model: Path, trained_on: dict[str, list[PromptTable]], entries: list[PromptTable]
-) -> tuple[Comparison, np.ndarray]:
-    """The comparison on the test images, and the policy's prompts int64 (N,)."""
+) -> Comparison:
+    """The comparison on the test images."""
     plan, policy = config["plan"], load_policy(final_model)
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
@@ -98,7 +100,7 @@ def _compared(
     decision = config["deployment"]
     deployment = Deployment(**{**decision, "difference": Estimate(**decision["difference"])})
     val = [entry.table for entry in trained_on["val"]]
-    return compare(val, tables, picks, deployment, config["world"]["seed"], steps), chosen
+    return compare(val, tables, picks, deployment, config["world"]["seed"], steps)
 
 
 def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
@@ -135,17 +137,18 @@ def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _overlays(
-    inputs: RunInputs, comparison: Comparison, maps: ForegroundMaps, samples: list[Sample], chosen: np.ndarray
+    inputs: RunInputs, comparison: Comparison, maps: ForegroundMaps, samples: list[Sample]
 ) -> tuple[Overlay, ...]:
-    """Best, median and worst image of the policy, with the masks of the default and of the chosen prompt."""
+    """Best, median and worst image of the deployed choice, with the masks of the default and of the deployed prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
+    deployed = comparison.row(DEPLOYED).weights.argmax(axis=1)
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
         masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
-        policy_mask = masks[chosen[index]]
-        errors = error_map(policy_mask.astype(np.float32), maps.scorer(image).foreground_prob)
-        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], policy_mask, errors))
+        mask = masks[deployed[place]]
+        errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
+        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mask, errors))
     return tuple(overlays)
 
 
@@ -171,6 +174,18 @@ def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
     images = inputs.config.data_root / "images"
     files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
     return files | {sample.group_id: sample.group for sample in samples}
+
+
+def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags: dict[str, Any]) -> Origin:
+    """The header of the report, with links into the run and to that of its reward network."""
+    run, model = final_model.parent, f"{Path(config['world']['model_path']).name}, {config['model_fingerprint']}"
+    data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
+    flags = {"model_path": final_model, **flags}
+    origin = made_by("evaluate", flags, data, model, config.get("version", UNKNOWN), run / "logs")
+    files = {"run of the policy": run, "what it learned from": run / TABLES, "its metrics": run / "metrics.jsonl"}
+    return replace(
+        origin, files={**origin.files, **files, **reward_run_files(run, config["reward_net_info"].get("named"))}
+    )
 
 
 def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:

@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from rl_reward_network.artefacts import whole_file
 
-COLUMNS = ("image", "mask", "predicted error map", "true error map")
+COLUMNS = ("image", "mask (white)", "predicted error map", "true error map")
 INCHES = 2.6  # of one picture
+SCALE = 0.7  # inches of the colour bar
+ERRORS = ScalarMappable(cmap="inferno")
+ERRORS.set_clim(0, 1)
 
 
 class SheetRow(NamedTuple):
@@ -41,21 +45,22 @@ def write_sheet(path: Path, rows: Sequence[SheetRow]) -> None:
     """
     if not rows:
         raise ValueError(f"{path}: got no masks")
-    figure = Figure(figsize=(INCHES * len(COLUMNS), (INCHES + 0.35) * len(rows)), layout="constrained")
+    figure = Figure(figsize=(INCHES * len(COLUMNS), (INCHES + 0.35) * len(rows) + SCALE), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), len(COLUMNS), squeeze=False)
     for row, line in zip(rows, axes, strict=True):
         pictures = (row.image, row.mask, row.predicted_error, row.true_error)
         for axis, picture in zip(line, pictures, strict=True):
-            axis.imshow(
-                picture, cmap="gray" if picture is row.mask else "inferno", vmin=0, vmax=1, interpolation="nearest"
-            )
+            colours = "gray" if picture is row.mask else ERRORS.get_cmap()
+            axis.imshow(picture, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
             axis.set_axis_off()
         line[1].set_title(row.source, fontsize=9)
         line[2].set_title(predicted_title(row), fontsize=9)
         line[3].set_title(f"true Dice {row.true_dice:.2f}", fontsize=9)
     for axis, name in zip(axes[0], COLUMNS, strict=True):
         axis.set_title(f"{name}\n{axis.get_title()}".strip(), fontsize=9)
+    words = "probability that the mask is wrong at a pixel (true errors: 0 or 1)"
+    figure.colorbar(ERRORS, ax=axes, location="bottom", shrink=0.4, label=words)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=90)
 

@@ -172,6 +172,18 @@ def portable(path: Path, run: Path) -> str:
     return relative if relative.startswith(".") else os.path.join(os.curdir, relative)  # a/b would be a hub id
 
 
+def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
+    """Name -> path of the run of a reward network and of its pictures, which may be gone.
+
+    Args:
+        run: folder of the run that used the network.
+        named: path and time of the network as in config.json of that run; None for runs without one, or of 0.6.
+    """
+    path, _, _ = (named or "").rpartition(", of ")
+    folder = (run / path).parent
+    return {"run of the reward network": folder, "pictures of its errors": folder / "sheet.png"} if path else {}
+
+
 def _commit() -> str | None:
     """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
     clone = Path(__file__).resolve().parents[2]

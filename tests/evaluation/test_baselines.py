@@ -146,10 +146,11 @@ def test_one_test_patient_has_no_interval_and_a_note():
     assert any("Fewer than 2 test patients" in note for note in comparison.notes)
 
 
-def test_overlays_show_best_median_and_worst_of_the_policy():
-    test = tables([[0.5], [0.9], [0.1], [0.7], [0.3]])
-    comparison = compared([], test, np.zeros(5, int))
-    assert overlay_picks(comparison) == {"best": 1, "median": 0, "worst": 2}
+def test_overlays_show_best_median_and_worst_of_the_deployed_choice():
+    test = tables([[0.5, 0.2], [0.9, 0.3], [0.1, 0.4], [0.7, 0.6], [0.3, 0.5]])
+    policy, fixed = (compared([], test, np.zeros(5, int), policy=policy, best_fixed=1) for policy in (True, False))
+    assert overlay_picks(policy) == {"best": 1, "median": 0, "worst": 2}
+    assert overlay_picks(fixed) == {"best": 3, "median": 2, "worst": 0}
 
 
 def test_input_that_does_not_fit_is_refused():

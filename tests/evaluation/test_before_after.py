@@ -148,7 +148,9 @@ def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     actual = Page(path.read_text(encoding="utf-8"))
     assert not {"script", "em", "b"} & set(actual.tags)
     assert actual.loose_tables == 0
-    assert actual.tags.count("img") == 3 + 1, "truth, before, after, and the curve"
+    assert actual.tags.count("img") == 4 + 1, "image, truth, before, after, and the curve"
+    assert "\u25a0 truth, \u25a0 before, \u25a0 after." in actual.text
+    assert "METEOR fell for 0 of 8 captions" in actual.text
     assert all(link.startswith("data:image/") for link in actual.links)
     for shown in ("truth: <b>red</b>", "before: a & b", 'after: "c"', "<script>alert(1)</script>", "An <em>extra</em>"):
         assert shown in actual.text

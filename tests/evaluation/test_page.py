@@ -8,7 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.evaluation.page import csv_text, digits, image, panels, table, text, whole_page, write_files
+from rl_reward_network import __version__
+from rl_reward_network.evaluation.page import (
+    Origin,
+    csv_text,
+    digits,
+    header,
+    image,
+    made_by,
+    panels,
+    table,
+    text,
+    whole_page,
+    write_files,
+)
 from tests.evaluation.test_report import Page
 
 
@@ -81,3 +94,43 @@ def test_files_are_written_in_order_and_whole(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_files(tmp_path, {"a.csv": "2", "b.html": "\ud800"})
     assert (tmp_path / "b.html").read_text(encoding="utf-8") == "é"
+
+
+def test_wide_tables_are_dense_and_intervals_are_not_broken() -> None:
+    narrow, wide = (table(["n"] * columns, [["0.812 [0.790, 0.834]"] * columns]) for columns in (7, 8))
+    assert narrow.startswith('<div class="scroll">')
+    assert wide.startswith('<div class="dense">')
+    assert table(["n"] * 9, []).startswith('<div class="densest">')
+    assert table(["n"] * 11, [], "wrap").startswith('<div class="wrap">')
+    assert wide.count("0.812 <span>[0.790, 0.834]</span>") == 8
+    assert "<td>see [the log]</td>" in table(["n"], [["see [the log]"]])
+    style = whole_page("t", [])
+    assert "landscape" in style
+    assert "nowrap" not in style.replace("td span { white-space: nowrap; }", ""), "words of headers wrap"
+
+
+def test_the_facts_say_when_by_what_and_how(tmp_path: Path) -> None:
+    flags = {"model_path": "out/my run", "images": None, "gpu": -1, "show_names": True, "other": False}
+    origin = made_by("evaluate", flags, "40 images", "nano", __version__, tmp_path / "logs")
+    assert list(origin.facts) == ["date", "version", "data", "model", "command"]
+    assert origin.facts["version"] == __version__
+    assert origin.facts["command"] == "sa2va-rl evaluate --model_path 'out/my run' --gpu -1 --show_names"
+    assert origin.files == {}, "no TensorBoard files, no link"
+    (tmp_path / "logs").mkdir()
+    other = made_by("evaluate", {}, "40 images", "nano", "0.6 or earlier", tmp_path / "logs")
+    assert other.facts["version"] == f"{__version__}, trained by 0.6 or earlier"
+    assert other.facts["TensorBoard"] == f"tensorboard --logdir {tmp_path / 'logs'}"
+    assert other.files == {"TensorBoard": tmp_path / "logs"}
+
+
+def test_the_header_links_what_exists_relative_to_the_report(tmp_path: Path) -> None:
+    (tmp_path / "run <1>").mkdir()
+    files = {"run & more": tmp_path / "run <1>", "gone": tmp_path / "gone"}
+    made = header(Origin({"data": "<b>", "command": "a b"}, files), tmp_path / "report", ["eval.csv"])
+    page = Page(whole_page("t", [made]))
+    assert page.links == ["eval.csv", "../run%20%3C1%3E"]
+    assert page.loose_tables == 0
+    assert "b" not in page.tags
+    assert "gone" not in page.text
+    assert "<code>a b</code>" in made
+    assert header(Origin(), tmp_path) == ""

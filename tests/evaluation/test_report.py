@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from rl_reward_network.evaluation.baselines import POLICY, RANDOM, overlay_picks
+from rl_reward_network.evaluation.baselines import DEPLOYED, POLICY, RANDOM, overlay_picks
 from rl_reward_network.evaluation.overlays import Overlay
+from rl_reward_network.evaluation.page import made_by
 from rl_reward_network.evaluation.report import EvaluationResult, deployed_sentence, write_report
 from tests.evaluation.test_baselines import compared, tables
 
@@ -28,7 +29,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href", "action", "data", "srcset")]
-        self.loose_tables += tag == "table" and self.open[-1] not in (("div", "scroll"), ("div", "wrap"))
+        self.loose_tables += tag == "table" and self.open[-1] not in (
+            ("div", "scroll"),
+            ("div", "wrap"),
+            ("div", "dense"),
+        )
         if tag not in VOID:
             self.open.append((tag, dict(attrs).get("class")))
 
@@ -39,10 +44,10 @@ class Page(HTMLParser):
         self.text += data
 
 
-def make_result(labelled=True, count=6):
+def make_result(labelled=True, count=6, policy=True):
     rng = np.random.default_rng(0)
     test = tables(rng.random((count, 3)), rng.random((count, 3)), labelled=labelled)
-    comparison = compared(test, test, rng.integers(3, size=count))
+    comparison = compared(test, test, rng.integers(3, size=count), policy=policy)
     mask = np.zeros((90, 120), dtype=bool)
     mask[20:60, 30:50] = True
     image = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
@@ -73,7 +78,7 @@ def test_the_page_is_whole_readable_and_self_contained(tmp_path, labelled):
     assert not re.search(r"https?://|url\(|@import", re.sub(r"base64,[^\"]*", "", text))
     assert "script" not in page.tags
     assert "em" not in page.tags, "notes, prompts and settings are text, not markup"
-    panels = 3 * (5 if labelled else 4)
+    panels = 3 * (5 + 1 if labelled else 4 + 1)  # the colour scale below each
     plots = 3 if labelled else 2  # choices, training; reward and truth where there is truth
     assert page.tags.count("img") == panels + plots
 
@@ -91,7 +96,37 @@ def test_the_page_shows_every_row_setting_prompt_and_note(tmp_path):
     for part in (*PROMPTS, *result.config.values(), *result.notes, *closed, deployed_sentence(comparison)):
         assert part in shown
     for title, place in overlay_picks(comparison).items():
-        assert f"{title}: {comparison.tables[place].sample_id}" in shown
+        assert f"{title} of the deployed choice, by Dice: {comparison.tables[place].sample_id}" in shown
+    assert shown.count("\u25a0 truth, \u25a0 default prompt, \u25a0 deployed.") == 3
+    assert shown.count("Expected errors: predicted probability") == 3
+
+
+def test_what_is_deployed_is_what_the_pictures_show(tmp_path):
+    result = make_result(policy=False)
+    comparison = result.comparison
+    deployed = comparison.row(DEPLOYED)
+    assert (deployed.weights != comparison.row(POLICY).weights).any()
+    shown = Page(written(tmp_path, result)[0]).text
+    assert "Shown is what is deployed: the best fixed prompt (index 0)" in shown
+    dice = comparison.values(deployed, "dice")
+    for place in overlay_picks(comparison).values():
+        assert f"deployed (index 0): Dice {dice[place]:.3f}" in shown
+    assert POLICY not in shown.split("Images", 1)[1]
+
+
+def test_the_header_has_facts_and_links_and_other_files_do_not_change(tmp_path):
+    plain, full = make_result(), tmp_path / "run" / "evaluation"
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    origin = made_by("evaluate", {"model_path": "run/final_model"}, "40 images", "nano", "0.6", logs)
+    text, _ = written(full, replace(plain, origin=origin))
+    written(tmp_path / "plain", plain)
+    page = Page(text)
+    assert page.text.index("sa2va-rl evaluate --model_path run/final_model") < page.text.index("Results")
+    assert page.links[:4] == ["eval.csv", "eval_patients.csv", "eval.json", "../logs"]
+    for link in page.links[:4]:
+        assert (full / link).exists()
+    assert (full / "eval.json").read_bytes() == (tmp_path / "plain" / "eval.json").read_bytes()
 
 
 def test_unlabelled_images_are_said_to_be_so(tmp_path):

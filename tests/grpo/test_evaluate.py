@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.grpo import evaluate as evaluation_file
-from rl_reward_network.grpo.evaluate import grpo_model, load_base, run_grpo_evaluation
+from rl_reward_network.grpo.evaluate import PICTURED, grpo_model, load_base, pictured, run_grpo_evaluation
 from rl_reward_network.grpo.image_features import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
@@ -128,25 +129,60 @@ def test_the_report_shows_gains_and_losses(
 ) -> None:
     result, path = evaluated
     page = Page(path.read_text(encoding="utf-8"))
-    assert page.tags.count("img") == 3 * (2 * ITEMS + 3) + 1, "each item at both ends, three more, and the curves"
-    assert all(link.startswith("data:image/") for link in page.links)
+    falls = result.values["after"]["meteor"] - result.values["before"]["meteor"]
+    worse = [number for number in np.argsort(falls, kind="stable") if falls[number] < 0][:PICTURED]
+    count = 2 * ITEMS + 3 + len(worse)
+    assert page.tags.count("img") == 4 * count + 1, "each item at both ends, three more, worse captions, and the curves"
+    files = [link for link in page.links if not link.startswith("data:image/")]
+    assert files[:2] == ["eval.csv", "eval.json"]
+    assert all((path.parent / link).exists() for link in files), "relative"
     for caption in by_hand[1].captions:
         assert f"after: {caption}" in page.text
     gain = result.values["after"]["iou_of_drawn"] - result.values["before"]["iou_of_drawn"]
     best = int(np.argmax(gain))
     first = result.shown[0]
     after = result.values["after"]["iou_of_drawn"]
-    assert first.title == f"gained most: {after[best]:.3f} ({gain[best]:+.3f})"
+    word = "gained most" if gain[best] > 0 else "lost least"
+    assert first.title == f"{word}, IoU of mask': {after[best]:.3f} ({gain[best]:+.3f})"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
     np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
-    assert result.shown[ITEMS].title == f"lost most: {after[np.argmin(gain)]:.3f} ({gain.min():+.3f})"
+    assert result.shown[ITEMS].title == f"lost most, IoU of mask': {after[np.argmin(gain)]:.3f} ({gain.min():+.3f})"
     titles = [item.title.split(" (")[0] for item in result.shown[2 * ITEMS :]]
+    meteor = result.values["after"]["meteor"]
     assert titles == [
-        f"best: {after.max():.3f}",
-        f"median: {np.sort(after)[::-1][ITEMS // 2]:.3f}",
-        f"worst: {after.min():.3f}",
+        f"best after training, IoU of mask': {after.max():.3f}",
+        f"median after training, IoU of mask': {np.sort(after)[::-1][ITEMS // 2]:.3f}",
+        f"worst after training, IoU of mask': {after.min():.3f}",
+        *(f"lost most, METEOR: {meteor[number]:.3f}" for number in worse),
     ]
     assert [line["step"] for line in result.curves] == [1]
+
+
+def test_captions_that_got_worse_are_shown_with_their_measure() -> None:
+    gains, meteor = np.array([0.3, -0.2, 0.0, 0.1, -0.1]), np.array([-0.3, 0.1, -0.1, 0.0, -0.2])
+    none: Any = [None] * 5
+
+    def measured(share: float) -> Measured:
+        values = {"iou_of_drawn": 0.5 + share * gains, "meteor": 0.6 + share * meteor}
+        return Measured(values, [f"caption {number}" for number in range(5)], none, none, np.zeros((5, 2), np.int64))
+
+    image = np.zeros((8, 8, 3), np.uint8)
+    prompts: Any = [SimpleNamespace(load=lambda: (image, None), caption=f"reference {number}") for number in range(5)]
+    shown = pictured(prompts, measured(0), measured(1), "iou_of_drawn")
+    assert [(item.title, item.words[0][-1]) for item in shown] == [
+        ("gained most, IoU of mask': 0.800 (+0.300)", "0"),
+        ("gained most, IoU of mask': 0.600 (+0.100)", "3"),
+        ("lost least, IoU of mask': 0.500 (+0.000)", "2"),
+        ("lost most, IoU of mask': 0.300 (-0.200)", "1"),
+        ("lost most, IoU of mask': 0.400 (-0.100)", "4"),
+        ("gained least, IoU of mask': 0.500 (+0.000)", "2"),
+        ("best after training, IoU of mask': 0.800 (+0.300)", "0"),
+        ("median after training, IoU of mask': 0.500 (+0.000)", "2"),
+        ("worst after training, IoU of mask': 0.300 (-0.200)", "1"),
+        ("lost most, METEOR: 0.300 (-0.300)", "0"),
+        ("lost most, METEOR: 0.400 (-0.200)", "4"),
+        ("lost most, METEOR: 0.500 (-0.100)", "2"),
+    ]
 
 
 def test_other_weights_than_in_training_are_refused(trained: tuple[GRPOInputs, Path], tiny_checkpoint: Path) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.reward_training.sheet import SheetRow, predicted_title, write_sheet
+from rl_reward_network.reward_training.sheet import SCALE, SheetRow, predicted_title, write_sheet
 
 
 def row(side=30):
@@ -16,7 +16,8 @@ def test_a_sheet_is_a_picture_with_a_line_for_each_mask(tmp_path):
         write_sheet(tmp_path / f"{count}.png", [row(), row(50), row()][:count])
     one, three = (Image.open(tmp_path / f"{count}.png") for count in (1, 3))
     assert one.width == three.width
-    assert three.height == pytest.approx(3 * one.height, abs=3)
+    scale = SCALE * 90  # pixels of the colour bar
+    assert three.height - scale == pytest.approx(3 * (one.height - scale), abs=3)
     assert len(np.unique(np.asarray(three.convert("L")))) > 50
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.png", "3.png"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network import __version__
-from rl_reward_network.runs.folder import new_run_folder, only_here, portable, provenance
+from rl_reward_network.runs.folder import new_run_folder, only_here, portable, provenance, reward_run_files
 
 
 def test_paths_inside_the_project_move_with_it_and_others_stay(tmp_path: Path) -> None:
@@ -36,3 +36,13 @@ def test_one_process_at_a_time_works_in_a_run(tmp_path: Path) -> None:
 
 def test_a_run_says_which_version_began_it() -> None:
     assert provenance()["version"] == __version__
+
+
+def test_the_run_of_a_reward_network_is_found_by_its_name(tmp_path: Path) -> None:
+    files = reward_run_files(tmp_path / "run", "../reward_net_1/best_reward_net, of 2026-11-23 14:02")
+    assert [path.resolve() for path in files.values()] == [
+        tmp_path / "reward_net_1",
+        tmp_path / "reward_net_1" / "sheet.png",
+    ]
+    assert reward_run_files(tmp_path, None) == {}, "no network, or a run of 0.6"
+    assert reward_run_files(tmp_path, "not from a folder") == {}
