@@ -2,8 +2,8 @@
 
     sa2va-rl evaluate --model_path outputs/sa2va_rl_finetune_*/final_model --split test
 
-For a prompt policy these are its baselines; for a model fine-tuned by GRPO (outputs/sa2va_grpo_*/final_model) the model
-before. Model, data, prompts and reward network are those of the run's config.json. Written: <run>/evaluation/ with
+For a policy of prompts or of operations these are its baselines; for a model fine-tuned by GRPO
+(outputs/sa2va_grpo_*/final_model) the model before. Model, data, prompts and reward network are those of the run's config.json. Written: <run>/evaluation/ with
 eval.json, eval.csv and report.html (one file; open it in a browser); without --images the results of a GRPO run are
 added to its model card, too, final_model/README.md.
 """
@@ -20,6 +20,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from rl_reward_network.evaluation.before_after import BeforeAfter
     from rl_reward_network.evaluation.report import EvaluationResult
+    from rl_reward_network.post_processing.evaluate import PostResult
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ def main(args: Args) -> None:
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
         report = _evaluate_grpo(final_model, args)
+    elif _edits_masks(folder):
+        report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
     print(f"\nreport: {report}")
@@ -78,6 +81,47 @@ def _evaluate_policy(folder: Path, args: Args) -> Path:
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
     show_comparison(result)
     return report
+
+
+def _edits_masks(folder: Path) -> bool:
+    """Whether this is a run of experiment 2, or its final_model."""
+    from rl_reward_network.artefacts import read_json
+
+    config = next((path for path in (folder / "config.json", folder.parent / "config.json") if path.exists()), None)
+    return config is not None and dict(read_json(config)).get("stage") == "post-processing policy"
+
+
+def _evaluate_operations(folder: Path, args: Args) -> Path:
+    from rl_reward_network.evaluation.page import made_by
+    from rl_reward_network.post_processing.evaluate import evaluate_post
+    from rl_reward_network.post_processing.report import write_post_report
+    from rl_reward_network.runs.folder import FINAL
+
+    if args.show_names:
+        raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")
+    final_model = folder / FINAL if (folder / FINAL).is_dir() else folder
+    result, run = evaluate_post(final_model, args.data_root, args.base_model, args.gpu, args.images), final_model.parent
+    config = result.config
+    flags = {"model_path": final_model, "images": args.images, "data_root": args.data_root, "gpu": args.gpu}
+    data, model = f"{config['images']} images", f"{Path(config['world']['model_path']).name}"
+    origin = made_by("evaluate", flags, data, model, config["version"], run / "logs")
+    suffix = "" if args.images is None else f"_{len(result.images)}"
+    report = write_post_report(run / f"evaluation{suffix}", result, origin)
+    show_operations(result)
+    return report
+
+
+def show_operations(result: "PostResult") -> None:
+    """Print the rows of experiment 2 and the verdict."""
+    table = Table(title="mean Dice over patients, less best fixed sequence", box=box.SIMPLE)
+    for name in ("", "Dice [95 %]", "-sequence", "closed"):
+        table.add_column(name, no_wrap=True)
+    for row in result.rows:
+        closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
+        table.add_row(row.name, f"{row.means['dice']}".replace("[", r"\["), f"{row.to_sequence.mean:+.3f}", closed)
+    Console().print(table)
+    for line in (result.verdict.sentence, *result.notes):
+        print(line)
 
 
 def show_changes(result: "BeforeAfter") -> None:

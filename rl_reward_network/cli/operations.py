@@ -28,7 +28,7 @@ class Args:
     """Experiment 2: train a PPO policy that edits Sa2VA's masks by operations."""
 
     mode: tyro.conf.Positional[Mode]
-    """quick: 96 images, 16000 operations. full: 240 images, 48000 operations."""
+    """quick: 96 images, 12000 operations. full: 240 images, 40000 operations."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     ppo: Annotated[PostSettings, tyro.conf.arg(name="")] = field(default_factory=PostSettings)
@@ -81,5 +81,4 @@ def main(args: Args) -> None:
         print("nothing to resume: this run is finished")
     else:
         run_post_stage(inputs, plan, args.reward_net, run, resume=resumed is not None)
-        print(inputs.bank.counts())
     print(f"\npost-processing policy: {run / FINAL}")

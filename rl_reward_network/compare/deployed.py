@@ -57,7 +57,7 @@ def save_deployed(
 ) -> None:
     """Write a road into `folder`, inside the folder of the comparison.
 
-    Runs are named by paths relative to that of the comparison, so that the project can be moved as a whole; nothing is copied.
+    Runs are named by paths relative to the comparison, so that the project can be moved as a whole; none is copied.
 
     Args:
         folder: best/ or cheapest/; one that exists is replaced.

@@ -26,7 +26,7 @@ def slopes(rows: Sequence[TableRow], choice: Choice) -> Figure:
 
 
 def dice_over_minutes(rows: Sequence[TableRow]) -> Figure:
-    """Dice on test patients over minutes of training, one point with its interval for each road; numbers as in the table."""
+    """Dice on test patients over minutes of training, one point with interval for each road, numbered as there."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(rows):

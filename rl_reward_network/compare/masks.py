@@ -18,7 +18,8 @@ ZOOM = 5 / 8  # side of a magnified quarter of the image; neighbours overlap by 
 class PromptChooser(Protocol):
     """A trained prompt policy: the index of the prompt for an image; Sa2VA has the given weights."""
 
-    def __call__(self, view: ImageView, weights: str) -> int: ...
+    def __call__(self, view: ImageView, weights: str) -> int:
+        """The index of the prompt for an image."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def flips_and_scales(view: ImageView, weights: str, prompt: str) -> np.ndarray:
     Where quarters overlap, their mean counts; together they count as one of the five.
     """
     total = view.soft(weights, [prompt])[0].copy()
-    for name, axes in (("left-right", [1]), ("up-down", [0]), ("both", [0, 1])):
+    for name, axes in (("left-right", (1,)), ("up-down", (0,)), ("both", (0, 1))):
         copy = np.ascontiguousarray(np.flip(view.image, axes))
         total += np.flip(view.soft_of(copy, weights, [prompt], name)[0], axes)
     return (total + _magnified(view, weights, prompt)) / 5

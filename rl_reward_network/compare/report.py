@@ -28,6 +28,7 @@ TITLES = {
     "betti1": "Betti-1 error",
     "score": "reward network's score",
 }
+FILES = ("table.csv", "table.tex", "eval.csv", "eval.json")
 MAIN = ("dice", "recall", "precision")
 CONVENTIONS = (
     "Means over test patients with 95 % bootstrap intervals over patients; values of an image are means over seeds. "
@@ -166,10 +167,14 @@ def _page(report: Report, folder: Path) -> str:
     patients, rows = report.rows[0].to_base.groups, report.rows
     parts = [
         "<h1>Which road is worth it on these data?</h1>",
-        page.header(page.Origin(report.facts, report.runs), folder, ("table.csv", "table.tex", "eval.csv", "eval.json")),
+        page.header(page.Origin(report.facts, report.runs), folder, FILES),
         "".join(f'<p class="verdict">{page.text(line)}</p>' for line in report.lines),
         f"<p>{len(report.images.ids)} test images of {patients} patients. {CONVENTIONS}</p>",
-        page.table(["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"], map(_quality, *_numbered(rows)), "wrap"),
+        page.table(
+            ["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"],
+            map(_quality, *_numbered(rows)),
+            "wrap",
+        ),
         "<h2>Other metrics</h2>",
         _other_metrics(rows),
         f"<h2>What it costs</h2><p>{COSTS}</p>",

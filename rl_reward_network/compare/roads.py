@@ -54,8 +54,8 @@ NET, EXP1, EXP3 = (REWARD_NET,), (REWARD_NET, PROMPTS_LABELS), (REWARD_NET, PROM
 ROADS = (
     Road(BASE, None, "the model as it is, default prompt"),
     Road("fixed_prompt", "prompts", "best fixed prompt", EXP1, source="fixed", policy=PROMPTS_LABELS),
-    Road(PROMPTS_LABELS, "prompts", "experiment 1: prompt policy, labels", EXP1, source="policy", policy=PROMPTS_LABELS),
-    Road(PROMPTS_NET, "prompts", "experiment 3: prompt policy, reward network", EXP3, source="policy", policy=PROMPTS_NET),
+    Road(PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", EXP1, source="policy", policy=PROMPTS_LABELS),
+    Road(PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", EXP3, source="policy", policy=PROMPTS_NET),
     Road("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, source="best of"),
     Road("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", source="mean"),
     Road("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, source="weighted mean"),

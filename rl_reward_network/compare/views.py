@@ -1,4 +1,4 @@
-"""One image as the roads see it: the soft masks of Sa2VA, and the reward network, each computed when it is asked for."""
+"""One image as the roads see it: the soft masks of Sa2VA and the reward network, each computed when it is needed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

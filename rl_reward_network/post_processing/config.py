@@ -14,7 +14,7 @@ class PostSettings:
     """Settings of PPO on the command line: None stands for the value of the preset."""
 
     total_timesteps: int | None = None
-    """Operations tried in training, rounded up to whole rollouts: quick 16000, full 48000."""
+    """Operations tried in training, rounded up to whole rollouts: quick 12000, full 40000."""
     max_steps: int = 5
     """Most operations on one mask."""
     n_envs: int | None = None
@@ -40,8 +40,8 @@ class PostSettings:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"total_timesteps": 16000},
-    "full": {"total_timesteps": 48000},
+    "quick": {"total_timesteps": 12000},
+    "full": {"total_timesteps": 40000},
 }
 COMMON = {"n_envs": 8, "n_steps": 64, "batch_size": 128, "learning_rate": 1e-3}
 

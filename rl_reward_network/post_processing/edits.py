@@ -48,6 +48,7 @@ class EditedImage:
     reward: str = "dice"
     paid_by: np.ndarray | None = None
     _states: dict[tuple[int, ...], MaskState] = field(default_factory=dict)
+    _rewards: dict[tuple[int, ...], float] = field(default_factory=dict)
     _softs: "OrderedDict[tuple[int, ...], np.ndarray]" = field(default_factory=OrderedDict)
 
     def state(self, operations: tuple[int, ...]) -> MaskState:
@@ -55,8 +56,14 @@ class EditedImage:
         if operations not in self._states:
             soft = self.edited(operations)
             info = {} if self.truth is None else {"dice": self.dice(operations)}
-            self._states[operations] = MaskState(observe_mask(self.guide, soft), self.reward_of(soft > 0.5), info)
+            self._states[operations] = MaskState(observe_mask(self.guide, soft), self.worth(operations), info)
         return self._states[operations]
+
+    def worth(self, operations: tuple[int, ...]) -> float:
+        """The reward of the mask after a sequence of operations, in [0, 1]."""
+        if operations not in self._rewards:
+            self._rewards[operations] = self.reward_of(self.mask(operations))
+        return self._rewards[operations]
 
     def edited(self, operations: tuple[int, ...]) -> np.ndarray:
         """float32 (H, W): the soft mask after a sequence of operations."""

@@ -137,11 +137,14 @@ def load_post_policy(folder: Path) -> PostPolicy:
     Raises:
         ValueError: config.json or policy.zip is missing or damaged, or the operations are of another version.
     """
+    return load_policy_of_run(folder)[1]
+
+
+def load_policy_of_run(folder: Path) -> tuple[ActorCriticPolicy, PostPolicy]:
+    """The trained policy, and what is deployed: that policy, or the best fixed sequence; as `load_post_policy`."""
     config = read_post_config(folder)
     if config["operations"] != list(OPERATIONS):
         raise ValueError(f"{folder / 'config.json'}: operations: of another version; train experiment 2 again")
-    if not config["deployment"]["policy"]:
-        return PostPolicy(config, None)
     size = len(config["observation"]) + len(OPERATIONS)
     policy = ActorCriticPolicy(
         gym.spaces.Box(-OBSERVATION_LIMIT, OBSERVATION_LIMIT, (size,), np.float32),
@@ -150,7 +153,7 @@ def load_post_policy(folder: Path) -> PostPolicy:
         **policy_kwargs([0.0] * size, [0.0] * size, config["net_arch"]),
     )
     load_weights(policy, folder / "policy.zip")
-    return PostPolicy(config, policy)
+    return policy, PostPolicy(config, policy if config["deployment"]["policy"] else None)
 
 
 def read_post_config(folder: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def best_sequences(images: Sequence[EditedImage], max_steps: int) -> dict[Operat
     groups = [image.group_id for image in images]
 
     def value(operations: Operations) -> float:
-        return float(group_means(np.array([image.state(operations).reward for image in images]), groups).mean())
+        return float(group_means(np.array([image.worth(operations) for image in images]), groups).mean())
 
     visited: dict[Operations, float] = {(): value(())}
     beam: list[Operations] = [()]
@@ -85,7 +85,7 @@ def ridge_sequences(
         np.stack([np.concatenate([image.features, image.state(()).statistics]) for image in part])
         for part in (train, new)
     )
-    rewards = np.array([[image.state(operations).reward for operations in sequences] for image in train])
+    rewards = np.array([[image.worth(operations) for operations in sequences] for image in train])
     return [sequences[index] for index in ridge_per_prompt(features, rewards, new_features)]
 
 

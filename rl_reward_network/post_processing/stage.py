@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.actions import prompts_of
+from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, group_bootstrap
 from rl_reward_network.evaluation.deployment import Deployment
@@ -41,6 +43,7 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
+SEARCHED = 48  # training images of the search for fixed sequences
 SEQUENCES = 24  # the best fixed ones, that ridge regression chooses from
 
 
@@ -119,7 +122,7 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
             paid = _shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
         with clock(seconds, "searches"):
-            sequences = best_sequences(paid, plan.ppo.max_steps)
+            sequences = best_sequences(paid[:: max(1, len(paid) // SEARCHED)], plan.ppo.max_steps)
             threshold = best_threshold(paid)
         with clock(seconds, "PPO"):
             model = train_post_policy(paid, val, plan.ppo, run)
@@ -135,7 +138,7 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             "peak_memory_gib": peak_memory_gib(),
             "resumed": resume,
         }
-        vision = inputs.bank.answer(samples["val"][0].load_image()).vision_features
+        vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
         save_post_policy(model, run / FINAL, {**config, **description}, len(vision) if plan.vision_features else 0)
 
 
@@ -162,12 +165,18 @@ def edited_images(
 
 def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundMaps | None) -> EditedImage:
     image = sample.load_image()
-    answer = inputs.bank.answer(image)
-    soft = inputs.segmenter.upsample(answer.mask_logits[:1], image.shape[:2])[0]
+    answer = default_answer(inputs, image)
+    soft = inputs.segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
     features = observe_image(image, answer.vision_features if plan.vision_features else None)
     scorer = None if maps is None else maps.scorer(image)
     truth = sample.load_mask()
     return EditedImage(sample.sample_id, sample.group_id, GuideImage(image), soft, features, truth, scorer, plan.reward)
+
+
+def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
+    """Sa2VA's answer to the default prompt alone, from the mask bank; image is uint8 (H, W, 3)."""
+    whole = inputs.bank
+    return MaskBank(whole.folder, whole.segment, whole.fingerprint, prompts_of(inputs.prompts[:1])).answer(image)
 
 
 def _shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
@@ -180,7 +189,7 @@ def _shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
         assert donor is not None
         if donor.shape != image.soft.shape:
             raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
-        paid.append(replace(image, paid_by=donor, _states={}, _softs=type(image._softs)()))
+        paid.append(replace(image, paid_by=donor, _states={}, _rewards={}))
     return paid
 
 
@@ -195,7 +204,7 @@ def decide_operations(
     criterion = "dice" if labelled else "score"
 
     def value(image: EditedImage, operations: Operations) -> float:
-        return image.dice(operations) if labelled else image.state(operations).reward
+        return image.dice(operations) if labelled else image.worth(operations)
 
     pairs = zip(val, chosen, strict=True)
     differences = np.array([value(image, operations) - value(image, fixed) for image, operations in pairs])

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from stable_baselines3 import PPO
@@ -138,6 +138,12 @@ class ValidationCallback(BaseCallback):
         return [float(context.scores[action]) for context, action in pairs], dices
 
 
+class WithPeak(Protocol):
+    """A validation with the weights that were best so far."""
+
+    peak: dict[str, Any] | None
+
+
 class RolloutCheckpoint(BaseCallback):
     """Writes a checkpoint at the start of a rollout, at most one per `CHECKPOINT_SECONDS`.
 
@@ -146,7 +152,7 @@ class RolloutCheckpoint(BaseCallback):
         validation: its peak is part of the checkpoint.
     """
 
-    def __init__(self, path: Path, validation: ValidationCallback) -> None:
+    def __init__(self, path: Path, validation: WithPeak) -> None:
         super().__init__()
         self.path, self.validation, self.next_time = path, validation, 0.0
 
