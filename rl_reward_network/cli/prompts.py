@@ -47,6 +47,8 @@ class Args:
     """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
     reward: RewardName = "net"
     """Reward of a mask: net, the reward network's score; mix, half score, half Dice; the others need the true mask."""
+    shuffle_rewards: Rare[bool] = False
+    """The control: each training image is paid by the rewards of another, so nothing can be gained."""
     vision_features: Rare[bool | None] = None
     """Add Sa2VA's pooled image features to the observation: yes by default, no with --preset published."""
     reward_net: Path | None = None
@@ -70,7 +72,9 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     from rl_reward_network.prompt_policy.stage import policy_plan
     from rl_reward_network.reward_training.stage import reward_plan
 
-    plan = policy_plan(args.mode, args.preset, args.reward, args.vision_features, args.inputs.seed, args.ppo)
+    plan = policy_plan(
+        args.mode, args.preset, args.reward, args.vision_features, args.inputs.seed, args.ppo, args.shuffle_rewards
+    )
     rewards = reward_plan(args.inputs, args.mode, args.reward_steps)
     check_inputs(args.inputs)
     if args.run_folder and not args.resume:

@@ -38,19 +38,25 @@ class CentredReward(VecEnvWrapper):
 
 
 def make_vector_env(
-    contexts: Sequence[PromptContext], n_envs: int, seed: int, max_steps: int = 1, reward: RewardName = "net"
+    contexts: Sequence[PromptContext],
+    n_envs: int,
+    seed: int,
+    max_steps: int = 1,
+    reward: RewardName = "net",
+    stop: bool = False,
 ) -> VecEnv:
     """`n_envs` environments over the same images, each with a different order (seeds `seed`, `seed` + 1, ...).
 
-    The reward is centred per image when episodes have one step; `info["episode"]["r"]` and `info["score"]` stay raw.
+    The reward is centred per image when episodes have one prompt and no action stop; `info["episode"]["r"]` and
+    `info["score"]` stay raw.
 
     Raises:
         ValueError: `n_envs` < 1, or contexts that do not fit together or to the reward.
     """
     if n_envs < 1:
         raise ValueError(f"n_envs is {n_envs}, expected 1 or more")
-    venv: VecEnv = VecMonitor(DummyVecEnv([lambda: Sa2VAFinetuneEnv(contexts, max_steps, reward)] * n_envs))
-    if max_steps == 1:
+    venv: VecEnv = VecMonitor(DummyVecEnv([lambda: Sa2VAFinetuneEnv(contexts, max_steps, reward, stop)] * n_envs))
+    if max_steps == 1 and not stop:
         venv = CentredReward(venv, {c.sample_id: float(prompt_rewards(c, reward).mean()) for c in contexts})
     venv.seed(seed)
     return venv

@@ -23,6 +23,7 @@ from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
+BANDIT = "bandit"  # PPO with one prompt, beside a policy that may try several until it stops
 DEPLOYED, ORACLE = "deployed", "oracle"
 
 
@@ -122,7 +123,7 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY` and `RIDGE` -> int (N,), index of the selected prompt on each test image.
+        chosen: `POLICY`, `RIDGE` and, with the action stop, `BANDIT` -> int (N,), index of the selected prompt on each test image.
         deployment: the choice made on validation images.
         seed: of the bootstrap.
         max_steps: number of prompts that PPO tries per image.
@@ -166,6 +167,7 @@ def _weights(
         FIXED: fixed,
         NET: one_hot[scores.argmax(axis=1)],
         RIDGE: one_hot[chosen[RIDGE]],
+        **({BANDIT: one_hot[chosen[BANDIT]]} if BANDIT in chosen else {}),
         POLICY: one_hot[chosen[POLICY]],
         DEPLOYED: one_hot[chosen[POLICY]] if deployment.policy else fixed,
     }

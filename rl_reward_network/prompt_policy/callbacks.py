@@ -79,6 +79,7 @@ class ValidationCallback(BaseCallback):
         reward: the reward of training.
         curves: the curves so far.
         peak: the attribute of that name, of a resumed run.
+        stop: whether there is an action that ends the episode.
 
     Attributes:
         peak: `dice` and `policy`, the best mean Dice so far and the weights that reached it; None before the first.
@@ -92,9 +93,11 @@ class ValidationCallback(BaseCallback):
         reward: RewardName,
         curves: Curves,
         peak: dict[str, Any] | None = None,
+        stop: bool = False,
     ) -> None:
         super().__init__()
         self.contexts, self.max_steps, self.reward, self.curves = contexts, max_steps, reward, curves
+        self.stop = stop
         self.peak, self.stopped = peak, False
 
     def _on_rollout_start(self) -> None:
@@ -132,7 +135,7 @@ class ValidationCallback(BaseCallback):
 
     def _greedy(self) -> tuple[list[float], list[float]]:
         """Score of each validation image under the greedy policy, and Dice of each labelled one."""
-        actions = choose_prompts(self.model.policy, self.contexts, self.max_steps, self.reward == "net")
+        actions = choose_prompts(self.model.policy, self.contexts, self.max_steps, self.reward == "net", self.stop)
         pairs = list(zip(self.contexts, actions, strict=True))
         dices = [float(context.metrics["dice"][action]) for context, action in pairs if context.metrics]
         return [float(context.scores[action]) for context, action in pairs], dices

@@ -37,8 +37,12 @@ class PPOSettings:
     """Weight of the entropy bonus."""
     vf_coef: Rare[float] = 0.5
     """Weight of the value loss."""
-    max_steps: Rare[int] = 1
-    """Prompts per episode, all on one image; with more than one, the mask with the highest predicted score is used."""
+    max_steps: Rare[int | None] = None
+    """Prompts per episode, all on one image: 1, with --stop 5. With more than one, the mask with the highest predicted
+    score is used, with --stop that of the last prompt."""
+    stop: bool = False
+    """Experiment 1: add an action that ends the episode. A prompt is paid by the change of the reward against the mask
+    before, at first that of the default prompt; for rewards of labels."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class PromptPPOConfig(PPOSettings):
     learning_rate: float = 3e-4
     gamma: float = 0.99
     gae_lambda: float = 0.95
+    max_steps: int = 1
     seed: int = 0
     """Seed of the policy's weights, the sampled actions and the order of the images."""
 
@@ -104,6 +109,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+STOP_PRESETS: dict[str, dict[str, Any]] = {  # longer episodes need more steps
+    "quick": {"max_steps": 5, "total_timesteps": 6000},
+    "full": {"max_steps": 5, "total_timesteps": 20000},
+}
+
+
 def with_preset(settings: PPOSettings, mode: Mode, preset: Preset = "default", seed: int = 0) -> PromptPPOConfig:
     """Settings of a mode and a preset, with the user's changes.
 
@@ -114,7 +125,7 @@ def with_preset(settings: PPOSettings, mode: Mode, preset: Preset = "default", s
     """
     given = {field.name: getattr(settings, field.name) for field in fields(settings)}
     given = {name: value for name, value in given.items() if value is not None}
-    values = {**PRESETS[mode], **PRESETS.get(preset, {}), **given}
+    values = {**PRESETS[mode], **PRESETS.get(preset, {}), **(STOP_PRESETS[mode] if settings.stop else {}), **given}
     if {"n_envs", "n_steps"} & given.keys() and "batch_size" not in given:
         rollout = values["n_envs"] * values.get("n_steps", PromptPPOConfig.n_steps)
         values["batch_size"] = max(2, min(PromptPPOConfig.batch_size, rollout))

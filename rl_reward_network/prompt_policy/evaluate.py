@@ -12,7 +12,16 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.env.actions import action_masks
-from rl_reward_network.evaluation.baselines import DEPLOYED, ORACLE, POLICY, RIDGE, Comparison, compare, overlay_picks
+from rl_reward_network.evaluation.baselines import (
+    BANDIT,
+    DEPLOYED,
+    ORACLE,
+    POLICY,
+    RIDGE,
+    Comparison,
+    compare,
+    overlay_picks,
+)
 from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.overlays import Overlay
@@ -22,11 +31,12 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
+from rl_reward_network.prompt_policy.policy import choose_prompts, has_stop, load_policy, read_policy_config
+from rl_reward_network.prompt_policy.stage import BANDIT_RUN
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.runs.folder import REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
@@ -95,12 +105,15 @@ def _compared(
     plan, policy = config["plan"], load_policy(final_model)
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
-    chosen = choose_prompts(policy, contexts, steps, reward == "net")
+    stop = has_stop(config)
+    chosen = choose_prompts(policy, contexts, steps, reward == "net", stop)
     picks = {POLICY: chosen, RIDGE: ridge_choices(trained_on["policy"], entries, reward)}
+    if stop:
+        picks[BANDIT] = choose_prompts(load_policy(final_model.parent / BANDIT_RUN / FINAL), contexts)
     decision = config["deployment"]
     deployment = Deployment(**{**decision, "difference": Estimate(**decision["difference"])})
     val = [entry.table for entry in trained_on["val"]]
-    return compare(val, tables, picks, deployment, config["world"]["seed"], steps)
+    return compare(val, tables, picks, deployment, config["world"]["seed"], 1 if stop else steps)
 
 
 def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:

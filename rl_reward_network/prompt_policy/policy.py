@@ -3,7 +3,7 @@
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rl_reward_network.env.observation import (
     observation_table,
     observe_image,
 )
-from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations
+from rl_reward_network.env.sa2va_finetune_env import PromptContext, observations, spaces_of
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 
 NET_ARCH = (128, 64)  # hidden units of the policy, and the same again for the value
@@ -44,13 +44,14 @@ class Standardise(BaseFeaturesExtractor):
         return standard.clamp_(-STANDARDISED_LIMIT, STANDARDISED_LIMIT)
 
 
-def architecture(contexts: Sequence[PromptContext]) -> dict[str, Any]:
-    """SB3's `policy_kwargs` for a policy that standardises by these images, except progress and best score."""
+def architecture(contexts: Sequence[PromptContext], stop: bool = False) -> dict[str, Any]:
+    """SB3's `policy_kwargs` for a policy that standardises by these images, except the state of the episode."""
     features = np.stack([context.features for context in contexts]).astype(np.float64)
     low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
     std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
-    mean = [*features.mean(axis=0).tolist(), *([0.0] * EPISODE_FEATURES)]
-    return policy_kwargs(mean, [*std.tolist(), *([1.0] * EPISODE_FEATURES)], NET_ARCH)
+    episode = EPISODE_FEATURES + (len(contexts[0].scores) if stop else 0)
+    mean = [*features.mean(axis=0).tolist(), *([0.0] * episode)]
+    return policy_kwargs(mean, [*std.tolist(), *([1.0] * episode)], NET_ARCH)
 
 
 def policy_kwargs(mean: Sequence[float], std: Sequence[float], net_arch: Sequence[int]) -> dict[str, Any]:
@@ -93,19 +94,46 @@ def try_prompts(
     return np.stack(tried)[best_step, np.arange(len(contexts))]
 
 
+def try_until_stop(policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int) -> np.ndarray:
+    """int64 (N,): the last of the most probable prompts before a policy with the action stop ends the episode.
+
+    Nothing in its observation depends on the masks, so Sa2VA must answer the last prompt alone.
+
+    Args:
+        policy: a policy trained with the action stop.
+        contexts: N images; only their features and the number of prompts are used.
+        max_steps: prompts per image at most.
+    """
+    current = np.zeros(len(contexts), dtype=np.int64)  # the default prompt
+    running = np.ones(len(contexts), dtype=bool)
+    for step in range(max_steps):
+        batch = observations(contexts, step / max_steps, current=current.tolist())
+        actions = policy.predict(batch, deterministic=True)[0].astype(np.int64)
+        running &= actions < len(contexts[0].scores)
+        current = np.where(running, actions, current)
+    return current
+
+
 def choose_prompts(
-    policy: PPO | BasePolicy, contexts: Sequence[PromptContext], max_steps: int = 1, observe_scores: bool = True
+    policy: PPO | BasePolicy,
+    contexts: Sequence[PromptContext],
+    max_steps: int = 1,
+    observe_scores: bool = True,
+    stop: bool = False,
 ) -> np.ndarray:
-    """`try_prompts` on images with known scores."""
+    """`try_prompts` on images with known scores; with the action `stop`, `try_until_stop`."""
+    if stop:
+        return try_until_stop(policy, contexts, max_steps)
     table = np.stack([context.scores for context in contexts])
     return try_prompts(policy, contexts, lambda tried: table[np.arange(len(table)), tried], max_steps, observe_scores)
 
 
 def save_policy(model: PPO, folder: Path, description: dict[str, Any]) -> None:
     """Write the folder that `load_policy` reads, atomically; `description` goes into its config.json."""
-    vision = model.observation_space.shape[0] - IMAGE_FEATURES - EPISODE_FEATURES  # type: ignore[index]
+    prompts = len(description["prompts"]) if has_stop(description) else 0
+    vision = model.observation_space.shape[0] - IMAGE_FEATURES - EPISODE_FEATURES - prompts  # type: ignore[index]
     network = {
-        "observation": [entry.name for entry in observation_table(vision)],
+        "observation": observation_names(vision, prompts),
         "vision_features": vision,
         "net_arch": list(NET_ARCH),
     }
@@ -121,19 +149,29 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
         ValueError: config.json or policy.zip is missing or damaged, or the policy was trained on other observations.
     """
     config, archive = read_policy_config(folder), folder / "policy.zip"
-    names = [entry.name for entry in observation_table(config["vision_features"])]
+    stop, prompts = has_stop(config), len(config["prompts"])
+    names = observation_names(config["vision_features"], prompts if stop else 0)
     if config["observation"] != names:
         raise ValueError(f"{folder / 'config.json'}: observation: made for other observations; train the policy again")
     zeros = [0.0] * len(names)
-    low, high = bounds(config["vision_features"])
     policy = ActorCriticPolicy(
-        gym.spaces.Box(low, high, dtype=np.float32),
-        gym.spaces.Discrete(len(config["prompts"])),
+        *spaces_of(config["vision_features"], prompts, stop),
         lambda _: 0.0,
         **policy_kwargs(zeros, zeros, config["net_arch"]),
     )
     load_weights(policy, archive)
     return policy
+
+
+def has_stop(config: Mapping[str, Any]) -> bool:
+    """Whether the policy of a run has the action stop; runs of 0.9 and earlier have not."""
+    return bool(config["plan"]["ppo"].get("stop", False))
+
+
+def observation_names(vision_features: int, prompts: int = 0) -> list[str]:
+    """Names of the numbers of an observation; `prompts` is their number with the action stop, else 0."""
+    present = [f"present_mask_of_prompt_{index}" for index in range(prompts)]
+    return [*(entry.name for entry in observation_table(vision_features)), *present]
 
 
 def load_weights(policy: ActorCriticPolicy, archive: Path) -> None:
@@ -180,12 +218,14 @@ def deployed_prompt(
     Raises:
         ValueError: the policy was trained with features of another model.
     """
-    plan, prompts = trained["plan"], trained["prompts"]
+    plan, prompts, stop = trained["plan"], trained["prompts"], has_stop(trained)
     features = observe_image(image, vision_features if plan["vision_features"] else None)
-    if len(features) + EPISODE_FEATURES != len(trained["observation"]):
+    if len(features) + EPISODE_FEATURES + stop * len(prompts) != len(trained["observation"]):
         raise ValueError("--policy: trained on a Sa2VA with features of another width; leave --model_path out")
     context = PromptContext("new image", features, np.zeros(len(prompts), dtype=np.float32))
     max_steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    if stop:
+        return int(try_until_stop(policy, [context], max_steps)[0])
     return int(
         try_prompts(policy, [context], lambda tried: np.array([score(int(tried[0]))]), max_steps, observe_scores)[0]
     )

@@ -51,7 +51,7 @@ def train_prompt_policy(
     Raises:
         ValueError: contexts that do not fit together or to the reward.
     """
-    venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward)
+    venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward, config.stop)
     model = new_ppo(venv, train_contexts, config)
     state = load_checkpoint(run_dir / CHECKPOINT)
     done = state.get("num_timesteps", 0)
@@ -59,7 +59,7 @@ def train_prompt_policy(
     model.set_logger(Logger(str(run_dir / "logs"), [CurvesWriter(curves)]))
     if state:
         restore_ppo(model, state)
-    validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, state.get("peak"))
+    validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, state.get("peak"), config.stop)
     bar = tqdm(total=config.whole_timesteps, initial=done, desc="PPO", unit="step")
     with closing(venv), closing(curves), bar, one_thread():
         callbacks = [RolloutCurves(curves, bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, validation)]
@@ -85,7 +85,7 @@ def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfi
             clip_range=config.clip_range,
             ent_coef=config.ent_coef,
             vf_coef=config.vf_coef,
-            policy_kwargs=architecture(contexts),
+            policy_kwargs=architecture(contexts, config.stop),
             seed=config.seed,
             device="cpu",
         )

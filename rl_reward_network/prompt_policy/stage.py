@@ -1,11 +1,14 @@
 """Step 2 as a whole: score the frozen model's masks, train the prompt policy, choose what to deploy."""
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -16,7 +19,7 @@ from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.table import RewardName
+from rl_reward_network.rewards.table import OF_LABELS, RewardName
 from rl_reward_network.runs.folder import (
     FINAL,
     POLICY_RUN,
@@ -29,8 +32,11 @@ from rl_reward_network.runs.folder import (
     only_here,
     read_run_config,
 )
+from rl_reward_network.runs.memory import peak_memory_gib
 
+BANDIT_RUN = "bandit"  # folder in a run with the action stop
 IMAGES = {"quick": 20, "full": 100}
+STOP_IMAGES = 48  # with the action stop at least so many: longer episodes are harder to learn
 VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
 
 
@@ -46,6 +52,7 @@ class PolicyPlan:
         vision_features: whether the observation has Sa2VA's pooled image features besides the image statistics.
         reward: reward of a mask.
         ppo: settings of PPO.
+        shuffle_rewards: the control: each training image is paid by the rewards of another.
     """
 
     mode: str
@@ -55,6 +62,7 @@ class PolicyPlan:
     vision_features: bool
     reward: RewardName
     ppo: PromptPPOConfig
+    shuffle_rewards: bool = False
 
 
 def policy_plan(
@@ -64,21 +72,25 @@ def policy_plan(
     vision_features: bool | None = None,
     seed: int = 0,
     ppo: PPOSettings | None = None,
+    shuffle_rewards: bool = False,
 ) -> PolicyPlan:
     """The preset of the mode, with the user's changes.
 
     Raises:
-        ValueError: settings of PPO that do not go together.
+        ValueError: settings that do not go together.
     """
+    if ppo is not None and ppo.stop and reward not in OF_LABELS:
+        raise ValueError(f"--stop is for rewards of labels ({', '.join(OF_LABELS)}), but the reward is {reward}")
     vision = preset == "default" if vision_features is None else vision_features
     config = with_preset(ppo or PPOSettings(), mode, preset, seed)
-    return PolicyPlan(mode, preset, IMAGES[mode], VAL_IMAGES[mode], vision, reward, config)
+    images = max(IMAGES[mode], STOP_IMAGES) if config.stop else IMAGES[mode]
+    return PolicyPlan(mode, preset, images, VAL_IMAGES[mode], vision, reward, config, shuffle_rewards)
 
 
 def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
     """Train the prompt policy in `run`.
 
-    Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
+    Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
     checkpoint.pt, metrics.jsonl and logs/.
 
     Args:
@@ -105,14 +117,49 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         with clock(seconds, "masks and scores"):
             tables = _tables(inputs, plan, network.to(inputs.config.device), samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
+        if plan.shuffle_rewards:
+            contexts["policy"] = shuffled(contexts["policy"], plan.ppo.seed)
         with clock(seconds, "PPO"):
             model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, run, plan.reward)
-        chosen = choose_prompts(model, contexts["val"], plan.ppo.max_steps, plan.reward == "net")
+        if plan.ppo.stop:
+            with clock(seconds, "bandit"):
+                _train_bandit(contexts, plan, run, config)
+        chosen = choose_prompts(model, contexts["val"], plan.ppo.max_steps, plan.reward == "net", plan.ppo.stop)
         plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
         deployment = decide(plain["policy"], plain["val"], chosen, plan.ppo.seed)
         spent = {name: count - before[name] for name, count in _counts(inputs).items()}
-        description = {"deployment": asdict(deployment), "seconds": seconds, "bank": spent, "resumed": resume}
+        labelled = sum(entry.table.metrics is not None for entry in tables["policy"])
+        description = {
+            "deployment": asdict(deployment),
+            "seconds": {name: value for name, value in seconds.items() if name != "bandit"},
+            "bank": spent,
+            "resumed": resume,
+            "labels": {} if plan.reward == "net" else {"policy": labelled},
+            "peak_memory_gib": peak_memory_gib(inputs.config.device),
+        }
         save_policy(model, run / FINAL, {**config, **description})
+
+
+def shuffled(contexts: list[PromptContext], seed: int) -> list[PromptContext]:
+    """The images, each with the scores and metrics of another one."""
+    order = np.random.default_rng(seed).permutation(len(contexts))
+    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    return [
+        replace(context, scores=contexts[donors[index]].scores, metrics=contexts[donors[index]].metrics)
+        for index, context in enumerate(contexts)
+    ]
+
+
+def _train_bandit(
+    contexts: dict[str, list[PromptContext]], plan: PolicyPlan, run: Path, config: dict[str, Any]
+) -> None:
+    """Train PPO with one prompt for each image on the same reward, in `run`/bandit, unless it is finished."""
+    folder = run / BANDIT_RUN
+    if (folder / FINAL).exists():
+        return
+    settings = replace(plan.ppo, max_steps=1, stop=False)
+    model = train_prompt_policy(contexts["policy"], contexts["val"], settings, folder, plan.reward)
+    save_policy(model, folder / FINAL, {**config, "plan": asdict(replace(plan, ppo=settings)), "deployment": {}})
 
 
 def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample]]:

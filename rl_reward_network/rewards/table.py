@@ -27,7 +27,10 @@ PROMPT_REWARDS: dict[str, dict[str, float]] = {
     "net": {"score": 1.0},
     **{name: {name: 1.0} for name in MASK_REWARDS},
     "mix": {"score": 0.5, "dice": 0.5},
+    "dice+recall": {"dice": 0.5, "recall": 0.5},
 }
+
+OF_LABELS = tuple(name for name, columns in PROMPT_REWARDS.items() if "score" not in columns)
 
 WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
 
