@@ -165,7 +165,7 @@ def load_policy(folder: Path) -> ActorCriticPolicy:
 
 def has_stop(config: Mapping[str, Any]) -> bool:
     """Whether the policy of a run has the action stop; runs of 0.9 and earlier have not."""
-    return bool(config["plan"]["ppo"].get("stop", False))
+    return bool(config["plan"].get("ppo", {}).get("stop", False))
 
 
 def observation_names(vision_features: int, prompts: int = 0) -> list[str]:
