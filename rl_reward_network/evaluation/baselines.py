@@ -123,7 +123,8 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `RIDGE` and, with the action stop, `BANDIT` -> int (N,), index of the selected prompt on each test image.
+        chosen: `POLICY`, `RIDGE` and, with the action stop, `BANDIT` -> int (N,), index of the selected prompt on each
+            test image.
         deployment: the choice made on validation images.
         seed: of the bootstrap.
         max_steps: number of prompts that PPO tries per image.

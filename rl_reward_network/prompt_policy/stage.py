@@ -90,8 +90,8 @@ def policy_plan(
 def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
     """Train the prompt policy in `run`.
 
-    Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
-    checkpoint.pt, metrics.jsonl and logs/.
+    Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json
+    (what the policy learned from), config.json, split.json, checkpoint.pt, metrics.jsonl and logs/.
 
     Args:
         inputs: data, split, frozen model and its masks.
