@@ -1,0 +1,152 @@
+"""Experiment 2 as a whole on a tiny model: train, evaluate, report, deploy, resume, controls."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli import evaluate
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.post_processing.config import PostSettings
+from rl_reward_network.post_processing.edits import EditedImage
+from rl_reward_network.post_processing.operations import OPERATIONS
+from rl_reward_network.post_processing.policy import load_post_policy
+from rl_reward_network.post_processing.stage import (
+    PostPlan,
+    check_settings,
+    decide_operations,
+    edited_images,
+    find_post_run,
+    post_plan,
+    run_post_stage,
+)
+from tests.conftest import write_tiny_data
+from tests.post_processing.images import DILATE, ERODE, known_images
+
+SETTINGS = PostSettings(total_timesteps=128, n_envs=2, n_steps=8, batch_size=16, max_steps=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once() -> Iterator[None]:
+    """Load each model once: no test here changes its weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", cache(load_sa2va_model))
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    folder = tmp_path_factory.mktemp("world")
+    data = write_tiny_data(folder / "data", images=12, size=64)
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def run(inputs: RunInputs) -> Path:
+    folder = inputs.config.output_dir / "sa2va_post_process_1"
+    run_post_stage(inputs, plan(), None, folder)
+    return folder
+
+
+def plan(**changes: object) -> PostPlan:
+    return post_plan("quick", ppo=replace(SETTINGS, **changes))  # type: ignore[arg-type]
+
+
+def test_a_run_is_complete_and_found_again(inputs: RunInputs, run: Path) -> None:
+    config = read_json(run / "final_model" / "config.json")
+    assert sum(config["labels"].values()) > 0
+    assert config["peak_memory_gib"] > 0
+    assert 0 < config["best_threshold"] < 1
+    assert find_post_run(inputs, plan()) == run
+    assert find_post_run(inputs, plan(max_steps=3)) is None
+    check_settings(run, inputs, plan())
+    with pytest.raises(ValueError, match="max_steps was 2, now 3"):
+        check_settings(run, inputs, plan(max_steps=3))
+
+
+def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
+    evaluate.main(evaluate.Args(model_path=(str(run),)))
+    result = read_json(run / "evaluation" / "eval.json")
+    rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
+    order = ["mask as it is", "best threshold", "best fixed sequence", "ridge over sequences", "PPO", "deployed", "oracle"]
+    assert list(rows) == order
+    assert rows["oracle"] >= rows["mask as it is"]
+    fixed = read_json(run / "final_model" / "config.json")["deployment"]["policy"]
+    assert rows["deployed"] == rows["PPO" if fixed else "best fixed sequence"]
+    page = (run / "evaluation" / "report.html").read_text()
+    assert "Deployed:" in page
+    assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
+    assert len((run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(order)
+
+
+def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path: Path) -> None:
+    sample = inputs.samples[0]
+    edited = edited_images(inputs, plan(), [sample], None, "one")[0]
+    features = edited.features[-len(inputs.bank.answer(sample.load_image()).vision_features) :]
+    fixed = load_post_policy(run / "final_model")
+    sequence = tuple(fixed.config["fixed_sequence"])
+    assert (fixed.edit_by_sequence(sample.load_image(), edited.soft) > 0.5).tolist() == edited.mask(sequence).tolist()
+    config = read_json(run / "final_model" / "config.json")
+    (tmp_path / "policy.zip").write_bytes((run / "final_model" / "policy.zip").read_bytes())
+    write_json(tmp_path / "config.json", config | {"deployment": config["deployment"] | {"policy": True}})
+    policy = load_post_policy(tmp_path)
+    soft = policy.edit(sample.load_image(), edited.soft, features)
+    operations = policy.operations(sample.load_image(), edited.soft, features)
+    assert len(operations) <= 2
+    assert ((soft > 0.5) == edited.mask(operations)).mean() > 0.999
+    with pytest.raises(ValueError, match="features of another width"):
+        policy.edit(sample.load_image(), edited.soft, features[:-1])
+
+
+def test_damaged_policies_are_named(run: Path, tmp_path: Path) -> None:
+    config = read_json(run / "final_model" / "config.json")
+    with pytest.raises(ValueError, match="config.json.*sa2va-rl operations"):
+        load_post_policy(tmp_path)
+    write_json(tmp_path / "config.json", config | {"operations": ["sharpen"]})
+    with pytest.raises(ValueError, match="of another version"):
+        load_post_policy(tmp_path)
+    write_json(tmp_path / "config.json", config | {"deployment": {"policy": True}})
+    (tmp_path / "policy.zip").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="not the weights"):
+        load_post_policy(tmp_path)
+
+
+def test_the_network_as_reward_needs_a_network(inputs: RunInputs, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give --reward_net"):
+        run_post_stage(inputs, post_plan("quick", "net", ppo=SETTINGS), None, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="--reward net has none"):
+        post_plan("quick", "net", shuffle_rewards=True)
+
+
+def test_the_control_pays_by_other_truths(inputs: RunInputs) -> None:
+    folder = inputs.config.output_dir / "sa2va_post_process_0"
+    run_post_stage(inputs, replace(plan(), shuffle_rewards=True), None, folder)
+    assert find_post_run(inputs, replace(plan(), shuffle_rewards=True)) == folder
+
+
+def groups(images: list[EditedImage]) -> list[EditedImage]:
+    return [replace(image, group_id=f"p{number}", _states={}, _rewards={}) for number, image in enumerate(images)]
+
+
+def test_the_policy_is_deployed_where_its_bound_is_above_0() -> None:
+    val = groups(known_images(12))
+    right = [(DILATE,) if number % 2 == 0 else (ERODE,) for number in range(12)]
+    found = decide_operations(val, val, right, (), 0)
+    assert found.policy
+    assert "12 validation patients" in found.reason
+    assert not decide_operations(val, val, [()] * 12, (), 0).policy
+    few = decide_operations(val, val[:5], right[:5], (), 0)
+    assert not few.policy
+    assert "too few patients" in few.reason
+
+
+def test_every_operation_has_a_name_in_the_report() -> None:
+    assert len(set(OPERATIONS)) == len(OPERATIONS) == 12
+    assert np.array([name.islower() for name in OPERATIONS]).all()
