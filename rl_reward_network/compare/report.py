@@ -173,7 +173,6 @@ def _page(report: Report, folder: Path) -> str:
         page.table(
             ["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"],
             map(_quality, *_numbered(rows)),
-            "wrap",
         ),
         "<h2>Other metrics</h2>",
         _other_metrics(rows),
@@ -182,7 +181,6 @@ def _page(report: Report, folder: Path) -> str:
             ["", "road", "minutes", "masks", "labels", "trained parameters", "memory (GiB)", "Dice on validation",
              "chosen on validation"],
             map(_costs, *_numbered(rows)),
-            "wrap",
         ),
         "<h2>Plots</h2><p>Numbers are those of the first column.</p>",
         *_plots(report),
@@ -205,7 +203,7 @@ def _quality(number: int, row: TableRow) -> list[object]:
 def _other_metrics(rows: Sequence[TableRow]) -> str:
     names = [name for name in TITLES if name not in MAIN and all(name in row.means for row in rows)]
     lines = ([number, row.road.title, *(row.means[name] for name in names)] for number, row in enumerate(rows))
-    return page.table(["", "road", *(TITLES[name] for name in names)], lines, "wrap")
+    return page.table(["", "road", *(TITLES[name] for name in names)], lines)
 
 
 def _costs(number: int, row: TableRow) -> list[object]:

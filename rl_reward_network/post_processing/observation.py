@@ -74,10 +74,10 @@ def _reduced(guide: GuideImage, soft: np.ndarray) -> tuple[np.ndarray, np.ndarra
     """Soft mask and grey image (h, w), and ridges bool (2, h, w), with a longer side of at most `SIDE`."""
     height, width = soft.shape
     if max(height, width) <= SIDE:
-        return soft, guide.grey, guide.ridges
+        return soft, guide.grey, guide.strong_ridges
     scale = SIDE / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    parts = (soft, guide.grey, *guide.ridges.astype(np.float32))
+    parts = (soft, guide.grey, *guide.strong_ridges.astype(np.float32))
     reduced = [cv2.resize(part, size, interpolation=cv2.INTER_AREA) for part in parts]
     return reduced[0], reduced[1], np.stack(reduced[2:]) > 0.5
 

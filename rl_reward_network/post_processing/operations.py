@@ -16,13 +16,14 @@ from rl_reward_network.data.ridges import ridge_strength
 
 SIDE = 256  # pixels of the longer side on which ridges are found
 UNIT = 1 / 256  # of the longer side: radius of the small structuring element
-GAP = 10  # units: longest gap that is bridged
-SMALL_SHARE = 5e-4  # of the image: smaller components are dropped
+SMALL_SHARE = 1e-3  # of the image: smaller components are dropped
+HOLE_SHARE = 5e-3  # of the image: larger holes are not filled
 LOGIT_STEP = 1.0  # shift by one threshold operation
 SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
+STRONG_PERCENTILE = 88  # of the tubeness in an image
 RIDGE_SIGMAS = (1.0, 2.0, 3.0)  # pixels of the reduced image
-STRONG_RIDGES = 88  # percentile of the tubeness above which a pixel is part of a ridge
-BRIDGED = 0.75  # soft value of a pixel that bridges a gap
+STRONG_RIDGE = 0.5  # of the median tubeness inside the mask
+ADDED = 0.75  # least soft value of a pixel that is added
 EDGE_RADIUS, EDGE_EPSILON = 3, 1e-3  # units; variance of grey levels in [0, 1] that counts as an edge
 
 
@@ -43,14 +44,19 @@ class GuideImage:
 
     @cached_property
     def ridges(self) -> np.ndarray:
-        """bool (2, H, W): the strongest dark ridges, and the strongest bright ones."""
+        """float32 (2, H, W): tubeness of dark ridges, and of bright ones."""
         height, width = self.image.shape[:2]
         scale = min(1.0, SIDE / max(height, width))
         size = max(8, round(width * scale)), max(8, round(height * scale))
         grey = cv2.resize(self.grey, size, interpolation=cv2.INTER_AREA)
-        strength = ridge_strength(grey, RIDGE_SIGMAS)
-        strong = strength > np.maximum(np.percentile(strength, STRONG_RIDGES, axis=(1, 2), keepdims=True), 1e-6)
-        return np.stack([cv2.resize(one.astype(np.float32), (width, height)) > 0.5 for one in strong])
+        strength = ridge_strength(grey, RIDGE_SIGMAS).astype(np.float32)
+        return np.stack([cv2.resize(one, (width, height)) for one in strength])
+
+    @cached_property
+    def strong_ridges(self) -> np.ndarray:
+        """bool (2, H, W): where the tubeness is among the highest of the image."""
+        limits = np.percentile(self.ridges, STRONG_PERCENTILE, axis=(1, 2), keepdims=True)
+        return self.ridges > np.maximum(limits, 1e-6)
 
     @property
     def unit(self) -> int:
@@ -78,41 +84,58 @@ def _components(soft: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _drop_small(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
     labels, areas = _components(soft)
-    return _without(soft, labels, areas < SMALL_SHARE * soft.size)
+    return _without(guide, soft, labels, areas < SMALL_SHARE * soft.size)
 
 
 def _keep_largest(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
     labels, areas = _components(soft)
-    dropped = np.ones(len(areas), dtype=bool)
-    if len(areas) > 1:
-        dropped[1 + areas[1:].argmax()] = False
-    return _without(soft, labels, dropped)
+    if len(areas) == 1:
+        return soft
+    return _without(guide, soft, labels, np.arange(len(areas)) != 1 + areas[1:].argmax())
 
 
-def _without(soft: np.ndarray, labels: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """The soft mask, 0 on the dropped components; the background is never dropped."""
-    dropped = dropped.copy()
-    dropped[0] = False
-    return np.where(dropped[labels], np.float32(0), soft)
+def _without(guide: GuideImage, soft: np.ndarray, labels: np.ndarray, dropped: np.ndarray) -> np.ndarray:
+    """The soft mask, 0 on the dropped components (by label) and their soft rims, which a lower threshold shows."""
+    inside = labels > 0
+    gone = inside & dropped[labels]
+    rim = cv2.dilate(gone.astype(np.uint8), _element(2 * guide.unit)) > 0
+    return np.where(gone | (rim & ~inside), np.float32(0), soft)
 
 
 def _fill_holes(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+    """Fill small holes; large ones are loops of vessels."""
     background = np.pad(soft <= 0.5, 1, constant_values=True).astype(np.uint8)
-    _, labels = cv2.connectedComponents(background, connectivity=4)
-    inside = (labels != labels[0, 0]) & (background > 0)
-    return np.where(inside[1:-1, 1:-1], np.float32(1), soft)
+    _, labels, statistics, _ = cv2.connectedComponentsWithStats(background, connectivity=4)
+    small = statistics[:, cv2.CC_STAT_AREA] <= HOLE_SHARE * soft.size
+    small[[0, labels[0, 0]]] = False  # the mask itself, and what surrounds the image
+    return np.where(small[labels][1:-1, 1:-1], np.maximum(soft, np.float32(ADDED)), soft)
 
 
 def _bridge(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
-    """Raise the soft mask on ridges that lie in gaps between parts of the mask, of the mask's own polarity."""
+    """Add the strong ridges that connect two components of the mask or more, dark or bright ones as the mask has."""
     mask = soft > 0.5
-    if not mask.any():
+    labels, areas = _components(soft)
+    if len(areas) < 3:
         return soft
-    dark, bright = guide.ridges
-    ridge = dark if (dark & mask).sum() >= (bright & mask).sum() else bright
-    radius = GAP * guide.unit // 2
-    closed = cv2.morphologyEx(mask.astype(np.uint8), cv2.MORPH_CLOSE, _element(radius)) > 0
-    return np.where(closed & ~mask & ridge, np.float32(BRIDGED), soft)
+    inside = guide.ridges[:, mask]
+    polarity = int(inside[1].mean() > inside[0].mean())
+    strength = guide.ridges[polarity]
+    strong = (strength > STRONG_RIDGE * np.median(inside[polarity])) & ~mask
+    count, pieces = cv2.connectedComponents(strong.astype(np.uint8), connectivity=8)
+    joins = _touching(labels, pieces, count, _element(2 * guide.unit)) > 1
+    joins[0] = False  # what is no ridge
+    return np.where(joins[pieces], np.maximum(soft, np.float32(ADDED)), soft)
+
+
+def _touching(labels: np.ndarray, pieces: np.ndarray, count: int, element: np.ndarray) -> np.ndarray:
+    """int (count,): 0, 1, or 2 for several: the number of components of the mask that each piece of ridge touches."""
+    largest = cv2.dilate(labels.astype(np.float32), element)  # of the labels near a pixel
+    smallest = cv2.erode(np.where(labels > 0, labels, np.inf).astype(np.float32), element)
+    near = (pieces > 0) & (largest > 0)
+    high, low = np.zeros(count), np.full(count, np.inf)
+    np.maximum.at(high, pieces[near], largest[near])
+    np.minimum.at(low, pieces[near], smallest[near])
+    return (high > 0).astype(int) + (high > low)
 
 
 def _smooth_along_edges(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
@@ -154,9 +177,11 @@ def apply_operation(name: str, guide: GuideImage, soft: np.ndarray) -> np.ndarra
         soft: float32 (H, W) in [0, 1]; not changed.
 
     Returns:
-        float32 (H, W) in [0, 1].
+        float32 (H, W) in [0, 1], rounded to float16.
 
     Raises:
         KeyError: no operation has that name.
     """
-    return soft if name == STOP else _FUNCTIONS[name](guide, soft).astype(np.float32, copy=False)
+    if name == STOP:
+        return soft
+    return _FUNCTIONS[name](guide, soft).astype(np.float16).astype(np.float32)  # so that half of the memory keeps it

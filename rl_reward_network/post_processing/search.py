@@ -10,10 +10,10 @@ from rl_reward_network.post_processing.edits import EditedImage
 from rl_reward_network.post_processing.operations import OPERATIONS
 
 Operations = tuple[int, ...]
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
+THRESHOLDS = (0.01, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)), 0.98, 0.99)
 BEAM = 3  # sequences kept at each length
-LEAST_GAIN = 1e-4  # of the mean reward; a longer sequence must gain more
-RIDGE_SEQUENCES = 24  # that ridge regression chooses from
+LEAST_GAIN = 1e-4  # of the mean reward: an operation must gain more
+RIDGE_SEQUENCES = 12  # that ridge regression chooses from
 
 
 def best_threshold(images: Sequence[EditedImage]) -> float:
@@ -48,13 +48,10 @@ def best_sequences(images: Sequence[EditedImage], max_steps: int) -> dict[Operat
     visited: dict[Operations, float] = {(): value(())}
     beam: list[Operations] = [()]
     for _ in range(max_steps):
-        new = {(*old, action): 0.0 for old in beam for action in range(len(OPERATIONS) - 1)}
+        new = [(*old, action) for old in beam for action in range(len(OPERATIONS) - 1)]
         visited |= {operations: value(operations) for operations in new}
-        best_before = max(visited[old] for old in beam)
         beam = sorted(new, key=lambda operations: -visited[operations])[:BEAM]
-        if visited[beam[0]] <= best_before + LEAST_GAIN:
-            break
-    return dict(sorted(visited.items(), key=lambda item: (-item[1], len(item[0]))))
+    return dict(sorted(visited.items(), key=lambda item: (LEAST_GAIN * len(item[0]) - item[1], item[0])))
 
 
 def greedy(worth: Callable[[Operations], float], max_steps: int) -> Operations:
@@ -87,6 +84,27 @@ def ridge_sequences(
     )
     rewards = np.array([[image.worth(operations) for operations in sequences] for image in train])
     return [sequences[index] for index in ridge_per_prompt(features, rewards, new_features)]
+
+
+def sequences_for_ridge(images: Sequence[EditedImage], fixed: Operations, max_steps: int) -> list[Operations]:
+    """The sequences that ridge regression chooses from, the empty and the fixed one first.
+
+    Candidates are each training image's greedy sequence and its beginnings. They are added one by one, the next being
+    the one that raises the mean reward of the best sequence of each image most.
+    """
+    found = [greedy(image.worth, max_steps) for image in images]
+    candidates = sorted({one[:end] for one in found for end in range(1, len(one) + 1)} - {fixed})
+    chosen = list(dict.fromkeys([(), fixed]))
+    table = np.array([[image.worth(one) for one in candidates] for image in images]).reshape(len(images), -1)
+    best = np.array([[image.worth(one) for one in chosen] for image in images]).max(axis=1)
+    while candidates and len(chosen) < RIDGE_SEQUENCES:
+        gains = np.maximum(table - best[:, None], 0).mean(axis=0)
+        place = int(gains.argmax())
+        if gains[place] == 0:
+            break
+        chosen.append(candidates[place])
+        best = np.maximum(best, table[:, place])
+    return chosen
 
 
 def words(operations: Operations) -> str:

@@ -23,7 +23,7 @@ from rl_reward_network.post_processing.edits import EditedImage
 from rl_reward_network.post_processing.operations import GuideImage
 from rl_reward_network.post_processing.policy import Operations, choose_operations, save_post_policy
 from rl_reward_network.post_processing.ppo import train_post_policy
-from rl_reward_network.post_processing.search import best_sequences, best_threshold, words
+from rl_reward_network.post_processing.search import best_sequences, best_threshold, sequences_for_ridge, words
 from rl_reward_network.prompt_policy.config import Mode, PromptPPOConfig
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
@@ -43,8 +43,7 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
-SEARCHED = 48  # training images of the search for fixed sequences
-SEQUENCES = 24  # the best fixed ones, that ridge regression chooses from
+SEARCHED = 48  # training images of the searches for sequences
 
 
 @dataclass(frozen=True)
@@ -122,17 +121,18 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
             paid = _shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
         with clock(seconds, "searches"):
-            sequences = best_sequences(paid[:: max(1, len(paid) // SEARCHED)], plan.ppo.max_steps)
+            searched = paid[:: max(1, len(paid) // SEARCHED)]
+            fixed = next(iter(best_sequences(searched, plan.ppo.max_steps)))
+            for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
             threshold = best_threshold(paid)
         with clock(seconds, "PPO"):
             model = train_post_policy(paid, val, plan.ppo, run)
         chosen = choose_operations(model, val, plan.ppo.max_steps)
-        fixed = next(iter(sequences))
         description = {
             "deployment": asdict(decide_operations(train, val, chosen, fixed, plan.ppo.seed)),
             "fixed_sequence": list(fixed),
             "best_threshold": threshold,
-            "sequences": [list(operations) for operations in list(sequences)[:SEQUENCES]],
+            "sequences": [list(operations) for operations in for_ridge],
             "labels": _labels(inputs, samples["train"]) if plan.reward != "net" else {},
             "seconds": seconds,
             "peak_memory_gib": peak_memory_gib(),

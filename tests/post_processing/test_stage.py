@@ -74,7 +74,15 @@ def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
     evaluate.main(evaluate.Args(model_path=(str(run),)))
     result = read_json(run / "evaluation" / "eval.json")
     rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
-    order = ["mask as it is", "best threshold", "best fixed sequence", "ridge over sequences", "PPO", "deployed", "oracle"]
+    order = [
+        "mask as it is",
+        "best threshold",
+        "best fixed sequence",
+        "ridge over sequences",
+        "PPO",
+        "deployed",
+        "oracle",
+    ]
     assert list(rows) == order
     assert rows["oracle"] >= rows["mask as it is"]
     fixed = read_json(run / "final_model" / "config.json")["deployment"]["policy"]
