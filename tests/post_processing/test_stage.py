@@ -114,7 +114,7 @@ def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path
 
 def test_damaged_policies_are_named(run: Path, tmp_path: Path) -> None:
     config = read_json(run / "final_model" / "config.json")
-    with pytest.raises(ValueError, match="config.json.*sa2va-rl operations"):
+    with pytest.raises(ValueError, match=r"config\.json.*sa2va-rl operations"):
         load_post_policy(tmp_path)
     write_json(tmp_path / "config.json", config | {"operations": ["sharpen"]})
     with pytest.raises(ValueError, match="of another version"):
