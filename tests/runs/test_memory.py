@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from rl_reward_network.runs.memory import peak_memory_gib
+
 SCRIPT = """
 import numpy as np
 from rl_reward_network.runs.memory import peak_memory_gib
@@ -19,3 +21,7 @@ def test_the_peak_remains_after_memory_is_freed() -> None:
     before, after = map(float, result.stdout.split())
     assert before < 0.5
     assert 0.9 < after - before < 1.2
+
+
+def test_this_process_has_a_peak() -> None:
+    assert 0.01 < peak_memory_gib() < 1000

@@ -1,0 +1,32 @@
+"""The command of experiment 2 refuses what cannot be before anything is read."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_reward_network.cli import operations
+from rl_reward_network.cli.compare_parts import parsed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quick", "--reward", "net"], "give --reward_net"),
+        (["quick", "--max_steps", "0"], "max_steps is 0"),
+        (["quick", "--model_path", "other"], "no data are named for it"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_early(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        operations.check(parsed(operations.Args, words))
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a run already"):
+        operations.check(parsed(operations.Args, ["quick", "--run_folder", str(tmp_path)]))
+
+
+def test_the_plan_follows_the_flags() -> None:
+    plan = operations.check(parsed(operations.Args, ["full", "--seed", "3", "--max_steps", "4"]))
+    assert (plan.mode, plan.ppo.seed, plan.ppo.max_steps, plan.reward) == ("full", 3, 4, "dice")
