@@ -82,7 +82,7 @@ def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapp
         finished: whether the run is finished.
     """
     if finished or _of_this_version(config):
-        return all(began.get(name) == value for name, value in wanted.items())
+        return not differences(began, wanted)
     return bool(began) and _agree(began, wanted)
 
 
@@ -100,12 +100,13 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The settings of `wanted` that differ from those the run began with, nested ones by their dotted names.
 
-    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05".
+    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05". A setting that the version of the
+    run did not have yet equals one that is off.
     """
     lines = []
     for name, now in wanted.items():
         before = began.get(name)
-        if before == now:
+        if before == now or (name not in began and now is False):
             continue
         nested = isinstance(before, Mapping) and isinstance(now, Mapping)
         inner = differences(before, {**dict.fromkeys(before), **now}) if nested else []  # type: ignore[arg-type]
