@@ -110,6 +110,8 @@ def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
             continue
         nested = isinstance(before, Mapping) and isinstance(now, Mapping)
         inner = differences(before, {**dict.fromkeys(before), **now}) if nested else []  # type: ignore[arg-type]
+        if nested and not inner:
+            continue
         long = nested or max(len(str(value)) for value in (before, now)) > LONGEST_VALUE
         lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {before}, now {now}"]
     return lines
