@@ -97,6 +97,17 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
     return str(config.get("version")).split(".")[:2] == __version__.split(".")[:2]
 
 
+def _without_new_off(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`wanted` without settings that are off and unknown to the version of the run, nested ones included."""
+    kept = {name: now for name, now in wanted.items() if name in began or now is not False}
+    return {
+        name: _without_new_off(began[name], now)
+        if isinstance(now, Mapping) and isinstance(began.get(name), Mapping)
+        else now
+        for name, now in kept.items()
+    }
+
+
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The settings of `wanted` that differ from those the run began with, nested ones by their dotted names.
 
@@ -104,14 +115,12 @@ def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     run did not have yet equals one that is off.
     """
     lines = []
-    for name, now in wanted.items():
+    for name, now in _without_new_off(began, wanted).items():
         before = began.get(name)
-        if before == now or (name not in began and now is False):
+        if before == now:
             continue
         nested = isinstance(before, Mapping) and isinstance(now, Mapping)
         inner = differences(before, {**dict.fromkeys(before), **now}) if nested else []  # type: ignore[arg-type]
-        if nested and not inner:
-            continue
         long = nested or max(len(str(value)) for value in (before, now)) > LONGEST_VALUE
         lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {before}, now {now}"]
     return lines

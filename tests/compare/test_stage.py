@@ -154,9 +154,7 @@ def test_another_comparison_in_the_folder_is_refused(inputs: RunInputs, runs: di
         compared(inputs, runs, run.name, replace(PLAN, groups=("fusion",)))
 
 
-def test_best_and_cheapest_segment_new_images(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(tmp_path / "new.png")
     segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", device="cpu"))
     assert Image.open(tmp_path / "new_mask.png").size == (70, 50)
@@ -167,7 +165,9 @@ def test_best_and_cheapest_segment_new_images(
         load_deployed(tmp_path, "cpu")
 
 
-@pytest.mark.parametrize("road", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"])
+@pytest.mark.parametrize(
+    "road", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
+)
 def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, road: str) -> None:
     """Whatever road it is; the moved folder of the whole project, too, since paths are relative."""
     saved = read_json(run / "best" / "road.json")
@@ -175,7 +175,9 @@ def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {part: path.removeprefix("../") for part, path in runs.items()}
     parameter = float(row["deploys"]) if road == "fusion" else None
-    write_json(run / "one" / "road.json", saved | {"road": road, "parameter": parameter, "runs": runs, "weights": "base"})
+    write_json(
+        run / "one" / "road.json", saved | {"road": road, "parameter": parameter, "runs": runs, "weights": "base"}
+    )
     deployed = load_deployed(run / "one", "cpu")
     with (run / "eval.csv").open(newline="") as file:
         line = next(line for line in csv.DictReader(file) if line["road"] == road)
