@@ -11,4 +11,5 @@ check_mode "$mode" run_experiment1.sh
 shift
 reward=(--reward dice)
 [[ " $* " != *" --reward"[\ =]* ]] || reward=()
-exec bash "$root/run_step2_finetune.sh" "$mode" --stop "${reward[@]}" "$@"
+export SA2VA_RL_CALLED_AS="bash $0"
+exec bash "$root/run_step2_finetune.sh" "$mode" "$@" --stop "${reward[@]}"

@@ -98,5 +98,5 @@ run_command() {  # $@: command and flags
 # python -m, without the working folder on the path (a user's own files must not be taken for ours), for torchrun's
 # processes too; hints at --help name what the user typed.
 run_module() {
-  PYTHONSAFEPATH=1 SA2VA_RL_CALLED_AS="bash $0" python -m "$@"
+  PYTHONSAFEPATH=1 SA2VA_RL_CALLED_AS="${SA2VA_RL_CALLED_AS:-bash $0}" python -m "$@"
 }

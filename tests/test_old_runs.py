@@ -94,6 +94,9 @@ def test_a_cut_off_run_of_another_version_is_found_by_what_both_versions_know() 
     assert not began_with({}, began, {**wanted, "seed": 2}, finished=False)
     assert not began_with({}, began, {**wanted, "settings": {"beta": 0.2}}, finished=False)
     assert not began_with({}, {}, wanted, finished=False), "a run that says nothing"
+    off = {"seed": 1, "settings": {"beta": 0.1, "gone": 2, "stop": False}, "shuffle": False}
+    assert began_with({}, began, off, finished=True), "a setting that did not exist equals one that is off"
+    assert not began_with({}, began, {**off, "shuffle": True}, finished=True)
     assert not began_with({}, began, wanted, finished=True), "or a new setting would never be trained with"
     assert not began_with(mine, began, wanted, finished=False)
     assert began_with(mine, wanted, wanted, finished=False)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
+    "run_experiment1.sh": "prompts",
     "run_experiment3.sh": "reward",
     "run_step2_finetune.sh": "prompts",
     "run_rl_train.sh": "grpo",
@@ -93,6 +95,10 @@ def test_flags_are_looked_at_before_anything_else(called: Called, file: str) -> 
 
 def test_what_each_shell_file_runs(called: Called) -> None:
     expected = {
+        "run_experiment1.sh": [
+            *("prompts*", "data", "doctor"),
+            *("prompts", "evaluate"),
+        ],
         "run_experiment3.sh": ["reward*", "data", "doctor", "reward"],
         "run_step2_finetune.sh": [
             *("prompts*", "data", "doctor"),
@@ -109,6 +115,20 @@ def test_what_each_shell_file_runs(called: Called) -> None:
         assert modules(calls) == names
         trained = [call["words"] for call in calls if f"cli {COMMANDS[file]} " in call["words"]]
         assert len(set(trained)) == 1, "what was checked is what is run"
+
+
+@pytest.mark.parametrize(
+    ("words", "rewards"),
+    [([], ["dice"]), (["--reward", "dice+recall"], ["dice+recall"]), (["--reward_net", "net"], ["dice"])],
+)
+def test_experiment_1_stops_and_is_paid_by_dice_unless_a_reward_is_named(
+    called: Called, words: list[str], rewards: list[str]
+) -> None:
+    done, calls = called("run_experiment1.sh", "quick", *words)
+    assert done.returncode == 0, done.stderr
+    given = [call["words"] for call in calls if "cli prompts quick " in call["words"]][-1].split()
+    assert "--stop" in given
+    assert [value for flag, value in pairwise(given) if flag == "--reward"] == rewards
 
 
 @pytest.mark.parametrize(("words", "mode"), [([], "full"), (["--max_steps", "3"], "full"), (["quick"], "quick")])

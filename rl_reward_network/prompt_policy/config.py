@@ -110,7 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 STOP_PRESETS: dict[str, dict[str, Any]] = {  # longer episodes need more steps
-    "quick": {"max_steps": 5, "total_timesteps": 6000},
+    "quick": {"max_steps": 5, "total_timesteps": 12000},
     "full": {"max_steps": 5, "total_timesteps": 20000},
 }
 

@@ -33,7 +33,14 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.prompt_policy.policy import choose_prompts, has_stop, load_policy, read_policy_config
 from rl_reward_network.prompt_policy.stage import BANDIT_RUN
-from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
+from rl_reward_network.prompt_policy.tables import (
+    TABLES,
+    PromptTable,
+    exchange_rewards,
+    load_tables,
+    prompt_tables,
+    ridge_choices,
+)
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
@@ -107,7 +114,9 @@ def _compared(
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
     stop = has_stop(config)
     chosen = choose_prompts(policy, contexts, steps, reward == "net", stop)
-    picks = {POLICY: chosen, RIDGE: ridge_choices(trained_on["policy"], entries, reward)}
+    shuffled = plan.get("shuffle_rewards", False)
+    paid = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
+    picks = {POLICY: chosen, RIDGE: ridge_choices(paid, entries, reward)}
     if stop:
         picks[BANDIT] = choose_prompts(load_policy(final_model.parent / BANDIT_RUN / FINAL), contexts)
     decision = config["deployment"]
@@ -207,7 +216,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
     since = " (since it was resumed)" if config["resumed"] else ""
     return {
         "mode": f"{plan['mode']}, preset {plan['preset']}",
-        "reward": plan["reward"],
+        "reward": plan["reward"] + (", exchanged between images (control)" if plan.get("shuffle_rewards") else ""),
         "split": SPLIT,
         "Sa2VA": Path(config["world"]["model_path"]).name,
         "model fingerprint": config["model_fingerprint"],
@@ -217,7 +226,8 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
             [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
         ),
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
-        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} "
+        + (f"steps, up to {plan['ppo']['max_steps']} prompts per image" if has_stop(config) else "prompts tried"),
         "seed": inputs.config.seed,
         "commit": config["commit"],
         "step 2: masks computed / read, images encoded": (

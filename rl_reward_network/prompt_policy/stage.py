@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.evaluation.deployment import decide
@@ -16,7 +14,14 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.prompt_policy.config import Mode, PPOSettings, Preset, PromptPPOConfig, with_preset
 from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
-from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
+from rl_reward_network.prompt_policy.tables import (
+    TABLES,
+    PromptTable,
+    exchange_rewards,
+    load_tables,
+    prompt_tables,
+    save_tables,
+)
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
@@ -118,7 +123,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             tables = _tables(inputs, plan, network.to(inputs.config.device), samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
         if plan.shuffle_rewards:
-            contexts["policy"] = shuffled(contexts["policy"], plan.ppo.seed)
+            contexts["policy"] = [entry.context for entry in exchange_rewards(tables["policy"], plan.ppo.seed)]
         with clock(seconds, "PPO"):
             model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, run, plan.reward)
         if plan.ppo.stop:
@@ -138,16 +143,6 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
         }
         save_policy(model, run / FINAL, {**config, **description})
-
-
-def shuffled(contexts: list[PromptContext], seed: int) -> list[PromptContext]:
-    """The images, each with the scores and metrics of another one."""
-    order = np.random.default_rng(seed).permutation(len(contexts))
-    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    return [
-        replace(context, scores=contexts[donors[index]].scores, metrics=contexts[donors[index]].metrics)
-        for index, context in enumerate(contexts)
-    ]
 
 
 def _train_bandit(

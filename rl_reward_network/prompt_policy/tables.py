@@ -1,7 +1,7 @@
 """Scores and metrics of each prompt's mask on an image: the data of PPO and of the evaluation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,25 @@ def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], rewa
     rewards = np.stack([prompt_rewards(entry.context, reward) for entry in train])
     features, new_features = (np.stack([entry.features for entry in part]) for part in (train, new))
     return ridge_per_prompt(features, rewards, new_features)
+
+
+def exchange_rewards(entries: Sequence[PromptTable], seed: int) -> list[PromptTable]:
+    """The same features, each with scores, metrics and `own_dice` of another image: a control, nothing can be learned.
+
+    The mean reward of each prompt over all images stays the same.
+
+    Args:
+        entries: N images.
+        seed: of the exchange.
+
+    Raises:
+        ValueError: there are fewer than 2 images.
+    """
+    if len(entries) < 2:
+        raise ValueError(f"--shuffle_rewards: got {len(entries)} training image, expected 2 or more; leave it out")
+    order = np.random.default_rng(seed).permutation(len(entries))
+    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    return [replace(entries[donors[index]], features=entry.features) for index, entry in enumerate(entries)]
 
 
 def save_tables(path: Path, tables: dict[str, list[PromptTable]]) -> None:

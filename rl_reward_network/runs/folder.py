@@ -82,7 +82,7 @@ def began_with(config: Mapping[str, Any], began: Mapping[str, Any], wanted: Mapp
         finished: whether the run is finished.
     """
     if finished or _of_this_version(config):
-        return all(began.get(name) == value for name, value in wanted.items())
+        return not differences(began, wanted)
     return bool(began) and _agree(began, wanted)
 
 
@@ -97,13 +97,25 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
     return str(config.get("version")).split(".")[:2] == __version__.split(".")[:2]
 
 
+def _without_new_off(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`wanted` without settings that are off and unknown to the version of the run, nested ones included."""
+    kept = {name: now for name, now in wanted.items() if name in began or now is not False}
+    return {
+        name: _without_new_off(began[name], now)
+        if isinstance(now, Mapping) and isinstance(began.get(name), Mapping)
+        else now
+        for name, now in kept.items()
+    }
+
+
 def differences(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The settings of `wanted` that differ from those the run began with, nested ones by their dotted names.
 
-    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05".
+    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05". A setting that the version of the
+    run did not have yet equals one that is off.
     """
     lines = []
-    for name, now in wanted.items():
+    for name, now in _without_new_off(began, wanted).items():
         before = began.get(name)
         if before == now:
             continue

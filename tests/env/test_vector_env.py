@@ -46,6 +46,17 @@ def test_longer_episodes_keep_their_improvements():
     assert {info["episode"]["l"] for info in ended} == {3}
 
 
+@pytest.mark.parametrize("max_steps", [1, 4])
+def test_with_stop_rewards_are_changes_and_not_centred(max_steps):
+    contexts = {context.sample_id: context.metrics["dice"] for context in make_contexts()}
+    venv = make_vector_env(make_contexts(), 2, seed=0, max_steps=max_steps, reward="dice", stop=True)
+    ended = [info for _, _, infos in play(venv, 60) for info in infos if "episode" in info]
+    for info in ended:
+        dices = contexts[info["sample_id"]]
+        assert info["episode"]["r"] == pytest.approx(dices[info["prompt"]] - dices[0], abs=1e-6)
+    assert {info["episode"]["l"] for info in ended} == set(range(1, max_steps + 1))
+
+
 def test_environments_differ_and_equal_seeds_repeat():
     first, second, other = (play(make_vector_env(make_contexts(), n_envs=2, seed=seed)) for seed in (3, 3, 4))
     orders = [[infos[index]["sample_id"] for _, _, infos in first] for index in range(2)]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.evaluation.baselines import (
+    BANDIT,
     DEFAULT,
     DEPLOYED,
     FIXED,
@@ -35,9 +36,10 @@ def tables(dices, scores=None, groups=None, labelled=True):
 TEST = tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores=[[0.9, 0.1, 0.2], [0.1, 0.2, 0.9]])
 
 
-def compared(val, test, chosen, ridge=None, policy=True, best_fixed=0, **more):
+def compared(val, test, chosen, ridge=None, policy=True, best_fixed=0, bandit=None, **more):
     """`compare` with a deployment made by hand."""
     picks = {POLICY: np.asarray(chosen), RIDGE: np.asarray(chosen if ridge is None else ridge)}
+    picks |= {} if bandit is None else {BANDIT: np.asarray(bandit)}
     return compare(
         val,
         test,
@@ -81,6 +83,16 @@ def test_what_is_deployed_is_what_validation_decided():
     assert means(comparison)[DEPLOYED] == means(comparison)[FIXED] == pytest.approx(0.5)
     assert means(comparison)[POLICY] == pytest.approx(0.6), "the raw policy is always shown"
     assert comparison.row(DEPLOYED).prompts_asked == 1
+
+
+def test_the_bandit_has_a_row_before_ppo_where_there_is_one():
+    comparison = compared(TEST, TEST, [2, 0], best_fixed=1, bandit=[2, 1])
+    assert [row.name for row in comparison.rows][-5:] == [RIDGE, BANDIT, POLICY, DEPLOYED, ORACLE]
+    row = comparison.row(BANDIT)
+    assert (row.means["dice"].mean, row.to_fixed.mean, row.gap_closed) == pytest.approx((0.7, 0.2, 1))
+    assert (row.prompts_asked, comparison.row(POLICY).prompts_asked) == (1, 1)
+    with pytest.raises(ValueError, match="chosen: bandit is"):
+        compared([], TEST, [0, 0], bandit=[0])
 
 
 def test_nobody_beats_the_oracle_and_random_is_the_mean():

@@ -35,11 +35,13 @@ class Killed(Exception):
     """Stands for a process that is gone."""
 
 
-@pytest.mark.parametrize(("max_steps", "rollout"), [(1, 0), (1, 5), (3, 3)])
+@pytest.mark.parametrize(("max_steps", "rollout", "stop"), [(1, 0, False), (1, 5, False), (3, 3, False), (3, 3, True)])
 @pytest.mark.parametrize("moment", ["_on_step", "_on_rollout_end", "_on_training_end"])
-def test_a_run_that_was_cut_off_ends_in_the_same_weights_and_curves(tmp_path, monkeypatch, max_steps, rollout, moment):
+def test_a_run_that_was_cut_off_ends_in_the_same_weights_and_curves(
+    tmp_path, monkeypatch, max_steps, rollout, stop, moment
+):
     contexts, val = toy_contexts(8, 0), toy_contexts(6, 1)
-    settings = {"total_timesteps": 300, "max_steps": max_steps}
+    settings = {"total_timesteps": 300, "max_steps": max_steps, "stop": stop, "reward": "dice" if stop else "net"}
     whole = train(tmp_path / "whole", contexts, val, **settings)
     monkeypatch.setattr(callbacks, "CHECKPOINT_SECONDS", 0.0)
     original, calls = getattr(RolloutCurves, moment), iter(range(10_000))

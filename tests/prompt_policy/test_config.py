@@ -62,6 +62,9 @@ def test_a_flag_is_a_setting_and_none_is_the_presets_value() -> None:
         ("full", "default", {"n_envs": 2}, {"n_envs": 2, "batch_size": 64}),
         ("quick", "default", {"n_envs": 1, "n_steps": 16}, {"batch_size": 16}),
         ("quick", "default", {"n_envs": 1, "n_steps": 16, "batch_size": 8}, {"batch_size": 8}),
+        ("quick", "default", {}, {"stop": False, "max_steps": 1}),
+        ("quick", "default", {"stop": True}, {"stop": True, "max_steps": 5, "total_timesteps": 12000, "n_envs": 2}),
+        ("full", "default", {"stop": True, "max_steps": 3}, {"max_steps": 3, "total_timesteps": 20000}),
         ("quick", "default", {"gamma": 0.5}, {"gamma": 0.5, "gae_lambda": 0.95}),
     ],
 )

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.env.sa2va_finetune_env import observations
+from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, observations
 from rl_reward_network.prompt_policy.policy import (
     architecture,
     choose_prompts,
+    deployed_prompt,
+    has_stop,
     load_policy,
     read_policy_config,
     save_policy,
     try_prompts,
+    try_until_stop,
 )
 from tests.env.test_sa2va_finetune_env import make_contexts
 from tests.prompt_policy.test_ppo import toy_contexts, train
@@ -70,6 +73,59 @@ def test_of_several_prompts_tried_the_best_scored_is_kept():
     assert all((seen[:, 1] == 0).all() for seen in without.seen)
     one = try_prompts(Scripted(), contexts, lambda tried: pytest.fail("one prompt needs no score"))
     assert one.tolist() == [1, 1]
+
+
+class StopsLater:
+    """Chooses prompt 2, then 3, then stops; images whose first feature is negative are stopped at once."""
+
+    def predict(self, observation, deterministic):
+        assert deterministic
+        current, progress = observation[:, -4:].argmax(axis=1), observation[:, -6]
+        later = np.select([progress == 0, current == 2], [2, 3], default=4)
+        return np.where(observation[:, 0] < 0, 4, later), None
+
+
+def test_the_prompt_at_stop_is_the_last_one_tried_and_the_default_s_if_none_was():
+    contexts = make_contexts(count=3)
+    contexts[1].features[0] = -1
+    expected = [3, 0, 3]
+    assert try_until_stop(StopsLater(), contexts, max_steps=5).tolist() == expected
+    assert choose_prompts(StopsLater(), contexts, max_steps=5, stop=True).tolist() == expected
+    assert try_until_stop(StopsLater(), contexts, max_steps=1).tolist() == [2, 0, 2], "no prompt after max_steps"
+
+
+def test_a_policy_with_stop_rolls_out_as_in_its_environment():
+    contexts = make_contexts(count=5)
+    env = Sa2VAFinetuneEnv(contexts, 3, "dice", stop=True)
+    reached = {}
+    for _ in contexts:
+        observation, _ = env.reset()
+        terminated = False
+        while not terminated:
+            (action,), _ = StopsLater().predict(observation[None], deterministic=True)
+            observation, _, terminated, _, info = env.step(action)
+        reached[info["sample_id"]] = info["prompt"]
+    assert [reached[context.sample_id] for context in contexts] == try_until_stop(StopsLater(), contexts, 3).tolist()
+
+
+def test_a_saved_policy_with_stop_loads_equal_and_needs_no_mask(tmp_path):
+    contexts, image = toy_contexts(8, seed=0), np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    model = train(tmp_path, contexts, reward="dice", stop=True, max_steps=3, total_timesteps=96)
+    plan = {"ppo": {"stop": True, "max_steps": 3}, "reward": "dice", "vision_features": False}
+    save_policy(model, tmp_path / "final_model", {**OWN, "plan": plan})
+    policy, described = load_policy(tmp_path / "final_model"), read_policy_config(tmp_path / "final_model")
+    assert (policy.action_space.n, described["vision_features"]) == (5, 0)
+    assert described["observation"][-1] == "present_mask_of_prompt_3"
+    expected = choose_prompts(model, contexts, 3, stop=True)
+    np.testing.assert_array_equal(choose_prompts(policy, contexts, 3, stop=True), expected)
+    chosen = deployed_prompt(policy, described, image, None, lambda _: pytest.fail("no mask may be needed"))
+    assert chosen in range(4)
+
+
+def test_policies_of_runs_before_stop_have_none():
+    assert not has_stop({"plan": {"ppo": {"max_steps": 3}}})
+    assert not has_stop({"plan": {}})
+    assert has_stop({"plan": {"ppo": {"stop": True}}})
 
 
 def test_a_saved_policy_loads_equal_without_unpickling(tmp_path, monkeypatch):

@@ -83,6 +83,16 @@ def test_rewards_of_labels_pay_labels(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+def test_with_stop_ppo_learns_the_known_best_prompt_of_each_image(tmp_path):
+    unseen = toy_contexts(40, seed=1)
+    settings = {"stop": True, "max_steps": 3, "total_timesteps": 6000, "learning_rate": 1e-3}
+    model = train(tmp_path, toy_contexts(40, seed=0), unseen, reward="dice", **settings)
+    dices = np.stack([context.metrics["dice"] for context in unseen])
+    reached = dices[np.arange(40), choose_prompts(model, unseen, 3, stop=True)].mean()
+    assert reached > dices[:, 0].mean() + 0.07, "of 0.1 that can be gained"
+    assert {value for _, value in curves(tmp_path)["rollout/ep_len_mean"]} != {3}, "episodes end earlier, too"
+
+
 def test_contexts_that_do_not_fit_write_nothing(tmp_path):
     with pytest.raises(ValueError, match="contexts is empty"):
         train_prompt_policy([], [], PromptPPOConfig(), tmp_path)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tyro
@@ -18,6 +19,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import describe_run
@@ -25,8 +27,9 @@ from rl_reward_network.models.reward_network import RewardNetwork, RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.prompt_policy.callbacks import RolloutCurves
 from rl_reward_network.prompt_policy.config import PPOSettings
+from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
-from rl_reward_network.prompt_policy.tables import load_tables
+from rl_reward_network.prompt_policy.tables import load_tables, ridge_choices
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
 from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.folder import only_here
@@ -61,7 +64,7 @@ def reward_net(inputs: RunInputs) -> Path:
 
 def trained(inputs: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
     run = inputs.config.output_dir / name
-    stage = {name: settings.pop(name) for name in ("reward", "preset") if name in settings}
+    stage = {name: settings.pop(name) for name in ("reward", "preset", "shuffle_rewards") if name in settings}
     plan = policy_plan("quick", **stage, ppo=PPOSettings(**{"total_timesteps": 64, **settings}))
     run_policy_stage(inputs, plan, reward_net, run)
     return run
@@ -97,6 +100,7 @@ def deploy(run: Path, policy: bool) -> dict[str, Any]:
         {"reward": "mix", "max_steps": 2},
         {"reward": "net", "max_steps": 2},
         {"preset": "published"},
+        {"reward": "dice+recall", "stop": True, "total_timesteps": 96},
     ],
 )
 def test_every_way_of_training_ends_in_a_report_and_a_mask(
@@ -114,8 +118,14 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
     assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
     rows = {row["name"]: row for row in summary["rows"]}
-    assert list(rows)[-4:] == ["ridge per prompt", "PPO", "deployed", "oracle"]
-    assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
+    stop = settings.get("stop", False)
+    assert list(rows)[4:] == ["ridge per prompt", *(["bandit"] if stop else []), "PPO", "deployed", "oracle"]
+    assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1), "with stop the last one alone"
+    labelled = (
+        {} if settings.get("reward", "net") == "net" else {"policy": len(load_tables(run / "tables.json")["policy"])}
+    )
+    assert config["labels"] == labelled
+    assert config["peak_memory_gib"] > 0
     assert rows["deployed"]["means"] == rows["PPO"]["means"]
     prompt = segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0]
     assert prompt in config["prompts"]
@@ -201,6 +211,68 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     configs = [read_json(run / "final_model" / "config.json") for run in (whole, cut)]
     assert [config["resumed"] for config in configs] == [False, True]
     assert configs[0]["deployment"] == configs[1]["deployment"]
+
+
+@pytest.mark.parametrize("actions", [12, 11], ids=["in PPO", "in the bandit"])
+def test_a_cut_off_run_with_stop_ends_in_the_same_table(
+    inputs: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch, actions: int
+) -> None:
+    settings: dict[str, Any] = {"reward": "dice", "stop": True, "max_steps": 3, "total_timesteps": 96}
+    whole = trained(inputs, reward_net, f"stop_{actions}", **settings)
+    cut = inputs.config.output_dir / f"stop_{actions}_cut"
+    real = RolloutCurves._on_rollout_end
+
+    def killed(self: RolloutCurves) -> None:
+        if self.training_env.action_space == gym.spaces.Discrete(actions) and len(self.curves.rows) >= 3:
+            raise Killed
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RolloutCurves, "_on_rollout_end", killed)
+        with pytest.raises(Killed):
+            trained(inputs, reward_net, cut.name, **settings)
+    assert not (cut / "final_model").exists()
+    ppo = PPOSettings(total_timesteps=96, stop=True, max_steps=3)
+    with pytest.raises(ValueError, match=r"--resume: .*ppo\.stop was True, now False"):
+        run_policy_stage(
+            inputs, policy_plan("quick", reward="dice", ppo=replace(ppo, stop=False)), reward_net, cut, True
+        )
+    run_policy_stage(inputs, policy_plan("quick", reward="dice", ppo=ppo), reward_net, cut, resume=True)
+    assert evaluated(whole)["rows"] == evaluated(cut)["rows"]
+
+
+def test_stop_needs_a_reward_of_labels() -> None:
+    for reward in ("net", "mix"):
+        with pytest.raises(ValueError, match=rf"--stop is for rewards of labels \(dice, .*dice\+recall\).* {reward}$"):
+            policy_plan("quick", reward=reward, ppo=PPOSettings(stop=True))
+
+
+def test_in_the_control_ppo_bandit_and_ridge_get_the_rewards_of_other_images(
+    inputs: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables stay true, so that the best fixed prompt is the same."""
+    settings: dict[str, Any] = {"reward": "dice", "stop": True, "max_steps": 2, "total_timesteps": 64}
+    given: list[list[PromptContext]] = []
+    real_train, real_ridge = train_prompt_policy, ridge_choices
+
+    def train(contexts: Any, *rest: Any) -> Any:
+        given.append(contexts)
+        return real_train(contexts, *rest)
+
+    def ridge(train: Any, new: Any, reward: Any) -> Any:
+        given.append([entry.context for entry in train])
+        return real_ridge(train, new, reward)
+
+    monkeypatch.setattr("rl_reward_network.prompt_policy.stage.train_prompt_policy", train)
+    monkeypatch.setattr("rl_reward_network.prompt_policy.evaluate.ridge_choices", ridge)
+    run = trained(inputs, reward_net, "control", shuffle_rewards=True, **settings)
+    summary = evaluated(run)
+    true = {entry.context.sample_id: entry.features for entry in load_tables(run / "tables.json")["policy"]}
+    assert len(given) == 3
+    for contexts in given:
+        assert len(contexts) == len(true)
+        assert not any(np.array_equal(context.features, true[context.sample_id]) for context in contexts)
+    assert summary["config"]["reward"] == "dice, exchanged between images (control)"
 
 
 def test_a_run_goes_on_with_the_reward_network_it_began_with(

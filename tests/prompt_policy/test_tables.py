@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.env.observation import IMAGE_FEATURES
-from rl_reward_network.prompt_policy.tables import PromptTable, load_tables, save_tables
+from rl_reward_network.prompt_policy.tables import PromptTable, exchange_rewards, load_tables, save_tables
 from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.evaluation.test_baselines import tables
 
@@ -36,3 +36,19 @@ def test_a_file_that_is_no_table_is_named_with_the_remedy(tmp_path: Path, text: 
     (tmp_path / "tables.json").write_text(text)
     with pytest.raises(ValueError, match=r"tables\.json: not a table of scores .*run step 2 again"):
         load_tables(tmp_path / "tables.json")
+
+
+def test_exchanged_rewards_are_of_another_image_and_of_the_same_set() -> None:
+    images = entries(labelled=True)
+    control = exchange_rewards(images, seed=0)
+    for image, other in zip(images, control, strict=True):
+        np.testing.assert_array_equal(image.features, other.features)
+        assert other.table.sample_id != image.table.sample_id
+        np.testing.assert_array_equal(
+            other.context.scores, {entry.table.sample_id: entry for entry in images}[other.table.sample_id].table.scores
+        )
+    assert {entry.table.sample_id for entry in control} == {entry.table.sample_id for entry in images}
+    again = exchange_rewards(images, seed=0)
+    assert [entry.table.sample_id for entry in again] == [entry.table.sample_id for entry in control]
+    with pytest.raises(ValueError, match=r"--shuffle_rewards: got 1 training image"):
+        exchange_rewards(images[:1], seed=0)

@@ -49,6 +49,9 @@ def test_what_was_there_and_is_not_any_more_differs_too() -> None:
     assert differences({"judge": {"model": "a name"}}, {"judge": None}) == ["judge"]
     assert differences({"ppo": {"n_envs": 2}}, {"ppo": {}}) == ["ppo.n_envs was 2, now None"]
     assert differences({"ppo": {}}, {"ppo": {"new": None}}) == ["ppo"], "a run of an earlier version"
+    assert differences({"ppo": {"n_envs": 2}}, {"ppo": {"n_envs": 2, "stop": False}, "shuffle": False}) == []
+    assert differences({"ppo": {"stop": True}}, {"ppo": {"stop": False}}) == ["ppo.stop was True, now False"]
+    assert differences({"ppo": {}}, {"ppo": {"stop": True}}) == ["ppo.stop was None, now True"]
 
 
 def test_the_runs_there_are_stand_in_the_error(tmp_path: Path) -> None:
