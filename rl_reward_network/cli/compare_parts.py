@@ -32,7 +32,7 @@ from rl_reward_network.post_processing.stage import find_post_run
 from rl_reward_network.prompt_policy.stage import find_policy_run
 from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 from rl_reward_network.reward_training.train import PRESETS
-from rl_reward_network.runs.folder import BEST_REWARD_NET
+from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET
 
 Args = TypeVar("Args")
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
@@ -74,7 +74,7 @@ class PartCommands:
 
         def find() -> Path | None:
             if self.reward_net is not None:
-                return self.reward_net.parent
+                return named_run(self.reward_net)
             inputs, plan = self._inputs(config.seed), reward.check(parsed(reward.Args, words))
             folder = find_reward_network(inputs, plan, config.seed)
             return folder.parent if folder is not None else find_unfinished(inputs, plan)
@@ -130,6 +130,21 @@ class PartCommands:
 
     def _inputs(self, seed: int) -> RunInputs:
         return replace(self.inputs, config=replace(self.inputs.config, seed=seed))
+
+
+def named_run(reward_net: Path) -> Path:
+    """The run of a reward network that the user names.
+
+    Raises:
+        ValueError: the folder is not that of a finished run; its split and its cost would be unknown.
+    """
+    run = reward_net.resolve().parent
+    if not ((run / AGREEMENT).exists() and (run / "split.json").exists()):
+        raise ValueError(
+            f"--reward_net {reward_net}: name the folder {BEST_REWARD_NET} of a finished run reward_net_<time>; a copy "
+            "tells neither the split nor the cost of its training"
+        )
+    return run
 
 
 def _trains(run: Path, model_path: str) -> bool:

@@ -13,6 +13,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
 from rl_reward_network.data.splits import Split
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.post_processing.policy import load_policy_of_run
 from rl_reward_network.prompt_policy.policy import load_policy
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
@@ -139,9 +140,9 @@ def _reward_net_cost(run: Path) -> Cost:
 
 
 def _parameters(part: str, final_model: Path) -> int:
-    """Number of parameters of a policy; 0 where the best fixed choice is deployed, which has none."""
-    policy: Any = load_policy(final_model) if part != POST else None
-    return 0 if policy is None else sum(tensor.numel() for tensor in policy.parameters())
+    """Number of parameters of a policy."""
+    policy = load_policy_of_run(final_model)[0] if part == POST else load_policy(final_model)
+    return sum(tensor.numel() for tensor in policy.parameters())
 
 
 def _items(labels: dict[str, int]) -> tuple[tuple[str, int], ...]:

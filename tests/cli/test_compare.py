@@ -74,9 +74,13 @@ def test_every_command_is_one_that_its_flags_allow(part: str, mode: str, tmp_pat
         assert args.reward == "dice"
 
 
-def test_a_reward_network_that_is_named_is_used(tmp_path: Path) -> None:
+def test_a_reward_network_that_is_named_is_used_if_it_is_of_a_finished_run(tmp_path: Path) -> None:
     commands = PartCommands("quick", CONFIG, PromptConfig(), None, tmp_path / "best_reward_net")  # type: ignore[arg-type]
-    assert commands(REWARD_NET, 0, {}).find() == tmp_path
+    with pytest.raises(ValueError, match="finished run reward_net_<time>"):
+        commands(REWARD_NET, 0, {}).find()
+    for name in ("agreement.json", "split.json"):
+        write_json(tmp_path / name, {})
+    assert commands(REWARD_NET, 0, {}).find() == tmp_path.resolve()
 
 
 def test_two_grpo_runs_of_different_models_are_told_apart(tmp_path: Path) -> None:
