@@ -27,6 +27,9 @@ class RunConfig:
     """Folder with annotations.json and images/ (DATA_ROOT); GRPO also takes captioned regions (Grasp-Any-Region,
     describe-anything), or a hub id of Grasp-Any-Region. The default, for the embedded model alone, is rendered if
     missing."""
+    unlabelled_root: Path | None = None
+    """Folder of images without masks, of other patients, that join the training where a reward network pays
+    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
     seed: int = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -15,6 +16,7 @@ from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
+from rl_reward_network.rewards.familiar import Familiarity, familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
@@ -103,7 +105,9 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         seconds: dict[str, float] = {}
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
-            tables = _tables(inputs, plan, network.to(inputs.config.device), samples, run)
+            maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
+            samples, familiarity = with_unlabelled(inputs, plan, samples, maps)
+            tables = _tables(inputs, plan, maps, samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
         with clock(seconds, "PPO"):
             model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, run, plan.reward)
@@ -112,6 +116,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         deployment = decide(plain["policy"], plain["val"], chosen, plan.ppo.seed)
         spent = {name: count - before[name] for name, count in _counts(inputs).items()}
         description = {"deployment": asdict(deployment), "seconds": seconds, "bank": spent, "resumed": resume}
+        description["unlabelled"] = None if familiarity is None else familiarity.facts
         save_policy(model, run / FINAL, {**config, **description})
 
 
@@ -125,6 +130,30 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
         "policy": inputs.pick("policy", plan.images, labelled=plan.reward != "net"),
         "val": inputs.pick("val", plan.val_images),
     }
+
+
+def with_unlabelled(
+    inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
+) -> tuple[dict[str, list[Sample]], Familiarity | None]:
+    """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
+
+    Args:
+        inputs: data, split, and perhaps unlabelled images.
+        plan: settings; with a reward that needs labels, nothing changes.
+        samples: from `policy_samples`.
+        maps: of the reward network.
+
+    Raises:
+        ValueError: an image cannot be read.
+    """
+    if inputs.unlabelled is None or plan.reward != "net":
+        return samples, None
+    candidates = spread(inputs.unlabelled.for_training, plan.images, inputs.config.seed)
+    known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
+    joins, familiarity = familiar(maps, *([one.load_image for one in part] for part in (known, candidates)))
+    print(familiarity.sentence)
+    joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: plan.images // 2]
+    return {**samples, "policy": samples["policy"][: plan.images - len(joining)] + joining}, familiarity
 
 
 def find_policy_run(
@@ -177,12 +206,11 @@ def check_settings(
 
 
 def _tables(
-    inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork, samples: dict[str, list[Sample]], run: Path
+    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
 ) -> dict[str, list[PromptTable]]:
     """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
-    maps = ForegroundMaps.beside(run, network)
     tables = {
         name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
         for name, picked in samples.items()
@@ -221,4 +249,5 @@ def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
+        "unlabelled": inputs.unlabelled.fingerprint if inputs.unlabelled and plan.reward == "net" else None,
     }
