@@ -82,7 +82,7 @@ def _read(root: Path, text: str, group_regex: str | None, white_levels: Mapping[
         raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")
     if recognise_annotations(root):
         return read_images(root, group_regex, white_levels)
-    if regions := [text for recognises, _ in REGIONS.values() if (text := recognises(root))]:
+    if regions := [found for recognises, _ in REGIONS.values() if (found := recognises(root))]:
         raise ValueError(f"{root}: {FLAG}: holds {regions[0]}, expected images without captions")
     return _read_plain(root, text, group_regex, white_levels)
 

@@ -17,6 +17,7 @@ from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
+from rl_reward_network.evaluation.unlabelled import UnlabelledSection, section_html
 
 METRIC_TITLES = {
     "iou_of_drawn": "IoU of mask'",
@@ -102,6 +103,7 @@ class BeforeAfter:
         shown: items with pictures.
         curves: lines of metrics.jsonl.
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
+        unlabelled: the section on the run's unlabelled images.
     """
 
     rows: tuple[Difference, ...]
@@ -114,6 +116,7 @@ class BeforeAfter:
     shown: tuple[ReportItem, ...] = ()
     curves: tuple[dict[str, Any], ...] = ()
     notice: str = ""
+    unlabelled: UnlabelledSection | None = None
 
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
@@ -160,6 +163,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
         "notes": list(result.notes),
         "config": result.config,
+        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
     }
 
 
@@ -189,6 +193,7 @@ def _page(result: BeforeAfter) -> str:
         ),
         f"<p>{legend([row.metric for row in result.rows])}</p>",
         page.table(["over all items", "before", "after"], totals) if totals else "",
+        *section_html(result.unlabelled),
         "<h2>Training</h2>\n" + page.image(png(figure), "png", "Rewards and validation") if figure else "",
         "<h2>Images</h2>" if result.shown else "",
         *(_item(item) for item in result.shown),

@@ -13,6 +13,7 @@ from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, ComparisonRow
 from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
+from rl_reward_network.evaluation.unlabelled import UnlabelledSection, section_html
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 
@@ -29,6 +30,7 @@ class EvaluationResult:
         overlays: images of the page, see `overlay_picks`.
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
         names: hash of an image or a patient -> the name to write in its place; empty by default.
+        unlabelled: the section on the run's unlabelled images.
 
     Raises:
         ValueError: the number of prompts is not that of the tables, or an overlay is of an image that was not compared.
@@ -41,6 +43,7 @@ class EvaluationResult:
     overlays: tuple[Overlay, ...] = ()
     rollouts: tuple[dict[str, Any], ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: UnlabelledSection | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -93,6 +96,7 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
         "rows": rows,
         "notes": [*comparison.notes, *result.notes],
         "config": result.config,
+        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
     }
 
 
@@ -133,6 +137,7 @@ def _page(result: EvaluationResult) -> str:
         "".join(f"<p>Note: {page.text(note)}</p>" for note in (*comparison.notes, *result.notes)),
         *_results(comparison),
         *_choices(result),
+        *section_html(result.unlabelled),
         *_curves(result),
         "<h2>Images</h2>" if result.overlays else "",
         *(_overlay(overlay, result) for overlay in result.overlays),

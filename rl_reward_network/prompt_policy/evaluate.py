@@ -23,6 +23,7 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.prompt_policy.policy import choose_prompts, load_policy, read_policy_config
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, ridge_choices
+from rl_reward_network.prompt_policy.unlabelled import policy_section
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import REWARD_NET
@@ -82,6 +83,7 @@ def run_evaluation_stage(
         _overlays(inputs, comparison, maps, samples, chosen),
         rollouts,
         _names(inputs, samples) if show_names else {},
+        policy_section(inputs, config, final_model, maps, (samples, chosen)),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import spread
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -15,8 +14,8 @@ from rl_reward_network.prompt_policy.config import Mode, PPOSettings, Preset, Pr
 from rl_reward_network.prompt_policy.policy import choose_prompts, save_policy
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables, save_tables
+from rl_reward_network.prompt_policy.unlabelled import with_unlabelled
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
-from rl_reward_network.rewards.familiar import Familiarity, familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
@@ -92,9 +91,13 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
-            reward needs labels and there are none; `run` holds another run, one of another version, or another process
-            works in it.
+            reward needs labels and there are none, or there are unlabelled images; `run` holds another run, one of
+            another version, or another process works in it.
     """
+    if inputs.unlabelled is not None and plan.reward != "net":
+        raise ValueError(
+            f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
+        )
     if resume:
         check_settings(run, inputs, plan)  # before anything is loaded
     network = RewardNetwork.from_pretrained(reward_net)
@@ -106,7 +109,9 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
             maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
-            samples, familiarity = with_unlabelled(inputs, plan, samples, maps)
+            samples, familiarity = with_unlabelled(inputs, plan.images, samples, maps)
+            if familiarity is not None:
+                print(familiarity.sentence)
             tables = _tables(inputs, plan, maps, samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
         with clock(seconds, "PPO"):
@@ -130,30 +135,6 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
         "policy": inputs.pick("policy", plan.images, labelled=plan.reward != "net"),
         "val": inputs.pick("val", plan.val_images),
     }
-
-
-def with_unlabelled(
-    inputs: RunInputs, plan: PolicyPlan, samples: dict[str, list[Sample]], maps: ForegroundMaps
-) -> tuple[dict[str, list[Sample]], Familiarity | None]:
-    """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
-
-    Args:
-        inputs: data, split, and perhaps unlabelled images.
-        plan: settings; with a reward that needs labels, nothing changes.
-        samples: from `policy_samples`.
-        maps: of the reward network.
-
-    Raises:
-        ValueError: an image cannot be read.
-    """
-    if inputs.unlabelled is None or plan.reward != "net":
-        return samples, None
-    candidates = spread(inputs.unlabelled.for_training, plan.images, inputs.config.seed)
-    known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
-    joins, familiarity = familiar(maps, *([one.load_image for one in part] for part in (known, candidates)))
-    print(familiarity.sentence)
-    joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: plan.images // 2]
-    return {**samples, "policy": samples["policy"][: plan.images - len(joining)] + joining}, familiarity
 
 
 def find_policy_run(
@@ -249,5 +230,5 @@ def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
-        "unlabelled": inputs.unlabelled.fingerprint if inputs.unlabelled and plan.reward == "net" else None,
+        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }
