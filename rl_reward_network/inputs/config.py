@@ -27,9 +27,6 @@ class RunConfig:
     """Folder with annotations.json and images/ (DATA_ROOT); GRPO also takes captioned regions (Grasp-Any-Region,
     describe-anything), or a hub id of Grasp-Any-Region. The default, for the embedded model alone, is rendered if
     missing."""
-    unlabelled_root: Path | None = None
-    """Folder of images without masks, of other patients, that join the training where a reward network pays
-    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
     output_dir: Path = Path("outputs")
     """Parent of the run folders and of the mask bank (OUTPUT_DIR)."""
     seed: int = 0
@@ -39,6 +36,9 @@ class RunConfig:
     gpu: int | None = None
     """Index of the GPU (GPU), -1 for the CPU; by default the first GPU if there is one. GRPO takes 0 or -1; choose
     another GPU by CUDA_VISIBLE_DEVICES."""
+    unlabelled_root: Path | None = None
+    """Folder of images without masks, of other patients, that join the training where a reward network pays
+    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""
