@@ -6,13 +6,15 @@
 20 labelled patients have every look of the embedded world but one. 100 other patients have that look alone; their
 images join GRPO without masks. 40 more patients of that look are the test. For each seed: a reward network (quick),
 and GRPO (quick, 60 steps) without the unlabelled images, with those on which the network is about as sure as on
-validation images (the default), and with all of them. Every command is printed; finished runs are not repeated.
+validation images (the default), with those left by the limit of the spread alone, and with all of them. Every command
+is printed; finished runs are not repeated.
 """
 
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,15 +51,25 @@ from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
 PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
 STEPS = 60
-WITHOUT, WITH, ALL = "without", "with", "with_all"
+WITHOUT, WITH, SPREAD, ALL = "without", "with", "with_spread", "with_all"
+Rule = Callable[[np.ndarray, np.ndarray, float, float], np.ndarray]
+RULES: dict[str, Rule] = {  # in place of `familiar.within`
+    WITH: familiar.within,
+    SPREAD: lambda scores, spreads, smallest, largest: spreads <= largest,
+    ALL: lambda scores, spreads, smallest, largest: np.ones(len(scores), bool),
+}
 ROWS = {
     "base": "sa2va-nano as it is",
     WITHOUT: "GRPO without the unlabelled images",
-    WITH: "GRPO with those that the network is sure of",
+    WITH: "GRPO with those within both limits (the default)",
+    SPREAD: "GRPO with those within the limit of the spread",
     ALL: "GRPO with all of them",
     "network": "the reward network's own segmentation",
 }
-DIFFERENCES = ((WITHOUT, "base"), (WITH, "base"), (ALL, "base"), (WITH, WITHOUT), (ALL, WITHOUT))
+DIFFERENCES = (
+    *((name, "base") for name in (WITHOUT, WITH, ALL)),
+    *((name, WITHOUT) for name in (WITH, SPREAD, ALL)),
+)
 RESULTS = "results.json"
 
 
@@ -114,28 +126,29 @@ def train(data: Path, folder: Path, seed: int) -> None:
         _call(f"reward quick {flags}")
     flags += f" --reward_net {_reward_net(folder)} --max_steps {STEPS}"
     unlabelled = f"--unlabelled_root {data / 'unlabelled'}"
-    for name, more, limit in ((WITHOUT, "", False), (WITH, unlabelled, False), (ALL, unlabelled, True)):
+    for name in (WITHOUT, *RULES):
         if not (folder / name / FINAL).exists():
             resume = "--resume" if (folder / name / "config.json").exists() else ""
-            _call(f"grpo quick {flags} {more} --run_folder {folder / name} {resume}", no_limit=limit)
+            more = unlabelled if name in RULES else ""
+            _call(f"grpo quick {flags} {more} --run_folder {folder / name} {resume}", RULES.get(name))
 
 
 def _reward_net(folder: Path) -> Path:
     return next(iter(sorted(folder.glob(f"*/{AGREEMENT}")))).parent / BEST_REWARD_NET
 
 
-def _call(command: str, no_limit: bool = False) -> None:
-    """Run a command of `sa2va-rl`; with `no_limit`, here and without leaving any image out."""
-    print(f"\nsa2va-rl {command}{'  # no image is left out' if no_limit else ''}", flush=True)
+def _call(command: str, rule: Rule | None = None) -> None:
+    """Run a command of `sa2va-rl`; a rule other than the default needs this process."""
+    print(f"\nsa2va-rl {command}", flush=True)
     words = shlex.split(command)
-    if not no_limit:
+    if rule in (None, familiar.within):
         subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words], check=True, env=os.environ)
         return
-    usual, familiar.FACTOR = familiar.FACTOR, 1e6
+    usual, familiar.within = familiar.within, rule  # type: ignore[assignment]
     try:
         grpo.main(tyro.cli(grpo.Args, args=words[1:], config=(tyro.conf.FlagCreatePairsOff,)))
     finally:
-        familiar.FACTOR = usual
+        familiar.within = usual
 
 
 def evaluate(data: Path, folder: Path) -> None:
@@ -143,7 +156,7 @@ def evaluate(data: Path, folder: Path) -> None:
     tests = read_samples(data / "test")
     tests = spread(tests, len(tests) // 3, seed=0)  # one of three frames
     result: dict[str, object] = {"groups": [sample.group_id for sample in tests]}
-    columns = {name: _dice(folder / name, tests) for name in (WITHOUT, WITH, ALL)}
+    columns = {name: _dice(folder / name, tests) for name in (WITHOUT, *RULES)}
     columns["base"] = _dice(folder / WITHOUT, tests, trained=False)
     network = RewardNetwork.from_pretrained(_reward_net(folder))
     maps = ForegroundMaps.beside(folder / WITHOUT, network)
@@ -152,7 +165,7 @@ def evaluate(data: Path, folder: Path) -> None:
     for name, samples in (("known looks", labelled), ("new look", tests)):
         own = np.array([own_segmentation(maps, sample.load_image()) for sample in samples])
         result[name] = {"score": float(own[:, 0].mean()), "spread_median": float(np.median(own[:, 1]))}
-    result["left out"] = read_json(folder / WITH / "config.json")["unlabelled"]
+    result["left out"] = {name: read_json(folder / name / "config.json")["unlabelled"]["left_out"] for name in RULES}
     write_json(folder / RESULTS, result | {"dice": {name: values.tolist() for name, values in columns.items()}})
 
 
@@ -196,14 +209,12 @@ def show(args: Args) -> None:
         seeds = ", ".join(f"{a - b:+.3f}" for a, b in zip(each[name], each[other], strict=True))
         table.add_row(f"{ROWS[name]} - {ROWS[other]}", gain, seeds)
     console.print(table, end="\n\n")
-    table = Table("seed", "own score, known looks", "new look", "own spread (median), known looks", "new look",
-                  "left out", box=box.MARKDOWN)  # fmt: skip
+    columns = ("own score, known looks", "new look", "own spread (median), known looks", "new look")
+    table = Table("seed", *columns, *(f"left out: {name}" for name in RULES), box=box.MARKDOWN)
     for file, result in zip(files, results, strict=True):
-        known, new, left = result["known looks"], result["new look"], result["left out"]
-        cells = [f"{part[key]:.4f}" for key in ("score", "spread_median") for part in (known, new)]
-        table.add_row(
-            file.parent.name, *cells, f"{left['left_out']} of {left['looked_at']} (limit {left['limit']:.4f})"
-        )
+        parts = result["known looks"], result["new look"]
+        cells = [f"{part[key]:.4f}" for key in ("score", "spread_median") for part in parts]
+        table.add_row(file.parent.name, *cells, *(str(result["left out"][name]) for name in RULES))
     console.print(table)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_reward_network.evaluation import page
 from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
-from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation
+from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation, within
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
 
@@ -129,7 +129,8 @@ def unlabelled_section(
         facts: `Familiarity.facts` of the training.
         seed: of the bootstrap.
     """
-    joins = unlabelled.own_spreads <= facts["limit"]
+    limits = facts["smallest_score"], facts["largest_spread"]
+    joins = within(unlabelled.own_scores, unlabelled.own_spreads, *limits)
     parts = {TEST: tests, USED: unlabelled.pick(joins), LEFT_OUT: unlabelled.pick(~joins)}
     rows = tuple(_row(name, part, seed) for name, part in parts.items() if part.groups)
     return UnlabelledSection(rows, (familiarity_sentence(facts), *less_sure_note(tests, unlabelled)))

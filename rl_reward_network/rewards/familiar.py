@@ -1,7 +1,8 @@
 """On which unlabelled images a reward network is about as sure as on those that it was calibrated on.
 
-On images unlike its training images the ensemble's own segmentation is wrong and its members disagree; its score of any
-mask then follows its errors. So images with a spread above the range of the validation images are left out of training.
+On images unlike its training images the ensemble's own segmentation is wrong, and its score of any mask then follows
+its errors. Two signs need no labels: its members disagree (spread), and its maps are undecided, so that it expects a
+low Dice of its own segmentation (score). Images beyond the range of the validation images are left out of training.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ from tqdm import tqdm
 
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
-PERCENTILE, FACTOR = 95, 2.0  # the limit is FACTOR times this percentile of the validation images' spreads
+SPREAD_PERCENTILE, FACTOR = 95, 2.0  # the largest spread is FACTOR times this percentile of the validation images
+SCORE_PERCENTILE = 25  # the smallest score is this percentile of the validation images; docs/log.md compares others
 LoadImage = Callable[[], np.ndarray]
 
 
@@ -21,19 +23,24 @@ LoadImage = Callable[[], np.ndarray]
 class Familiarity:
     """How many unlabelled images join a training.
 
+    Scores and spreads are of the network's own segmentation; both are Dice, in [0, 1].
+
     Attributes:
-        looked_at: unlabelled images whose spread was computed.
-        left_out: those above the limit.
-        limit: largest spread of an image that joins, as Dice in [0, 1].
-        validation_median, unlabelled_median: medians of the spreads.
-        validation_images: number of images that set the limit.
+        looked_at: unlabelled images whose score and spread were computed.
+        left_out: those beyond a limit.
+        largest_spread, smallest_score: of an image that joins.
+        validation_spread, unlabelled_spread, validation_score, unlabelled_score: medians.
+        validation_images: number of images that set the limits.
     """
 
     looked_at: int
     left_out: int
-    limit: float
-    validation_median: float
-    unlabelled_median: float
+    largest_spread: float
+    smallest_score: float
+    validation_spread: float
+    unlabelled_spread: float
+    validation_score: float
+    unlabelled_score: float
     validation_images: int
 
     @property
@@ -50,20 +57,19 @@ class Familiarity:
 def familiarity_sentence(facts: dict[str, Any]) -> str:
     """What was left out and why, from `Familiarity.facts`."""
     left, total = facts["left_out"], facts["looked_at"]
-    why = (
-        f"the spread of the network's own segmentation lies above {facts['limit']:.4f} ({FACTOR:g} times the "
-        f"{PERCENTILE} % point of {facts['validation_images']} validation images)"
+    count = {0: f"None of {total} unlabelled images was", total: f"All {total} unlabelled images were"}.get(
+        left, f"{left} of {total} unlabelled images were"
     )
-    medians = f"median {facts['unlabelled_median']:.4f} here, {facts['validation_median']:.4f} there"
-    if left == total:
-        return (
-            f"All {total} unlabelled images were left out of training: {why}; {medians}. No unlabelled image was used."
-        )
-    if not left:
-        return (
-            f"None of {total} unlabelled images was left out of training: their spread is as on validation; {medians}."
-        )
-    return f"{left} of {total} unlabelled images were left out of training: {why}; {medians}."
+    medians = (
+        f"medians: score {facts['unlabelled_score']:.3f} here, {facts['validation_score']:.3f} on validation; spread "
+        f"{facts['unlabelled_spread']:.4f} and {facts['validation_spread']:.4f}"
+    )
+    return (
+        f"{count} left out of training{', so no unlabelled image was used' if left == total else ''}. An image joins "
+        f"if the network's own segmentation of it has a score of at least {facts['smallest_score']:.3f} and a spread "
+        f"of at most {facts['largest_spread']:.4f}, limits from {facts['validation_images']} validation images "
+        f"({medians})."
+    )
 
 
 def own_segmentation(maps: ForegroundMaps, image: np.ndarray) -> tuple[float, float]:
@@ -73,24 +79,10 @@ def own_segmentation(maps: ForegroundMaps, image: np.ndarray) -> tuple[float, fl
     return float(quality["score"][0]), float(quality["spread"][0])
 
 
-def own_spreads(maps: ForegroundMaps, images: Sequence[LoadImage], desc: str) -> np.ndarray:
-    """float64 (N,): the spread of the network's own segmentation of each image."""
+def own_segmentations(maps: ForegroundMaps, images: Sequence[LoadImage], desc: str) -> np.ndarray:
+    """float64 (N, 2): score and spread of the network's own segmentation of each image."""
     bar = tqdm(images, desc, unit="image", leave=False)
-    return np.array([own_segmentation(maps, load())[1] for load in bar], dtype=float)
-
-
-def spread_limit(validation: np.ndarray) -> float:
-    """The largest spread of an image that may join the training.
-
-    Args:
-        validation: float (N,), spreads of the network's own segmentation of validation images.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not len(validation):
-        raise ValueError("validation: no spreads; the limit needs at least one validation image")
-    return FACTOR * float(np.percentile(validation, PERCENTILE))
+    return np.array([own_segmentation(maps, load()) for load in bar], dtype=float).reshape(-1, 2)
 
 
 def familiar(
@@ -109,10 +101,19 @@ def familiar(
     Raises:
         ValueError: there are no images in one of both, or an image cannot be read.
     """
-    if not unlabelled:
-        raise ValueError("unlabelled: no images, expected at least one")
-    known, new = own_spreads(maps, validation, "validation images"), own_spreads(maps, unlabelled, "unlabelled images")
-    limit = spread_limit(known)
-    joins = new <= limit
-    medians = float(np.median(known)), float(np.median(new))
-    return joins, Familiarity(len(new), int((~joins).sum()), limit, *medians, len(known))
+    if not validation or not unlabelled:
+        raise ValueError(f"{len(validation)} validation and {len(unlabelled)} unlabelled images, expected some of both")
+    known = own_segmentations(maps, validation, "validation images")
+    new = own_segmentations(maps, unlabelled, "unlabelled images")
+    smallest = float(np.percentile(known[:, 0], SCORE_PERCENTILE))
+    largest = FACTOR * float(np.percentile(known[:, 1], SPREAD_PERCENTILE))
+    joins = within(new[:, 0], new[:, 1], smallest, largest)
+    score, spread = np.median(known, axis=0).tolist()
+    new_score, new_spread = np.median(new, axis=0).tolist()
+    counts = len(new), int((~joins).sum())
+    return joins, Familiarity(*counts, largest, smallest, spread, new_spread, score, new_score, len(known))
+
+
+def within(scores: np.ndarray, spreads: np.ndarray, smallest_score: float, largest_spread: float) -> np.ndarray:
+    """bool (N,): which of N images are within both limits."""
+    return (scores >= smallest_score) & (spreads <= largest_spread)

@@ -25,9 +25,12 @@ from tests.models.test_reward_network import network_of
 FACTS = {
     "looked_at": 8,
     "left_out": 2,
-    "limit": 0.05,
-    "validation_median": 0.01,
-    "unlabelled_median": 0.02,
+    "largest_spread": 0.05,
+    "smallest_score": 0.0,
+    "validation_spread": 0.01,
+    "unlabelled_spread": 0.02,
+    "validation_score": 0.9,
+    "unlabelled_score": 0.8,
     "validation_images": 6,
 }
 
@@ -45,6 +48,14 @@ def both_sure_and_unsure(labelled: bool) -> JudgedImages:
     groups = parts[0].groups + parts[1].groups
     names = ("scores", "spreads", "own_scores", "own_spreads", "dices")
     return JudgedImages(groups, *(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def test_images_below_the_limit_of_the_score_were_left_out_too() -> None:
+    unlabelled = both_sure_and_unsure(labelled=False)
+    rows = unlabelled_section(judged(6, 0.01, 0), unlabelled, FACTS | {"smallest_score": 0.5}).rows
+    joins = (unlabelled.own_scores >= 0.5) & (unlabelled.own_spreads <= 0.05)
+    assert {row.name: row.images for row in rows[1:]} == {USED: joins.sum(), LEFT_OUT: (~joins).sum()}
+    assert 0 < joins.sum() < 6
 
 
 def test_a_row_holds_what_the_network_and_the_truth_say_of_both_masks() -> None:

@@ -61,8 +61,9 @@ def test_they_join_the_training_prompts_without_masks(
     inputs: GRPOInputs, network: RewardNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, maps = inputs.pick("policy"), ForegroundMaps(network)
-    monkeypatch.setattr(familiar, "FACTOR", 1e6)
-    prompts, familiarity = with_unlabelled(inputs, own, maps)
+    with monkeypatch.context() as patch:
+        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        prompts, familiarity = with_unlabelled(inputs, own, maps)
     assert prompts[: len(own)] == own
     assert len(prompts) == len(own) + 6
     assert familiarity is not None
@@ -71,7 +72,7 @@ def test_they_join_the_training_prompts_without_masks(
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
     assert len({prompt.image_id for prompt in prompts}) == len(prompts)
-    monkeypatch.setattr(familiar, "FACTOR", 0.0)
+    monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
     prompts, familiarity = with_unlabelled(inputs, own, maps)
     assert (prompts, familiarity and familiarity.left_out) == (own, 6)
     assert with_unlabelled(replace(inputs, unlabelled=None), own, maps) == (own, None)

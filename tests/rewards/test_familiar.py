@@ -12,8 +12,8 @@ from rl_reward_network.rewards.familiar import (
     familiar,
     familiarity_sentence,
     own_segmentation,
-    own_spreads,
-    spread_limit,
+    own_segmentations,
+    within,
 )
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
@@ -59,12 +59,6 @@ def test_the_own_segmentation_is_scored_as_any_mask() -> None:
     assert spread == pytest.approx(spread_by_hand(4), abs=2e-6)
 
 
-def test_the_limit_is_twice_the_95_percent_point() -> None:
-    assert spread_limit(np.arange(101) / 1000) == pytest.approx(0.19)
-    with pytest.raises(ValueError, match="no spreads"):
-        spread_limit(np.empty(0))
-
-
 class Unsure(TwoMembers):
     """The second member's map is faint by the corner's value, so that the members' Dice differ."""
 
@@ -80,28 +74,40 @@ def dice_of(factor: float) -> float:
     return (2 * factor * half + 1) / (half + factor * half + 1)
 
 
-def test_images_above_the_limit_are_left_out_and_counted() -> None:
-    maps = ForegroundMaps(Unsure())
-    values = [10, 20, 30, 60, 100]
-    spreads = own_spreads(maps, loads(*values), "all")
-    np.testing.assert_allclose(spreads, [abs(1 - dice_of(1 - v / 255)) / 2 for v in values], atol=2e-4)
-    joins, facts = familiar(maps, loads(10, 20, 20), loads(*values))
-    limit = 2 * np.percentile(spreads[[0, 1, 1]], 95)
-    assert joins.tolist() == [spread <= limit for spread in spreads] == [True, True, True, False, False]
+def by_hand(value: int) -> tuple[float, float]:
+    """Score and spread: the members' Dice are 1 and `dice_of`."""
+    other = dice_of(1 - value / 255)
+    return (1 + other) / 2, (1 - other) / 2
+
+
+def test_images_beyond_a_limit_are_left_out_and_counted() -> None:
+    maps, values, known = ForegroundMaps(Unsure()), [10, 20, 30, 60, 100], [10, 20, 40]
+    found = own_segmentations(maps, loads(*values), "all")
+    np.testing.assert_allclose(found, [by_hand(value) for value in values], atol=3e-4)
+    joins, facts = familiar(maps, loads(*known), loads(*values))
+    scores, spreads = np.array([by_hand(value) for value in known]).T
+    assert facts.smallest_score == pytest.approx(np.percentile(scores, 25), abs=3e-4)
+    assert facts.largest_spread == pytest.approx(2 * np.percentile(spreads, 95), abs=6e-4)
+    assert joins.tolist() == [True, True, True, False, False], "the 25 % point lies half way from 40 to 20"
     assert (facts.looked_at, facts.left_out, facts.validation_images) == (5, 2, 3)
-    assert facts.limit == pytest.approx(limit)
-    assert facts.unlabelled_median == pytest.approx(spreads[2])
+    medians = facts.validation_score, facts.validation_spread, facts.unlabelled_score, facts.unlabelled_spread
+    assert medians == pytest.approx([*by_hand(20), *by_hand(30)], abs=3e-4)
     assert facts.sentence == familiarity_sentence(facts.facts)
-    assert facts.sentence.startswith("2 of 5 unlabelled images were left out of training: the spread")
+    assert facts.sentence.startswith("2 of 5 unlabelled images were left out of training. An image joins if")
+
+
+def test_both_limits_count() -> None:
+    scores, spreads = np.array([0.9, 0.8, 0.9, 0.85]), np.array([0.01, 0.01, 0.03, 0.02])
+    assert within(scores, spreads, 0.85, 0.02).tolist() == [True, False, False, True]
 
 
 def test_none_or_all_left_out_is_said() -> None:
     maps = ForegroundMaps(Unsure())
     _, none = familiar(maps, loads(50), loads(50, 50))
-    assert none.sentence.startswith("None of 2 unlabelled images was left out")
+    assert none.sentence.startswith("None of 2 unlabelled images was left out of training. ")
     joins, every = familiar(maps, loads(0, 1), loads(90, 99))
     assert not joins.any()
-    assert every.sentence.startswith("All 2 unlabelled images were left out of training")
-    assert every.sentence.endswith("No unlabelled image was used.")
-    with pytest.raises(ValueError, match="no images"):
-        familiar(maps, loads(0), [])
+    assert every.sentence.startswith("All 2 unlabelled images were left out of training, so no unlabelled image was")
+    for known, new in (([], [0]), ([0], [])):
+        with pytest.raises(ValueError, match="expected some of both"):
+            familiar(maps, loads(*known), loads(*new))
