@@ -6,17 +6,18 @@
 20 labelled patients have every look of the embedded world but one. 100 other patients have that look alone; their
 images join GRPO without masks. 40 more patients of that look are the test. For each seed: a reward network (quick),
 and GRPO (quick, 60 steps) without the unlabelled images, with those on which the network is about as sure as on
-validation images (the default), with those left by the limit of the spread alone, and with all of them. Every command
-is printed; finished runs are not repeated.
+validation images (the default), and with all of them; `--rules with_spread` adds those left by the limit of the spread
+alone. Every command is printed; finished runs are not repeated.
 """
 
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tyro
@@ -52,6 +53,7 @@ from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
 STEPS = 60
 WITHOUT, WITH, SPREAD, ALL = "without", "with", "with_spread", "with_all"
+Name = Literal["with", "with_spread", "with_all"]
 Rule = Callable[[np.ndarray, np.ndarray, float, float], np.ndarray]
 RULES: dict[str, Rule] = {  # in place of `familiar.within`
     WITH: familiar.within,
@@ -83,6 +85,8 @@ class Args:
     """Look of the unlabelled and the test patients, a key of LOOKS."""
     output_dir: Path = Path("outputs/unlabelled")
     """Parent of the data and the runs."""
+    rules: tuple[Name, ...] = ("with", "with_all")
+    """Which unlabelled images join: the default, those within the limit of the spread alone, all."""
     show: bool = False
     """Run nothing; show what is finished."""
 
@@ -103,8 +107,8 @@ def main(args: Args) -> None:
         data = make_data(args.folder / "data", args.look)
         for seed in args.seeds:
             if not (args.folder / f"seed_{seed}" / RESULTS).exists():
-                train(data, args.folder / f"seed_{seed}", seed)
-                evaluate(data, args.folder / f"seed_{seed}")
+                train(data, args.folder / f"seed_{seed}", seed, args.rules)
+                evaluate(data, args.folder / f"seed_{seed}", args.rules)
     show(args)
 
 
@@ -119,14 +123,14 @@ def make_data(folder: Path, look: str) -> Path:
     return folder
 
 
-def train(data: Path, folder: Path, seed: int) -> None:
-    """The reward network and the three runs of GRPO of a seed."""
+def train(data: Path, folder: Path, seed: int, rules: Sequence[str]) -> None:
+    """The reward network and the runs of GRPO of a seed."""
     flags = f"--data_root {data / 'labelled'} --seed {seed} --output_dir {folder}"
     if not list(folder.glob(f"*/{AGREEMENT}")):
         _call(f"reward quick {flags}")
     flags += f" --reward_net {_reward_net(folder)} --max_steps {STEPS}"
     unlabelled = f"--unlabelled_root {data / 'unlabelled'}"
-    for name in (WITHOUT, *RULES):
+    for name in (WITHOUT, *rules):
         if not (folder / name / FINAL).exists():
             resume = "--resume" if (folder / name / "config.json").exists() else ""
             more = unlabelled if name in RULES else ""
@@ -151,12 +155,12 @@ def _call(command: str, rule: Rule | None = None) -> None:
         familiar.within = usual
 
 
-def evaluate(data: Path, folder: Path) -> None:
+def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:
     """Write results.json: Dice of each row on one test image per series, and what the network says of both looks."""
     tests = read_samples(data / "test")
     tests = spread(tests, len(tests) // 3, seed=0)  # one of three frames
     result: dict[str, object] = {"groups": [sample.group_id for sample in tests]}
-    columns = {name: _dice(folder / name, tests) for name in (WITHOUT, *RULES)}
+    columns = {name: _dice(folder / name, tests) for name in (WITHOUT, *rules)}
     columns["base"] = _dice(folder / WITHOUT, tests, trained=False)
     network = RewardNetwork.from_pretrained(_reward_net(folder))
     maps = ForegroundMaps.beside(folder / WITHOUT, network)
@@ -165,7 +169,7 @@ def evaluate(data: Path, folder: Path) -> None:
     for name, samples in (("known looks", labelled), ("new look", tests)):
         own = np.array([own_segmentation(maps, sample.load_image()) for sample in samples])
         result[name] = {"score": float(own[:, 0].mean()), "spread_median": float(np.median(own[:, 1]))}
-    result["left out"] = {name: read_json(folder / name / "config.json")["unlabelled"]["left_out"] for name in RULES}
+    result["left out"] = {name: read_json(folder / name / "config.json")["unlabelled"]["left_out"] for name in rules}
     write_json(folder / RESULTS, result | {"dice": {name: values.tolist() for name, values in columns.items()}})
 
 
@@ -196,25 +200,28 @@ def show(args: Args) -> None:
     if not results:
         raise ValueError(f"{args.folder}: no finished seed of {list(args.seeds)}; leave --show out")
     groups = results[0]["groups"]
-    values = {name: np.mean([result["dice"][name] for result in results], axis=0) for name in ROWS}
-    each = {name: [float(np.mean(result["dice"][name])) for result in results] for name in ROWS}
+    rows = [name for name in ROWS if all(name in result["dice"] for result in results)]
+    values = {name: np.mean([result["dice"][name] for result in results], axis=0) for name in rows}
+    each = {name: [float(np.mean(result["dice"][name])) for result in results] for name in rows}
     console = Console(width=200)
     table = Table(f"test patients of look {args.look}", "Dice", "each seed", box=box.MARKDOWN)
-    for name, title in ROWS.items():
-        table.add_row(title, str(group_bootstrap(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name]))
+    for name in rows:
+        table.add_row(
+            ROWS[name], str(group_bootstrap(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name])
+        )
     console.print(table, end="\n\n")
     table = Table("difference", "Dice", "each seed", box=box.MARKDOWN)
-    for name, other in DIFFERENCES:
+    for name, other in ((name, other) for name, other in DIFFERENCES if name in rows):
         gain = group_bootstrap(values[name] - values[other], groups).signed
         seeds = ", ".join(f"{a - b:+.3f}" for a, b in zip(each[name], each[other], strict=True))
         table.add_row(f"{ROWS[name]} - {ROWS[other]}", gain, seeds)
     console.print(table, end="\n\n")
     columns = ("own score, known looks", "new look", "own spread (median), known looks", "new look")
-    table = Table("seed", *columns, *(f"left out: {name}" for name in RULES), box=box.MARKDOWN)
+    table = Table("seed", *columns, *(f"left out: {name}" for name in RULES if name in rows), box=box.MARKDOWN)
     for file, result in zip(files, results, strict=True):
         parts = result["known looks"], result["new look"]
         cells = [f"{part[key]:.4f}" for key in ("score", "spread_median") for part in parts]
-        table.add_row(file.parent.name, *cells, *(str(result["left out"][name]) for name in RULES))
+        table.add_row(file.parent.name, *cells, *(str(result["left out"][name]) for name in RULES if name in rows))
     console.print(table)
 
 

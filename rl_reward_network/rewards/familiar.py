@@ -15,7 +15,7 @@ from tqdm import tqdm
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 SPREAD_PERCENTILE, FACTOR = 95, 2.0  # the largest spread is FACTOR times this percentile of the validation images
-SCORE_PERCENTILE = 25  # the smallest score is this percentile of the validation images; docs/log.md compares others
+SCORE_PERCENTILE = 50  # the smallest score is this percentile of the validation images; docs/log.md compares others
 LoadImage = Callable[[], np.ndarray]
 
 
