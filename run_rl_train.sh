@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # GRPO: fine-tune Sa2VA's LoRA weights in two loops, and compare with the model as it was.
 #   bash run_rl_train.sh [quick|full] [flags of sa2va-rl grpo]          without a mode: full
-# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU SEED, EVAL_IMAGES (most test regions; all without it), and
-# NPROC (processes of torchrun, one GPU each)
+# Environment: MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET OUTPUT_DIR GPU SEED, EVAL_IMAGES (most test regions; all
+# without it), and NPROC (processes of torchrun, one GPU each)
 #   -> $OUTPUT_DIR/sa2va_grpo_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

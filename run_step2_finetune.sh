@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job: a prompt policy by PPO on a learned reward, and its comparison with all baselines.
 #   bash run_step2_finetune.sh quick|full [flags of sa2va-rl prompts]
-# Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED
+# Environment: MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED
 #   -> $OUTPUT_DIR/sa2va_rl_finetune_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

@@ -65,6 +65,7 @@ input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   fi
   [[ -z "${MODEL_PATH:-}" ]] || INPUT_FLAGS+=(--model_path "$MODEL_PATH")
   [[ -z "${DATA_ROOT:-}" ]] || INPUT_FLAGS+=(--data_root "$DATA_ROOT")
+  [[ -z "${UNLABELLED_ROOT:-}" ]] || INPUT_FLAGS+=(--unlabelled_root "$UNLABELLED_ROOT")
   [[ -z "${GPU:-}" ]] || INPUT_FLAGS+=(--gpu "$GPU")
   [[ -z "${SEED:-}" ]] || INPUT_FLAGS+=(--seed "$SEED")
 }

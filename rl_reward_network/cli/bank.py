@@ -43,13 +43,15 @@ def main(args: Args) -> None:
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
         inputs = open_inputs(config, args.prompting)
-        samples = inputs.samples[rank::ranks]
+        unlabelled = inputs.unlabelled.for_training if inputs.unlabelled else []
+        every = [*inputs.samples, *unlabelled]
+        samples = every[rank::ranks]
         check_files(samples)
         inputs.bank.build((sample.load_image() for sample in samples), len(samples))
         if ranks > 1:
             _add_counts(inputs.bank)
         if rank == 0:
-            print(f"{inputs.bank.counts()}\n\nmask bank of {len(inputs.samples)} images: {inputs.bank.folder}")
+            print(f"{inputs.bank.counts()}\n\nmask bank of {len(every)} images: {inputs.bank.folder}")
     finally:
         if distributed.is_initialized():
             distributed.destroy_process_group()

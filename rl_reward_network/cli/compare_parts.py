@@ -38,6 +38,7 @@ Args = TypeVar("Args")
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
 GRPO_STEPS = {"quick": 60, "full": 140}
 LABELS = ("--loop2_iou_weight", "1")  # GRPO paid by labels
+WITH_UNLABELLED = (PROMPTS_NET, GRPO_NET, GRADIENT, AFTER)  # paid by the reward network alone
 ONLY_GRADIENT = ("--caption_to_mask_weight", "0")
 
 
@@ -61,6 +62,8 @@ class PartCommands:
     def __call__(self, part: str, seed: int, runs: Mapping[str, Path]) -> PartCommand:
         """The command of a part; `runs` are those of the parts that it needs."""
         config = replace(self.config, seed=seed)
+        if part not in WITH_UNLABELLED:
+            config = replace(config, unlabelled_root=None)
         if part == REWARD_NET:
             return self._reward(config)
         if part in (PROMPTS_LABELS, PROMPTS_NET):
@@ -85,10 +88,12 @@ class PartCommands:
         network = runs[REWARD_NET] / BEST_REWARD_NET
         labels = ["--stop", "--reward", "dice"] if part == PROMPTS_LABELS else []
         words = [self.mode, *flags_of(config), *flags_of(self.prompting), *labels, "--reward_net", str(network)]
+        inputs = self._inputs(config.seed)
+        inputs = inputs if config.unlabelled_root else replace(inputs, unlabelled=None)
 
         def find() -> Path | None:
             plan, rewards = prompts.check(parsed(prompts.Args, words))
-            return find_policy_run(self._inputs(config.seed), plan, rewards, network)
+            return find_policy_run(inputs, plan, rewards, network)
 
         return PartCommand(part, ("prompts", *words), find)
 

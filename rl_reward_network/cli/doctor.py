@@ -36,6 +36,8 @@ class Args:
     """Sa2VA folder or hub id (MODEL_PATH); by default the small embedded one."""
     data_root: Annotated[Path, tyro.conf.arg(aliases=["--data-dir"])] = DEFAULT_DATA
     """Folder with annotations.json and images/, or with captioned regions (DATA_ROOT)."""
+    unlabelled_root: Path | None = None
+    """Folder of images without masks (UNLABELLED_ROOT), as in training."""
     dataset_name: str = "auto"
     """As in `grpo`: auto, gar, dam, or annotations, which steps 1 and 2 need; else a folder or a hub id."""
     reward_net: str = ""
@@ -85,12 +87,14 @@ def _checks(args: Args) -> "dict[str, Callable[[], Finding]]":
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
     data = doctor.DataChoice(
         *(args.data_root, args.dataset_name, args.max_regions, args.group_regex, args.split_seed, args.bit_depth),
-        *(args.groups, args.label, args.output_dir),
+        *(args.groups, args.label, args.output_dir, args.unlabelled_root),
     )
+    more = {"unlabelled images": lambda: doctor.check_unlabelled(data)} if args.unlabelled_root else {}
     return {
         "packages": doctor.check_packages,
         "model": lambda: doctor.check_model(args.model_path, args.data_root),
         "data and split": lambda: doctor.check_data(args.model_path, data),
+        **more,
         "reward network": lambda: doctor.check_reward_network(args.reward_net),
         "device": lambda: doctor.check_gpu(args.gpu),
         f"disk, {doctor.FREE_DISK_GB} GB free": lambda: doctor.check_disk(args.output_dir),

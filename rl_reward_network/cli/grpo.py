@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.cli.grpo_flags import Args, RewardArgs, make_plan
+from rl_reward_network.cli.grpo_flags import Args, RewardArgs, check_unlabelled, make_plan
 from rl_reward_network.grpo.outcome import notice
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.settings import check_settings, with_preset
@@ -34,6 +34,7 @@ __all__ = ["Args", "check", "main"]
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
     check_settings(with_preset(args.grpo, args.mode, args.small))
+    check_unlabelled(args)
     from rl_reward_network.grpo.inputs import check_config
 
     check_config(args.inputs, args.regions)

@@ -206,6 +206,23 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
     return weights
 
 
+def check_unlabelled(args: Args) -> None:
+    """Check that nothing needs the masks of unlabelled images.
+
+    Raises:
+        ValueError: an objective or a reward needs masks, or there is no reward network; names the flag.
+    """
+    if args.inputs.unlabelled_root is None:
+        return
+    rewards = args.rewards
+    needed = ["--objective supervised"] if args.grpo.objective == "supervised" else []
+    needed += [f"--{name}" for name in ("loop2_iou_weight", "loop2_mask_rewards") if getattr(rewards, name)]
+    if needed:
+        raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
+    if rewards.reward_net is None:
+        raise ValueError("--unlabelled_root needs a reward without masks: give --reward_net, or leave it out")
+
+
 def check_together(args: Args, kind: str, learned: bool) -> None:
     """Check that no flags exclude each other, and that each has an effect.
 

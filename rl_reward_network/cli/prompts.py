@@ -67,6 +67,10 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
+    if args.inputs.unlabelled_root is not None and args.reward != "net":
+        raise ValueError(
+            f"--unlabelled_root has no masks, but --reward {args.reward} needs them; leave one of them out"
+        )
     with_preset(args.ppo, args.mode, args.preset)  # before the imports, which take seconds
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.prompt_policy.stage import policy_plan

@@ -76,6 +76,8 @@ def check(args: Args) -> "RewardPlan":
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.reward_training.stage import reward_plan
 
+    if args.inputs.unlabelled_root is not None:
+        raise ValueError("--unlabelled_root does nothing here: the reward network learns from masks; leave it out")
     check_inputs(args.inputs)
     return reward_plan(args.inputs, args.mode, args.steps, args.members, args.score_weights, args.max_labelled)
 

@@ -65,6 +65,7 @@ def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
+        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }
 
 

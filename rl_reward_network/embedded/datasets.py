@@ -91,13 +91,16 @@ def _made(folder: Path, recipe: dict[str, Any], make: Callable[[Path], None]) ->
     return folder
 
 
-def write_angiograms(folder: Path, patients: int, looks: tuple[str, ...], seed: int = SEED) -> None:
+def write_angiograms(
+    folder: Path, patients: int, looks: tuple[str, ...], seed: int = SEED, first_patient: int = 0
+) -> None:
     """Render `patients` x SERIES x FRAMES pictures into `folder`: annotations.json, images/, looks.json.
 
     Equal arguments give equal files, on one machine and with equal versions of NumPy and SciPy.
     """
     (folder / "images").mkdir(parents=True)
-    pairs = [(patient, series) for patient in range(patients) for series in range(SERIES)]
+    numbers = range(first_patient, first_patient + patients)
+    pairs = [(patient, series) for patient in numbers for series in range(SERIES)]
     bar = tqdm(pairs, "rendering", unit="series")
     records = [record for pair in bar for record in _write_series(folder, looks, seed, *pair)]
     write_json(folder / "looks.json", {record["image"]: record.pop("look") for record in records})
@@ -114,8 +117,8 @@ def read_looks(folder: Path) -> dict[str, str]:
 
 
 def look_of(patient: int, series: int, looks: tuple[str, ...]) -> str:
-    """The look of a series. A patient's two looks differ, and all pairs of looks are about equally frequent."""
-    step = 0 if series == 0 else 1 + patient // len(looks) % (len(looks) - 1)
+    """The look of a series. A patient's two looks differ if there are two, and all pairs are about equally frequent."""
+    step = 0 if series == 0 else 1 + patient // len(looks) % max(1, len(looks) - 1)
     return looks[(patient + step) % len(looks)]
 
 

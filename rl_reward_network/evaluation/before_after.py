@@ -18,6 +18,7 @@ from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_boot
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
+from rl_reward_network.evaluation.unlabelled import UnlabelledSection, section_html
 
 METRIC_TITLES = {
     "iou_of_drawn": "IoU of mask'",
@@ -104,6 +105,7 @@ class BeforeAfter:
         curves: lines of metrics.jsonl.
         notice: a first sentence that matters more than the verdict, such as that training made the model worse.
         origin: date, version, command and files, for the top of the page alone.
+        unlabelled: the section on the run's unlabelled images.
     """
 
     rows: tuple[Difference, ...]
@@ -117,6 +119,7 @@ class BeforeAfter:
     curves: tuple[dict[str, Any], ...] = ()
     notice: str = ""
     origin: page.Origin = field(default_factory=page.Origin)
+    unlabelled: UnlabelledSection | None = None
 
     def label(self, metric: str) -> str:
         """Title of a metric in tables."""
@@ -164,6 +167,7 @@ def summary(result: BeforeAfter) -> dict[str, Any]:
         "totals": {name: {"before": old, "after": new} for name, (old, new) in result.totals.items()},
         "notes": list(result.notes),
         "config": result.config,
+        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
     }
 
 
@@ -194,6 +198,7 @@ def _page(result: BeforeAfter, header: str) -> str:
         ),
         f"<p>{legend([row.metric for row in result.rows])}</p>",
         page.table(["over all items", "before", "after"], totals) if totals else "",
+        *section_html(result.unlabelled),
         "<h2>Training</h2>\n" + page.image(png(figure), "png", "Rewards and validation") if figure else "",
         _images_heading(result) if result.shown else "",
         *(_item(item) for item in result.shown),

@@ -14,6 +14,7 @@ from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Co
 from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.evaluation.legends import error_legend, mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
+from rl_reward_network.evaluation.unlabelled import UnlabelledSection, section_html
 
 _TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
 
@@ -31,6 +32,7 @@ class EvaluationResult:
         rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
         names: hash of an image or a patient -> the name to write in its place; empty by default.
         origin: date, version, command and files, for the top of the page alone.
+        unlabelled: the section on the run's unlabelled images.
 
     Raises:
         ValueError: the number of prompts is not that of the tables, or an overlay is of an image that was not compared.
@@ -44,6 +46,7 @@ class EvaluationResult:
     rollouts: tuple[dict[str, Any], ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     origin: page.Origin = field(default_factory=page.Origin)
+    unlabelled: UnlabelledSection | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit together."""
@@ -97,6 +100,7 @@ def _summary(result: EvaluationResult) -> dict[str, Any]:
         "rows": rows,
         "notes": [*comparison.notes, *result.notes],
         "config": result.config,
+        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
     }
 
 
@@ -138,6 +142,7 @@ def _page(result: EvaluationResult, header: str) -> str:
         "".join(f"<p>Note: {page.text(note)}</p>" for note in (*comparison.notes, *result.notes)),
         *_results(comparison),
         *_choices(result),
+        *section_html(result.unlabelled),
         *_curves(result),
         _images_heading(comparison) if result.overlays else "",
         *(_overlay(overlay, result) for overlay in result.overlays),

@@ -32,9 +32,10 @@ from rl_reward_network.grpo.outcome import notice
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.grpo.unlabelled import grpo_section
 from rl_reward_network.grpo.validation import scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.saved import located_data, located_model
+from rl_reward_network.inputs.saved import located_data, located_model, located_unlabelled
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
@@ -131,13 +132,20 @@ def _evaluate(
     before = measure(model, prompts, cache, longest, desc="before")
     load_trainable(model, final_model / TRAINABLE)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes = import_notes(inputs.config.data_root)
+    notes, section = import_notes(inputs.config.data_root), None
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         maps = ForegroundMaps.beside(run, network)
         for measured in (before, after):
             measured.values["learned"] = scores(maps, prompts, measured)
         notes += segmenter_note(maps, prompts, after)
+
+        def measure_both(further: list[GRPOPrompt]) -> tuple[Measured, Measured]:
+            with swapped(model, start_weights):
+                first = measure(model, further, cache, longest, desc="unlabelled, before")
+            return first, measure(model, further, cache, longest, desc="unlabelled, after")
+
+        section = grpo_section(inputs, config.get("unlabelled"), maps, (prompts, before, after), measure_both)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):
@@ -145,7 +153,9 @@ def _evaluate(
     minutes = (time.perf_counter() - start) / 60
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     origin = _origin(inputs, config, final_model, flags)
-    result = replace(_result(inputs, config, prompts, before, after, run, minutes), notes=notes, origin=origin)
+    result = replace(
+        _result(inputs, config, prompts, before, after, run, minutes), notes=notes, origin=origin, unlabelled=section
+    )
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
@@ -169,6 +179,7 @@ def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path:
     """The inputs as in training; the question depends on the size of the model at `model_path`."""
     saved = config["world"]
     paths: dict[str, Any] = {"data_root": data_root or located_data(run, config), "output_dir": run.parent}
+    paths["unlabelled_root"] = located_unlabelled(run, config)
     device = saved["gpu"] if gpu is None else gpu
     settings = replace(pick_fields(RunConfig, saved), **paths, model_path=model_path, gpu=device)
     return open_grpo_inputs(settings, pick_fields(RegionConfig, saved), run / "split.json")

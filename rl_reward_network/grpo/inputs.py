@@ -10,6 +10,7 @@ from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
+from rl_reward_network.data.unlabelled import Unlabelled
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
@@ -23,10 +24,12 @@ from rl_reward_network.inputs.loading import (
     read_samples,
     regions_summary,
     split_samples,
+    unlabelled_of,
 )
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
 
+VALIDATED = 48  # prompts of each validation
 CHECKED = 1000  # prompts whose files are decoded before a run
 
 
@@ -41,6 +44,7 @@ class GRPOInputs:
         summary: one line on the data.
         prompts: of all splits.
         split: by image, video or patient.
+        unlabelled: further images for training alone, without masks.
     """
 
     config: RunConfig
@@ -49,6 +53,13 @@ class GRPOInputs:
     summary: str
     prompts: list[GRPOPrompt]
     split: Split
+    unlabelled: Unlabelled | None = None
+
+    @property
+    def unlabelled_prompts(self) -> list[GRPOPrompt]:
+        """Prompts of the unlabelled images, without their masks."""
+        samples = self.unlabelled.for_training if self.unlabelled else []
+        return [image_prompt(sample, self.regions.segment_question) for sample in samples]
 
     @property
     def device(self) -> str:
@@ -99,7 +110,9 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
-    return GRPOInputs(config, regions, "images", images_summary(samples, root), prompts, split)
+    unlabelled = unlabelled_of(config, samples, split)
+    summary = images_summary(samples, root, unlabelled)
+    return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled)
 
 
 def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
@@ -108,7 +121,7 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
     _refuse(
         root,
         "captioned regions",
-        changed(config, "group_regex", "groups", "label") + changed(regions, "segment_question"),
+        changed(config, "group_regex", "groups", "label", "unlabelled_root") + changed(regions, "segment_question"),
     )
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
     samples, summary = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
@@ -168,6 +181,16 @@ def check_prompts(prompts: Sequence[GRPOPrompt]) -> None:
         ValueError: as `check_readable`.
     """
     check_readable([prompt.load for prompt in prompts[:: max(1, len(prompts) // CHECKED)]])
+
+
+def validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
+    """The prompts of each validation, those with a true mask first: only they can choose the weights.
+
+    Raises:
+        ValueError: there are none.
+    """
+    prompts = inputs.pick("val")
+    return sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)[:VALIDATED]
 
 
 def within_budget(inputs: GRPOInputs, prompts: Sequence[GRPOPrompt], most: int) -> list[GRPOPrompt]:

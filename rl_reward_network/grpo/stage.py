@@ -15,12 +15,12 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
-from rl_reward_network.data.splits import save_split, spread
+from rl_reward_network.data.splits import save_split
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts, within_budget
+from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts, validation_prompts, within_budget
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
 from rl_reward_network.grpo.outcome import Outcome
@@ -37,6 +37,7 @@ from rl_reward_network.grpo.trainable import (
     unmoved_reasons,
 )
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer
+from rl_reward_network.grpo.unlabelled import with_unlabelled
 from rl_reward_network.grpo.validation import ValidationCallback
 from rl_reward_network.inputs.saved import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
@@ -72,7 +73,6 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 STAGE = "grpo"
 PROBED = 4  # prompts on which unreached tensors are found
-VALIDATED = 48  # prompts of each validation
 
 
 def loop_rewards(
@@ -188,11 +188,12 @@ def _make_trainer(
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     prompts = _training_prompts(inputs, plan, rewards, network is not None)
+    prompts, familiarity = with_unlabelled(inputs, prompts, maps)
     check_prompts(prompts)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
-    trainer.judge = judge
+    trainer.judge, trainer.familiarity = judge, familiarity
     if plan.watch_every:
-        validated = _validation_prompts(inputs)
+        validated = validation_prompts(inputs)
         trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
     return trainer, origin
 
@@ -214,12 +215,6 @@ def _training_prompts(
     if needed := [name for name, term in rewards["loop2"].items() if term.weight and name in MASK_REWARDS]:
         labelled_prompts(prompts, f"loop2 reward {needed[0]}")
     return prompts
-
-
-def _validation_prompts(inputs: GRPOInputs) -> list[GRPOPrompt]:
-    """The prompts of each validation, those with a true mask first: only they can choose the weights."""
-    prompts = inputs.pick("val")
-    return sorted(spread(prompts, len(prompts), inputs.config.seed), key=lambda prompt: not prompt.labelled)[:VALIDATED]
 
 
 def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
@@ -311,6 +306,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "segment_question": inputs.regions.segment_question,
         "data_fingerprint": inputs.split.fingerprint,
         "split_seed": inputs.split.seed,
+        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
         "model_fingerprint": fingerprint,
     }
     return dict(json.loads(json.dumps(settings)))
@@ -334,6 +330,7 @@ def _begin(
         "kind": inputs.kind,
         "data": inputs.summary,
         "labels": _labels_used(trainer),
+        "unlabelled": None if trainer.familiarity is None else trainer.familiarity.facts,
         "reward_net": None if network is None else named(network, run),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],

@@ -58,7 +58,7 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
 
 
 def startup_lines(trainer: Any) -> list[str]:
-    """The size of one optimisation step, the number of trained parameters, and the frozen parts.
+    """Size of an optimisation step, number of trained parameters, frozen parts, unlabelled images left out.
 
     Args:
         trainer: Sa2VAGRPOTrainer, after `freeze_unreached`.
@@ -74,6 +74,7 @@ def startup_lines(trainer: Any) -> list[str]:
             f"not trained: {', '.join(part for part in frozen if reasons[part] == reason)} ({reason})"
             for reason in dict.fromkeys(reasons.values())
         ),
+        *([trainer.familiarity.sentence] if trainer.familiarity else []),
     ]
 
 

@@ -36,6 +36,9 @@ class RunConfig:
     gpu: int | None = None
     """Index of the GPU (GPU), -1 for the CPU; by default the first GPU if there is one. GRPO takes 0 or -1; choose
     another GPU by CUDA_VISIBLE_DEVICES."""
+    unlabelled_root: Path | None = None
+    """Folder of images without masks, of other patients, that join the training where a reward network pays
+    (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in
     annotations.json takes precedence."""

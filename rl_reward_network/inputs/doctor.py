@@ -15,6 +15,7 @@ from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split, spread
+from rl_reward_network.data.unlabelled import FLAG
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.embedded.datasets import (
@@ -25,15 +26,18 @@ from rl_reward_network.embedded.datasets import (
     region_folder,
 )
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
-from rl_reward_network.inputs.imported import imported_root
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.imported import imported_root, own_format
 from rl_reward_network.inputs.label_check import IMAGES, check_labels
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
+    check_readable,
     images_summary,
     read_samples,
     regions_summary,
     split_samples,
+    unlabelled_of,
 )
 from rl_reward_network.inputs.preflight import (
     NEARLY_FULL,
@@ -80,6 +84,7 @@ class DataChoice:
     groups: str | None = None
     label: str | None = None
     output_dir: Path = Path("outputs")
+    unlabelled_root: Path | None = None
 
 
 def check_packages() -> Finding:
@@ -113,6 +118,30 @@ def check_data(model_path: str, choice: DataChoice) -> Finding:
         root = imported_root(choice.data_root, choice.output_dir, options) or choice.data_root
         choice = replace(choice, data_root=root)
     return _regions(choice) if _captioned(choice) else _images(choice)
+
+
+def check_unlabelled(choice: DataChoice) -> Finding:
+    """Decode every unlabelled image once, and check that no patient is also in the reward, val or test split."""
+    if _to_be_rendered(choice.data_root):
+        raise ValueError(f"{choice.data_root}: not there yet, so its patients cannot be compared; run sa2va-rl data")
+    if choice.dataset_name in REGIONS or _captioned(choice):
+        raise ValueError(f"{choice.unlabelled_root}: {FLAG} is for images, but {choice.data_root} holds captions")
+    config = RunConfig(
+        data_root=choice.data_root,
+        unlabelled_root=choice.unlabelled_root,
+        output_dir=choice.output_dir,
+        group_regex=choice.group_regex,
+        groups=choice.groups,
+        label=choice.label,
+        bit_depth=choice.bit_depth,
+    )
+    config = own_format(config)
+    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, None))
+    split = split_samples(samples, config.data_root, choice.split_seed)
+    unlabelled = unlabelled_of(config, samples, split)
+    assert unlabelled is not None
+    check_readable([sample.load_image for sample in unlabelled.samples])
+    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split")
 
 
 def _to_be_rendered(root: Path) -> bool:

@@ -32,13 +32,32 @@ def own_format(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: the source cannot be imported as it is, or flags of the import are given for other data.
     """
+    if config.unlabelled_root is not None:
+        config = replace(config, unlabelled_root=own_unlabelled(config))
     options = ImportOptions(config.groups, config.group_regex, config.label)
     root = imported_root(config.data_root, config.output_dir, options)
     if root is not None:
-        return replace(config, data_root=root, groups=None, group_regex=None, label=None)
+        regex = config.group_regex if config.unlabelled_root else None  # of no effect on imported data
+        return replace(config, data_root=root, groups=None, group_regex=regex, label=None)
     if flags := changed(config, "groups", "label"):
         raise ValueError(f"{flags[0]} is for data that are imported, but {config.data_root} is not: leave it out")
     return config
+
+
+def own_unlabelled(config: RunConfig) -> Path | None:
+    """`unlabelled_root` in a format of this project, or a plain folder of images; another layout is imported first.
+
+    Raises:
+        ValueError: the source cannot be imported as it is.
+    """
+    root = config.unlabelled_root
+    if root is None:
+        return None
+    try:
+        return imported_root(root, config.output_dir, ImportOptions(None, config.group_regex, config.label)) or root
+    except ValueError as error:
+        remedy = f"import it by sa2va-rl data import {root} --to FOLDER --write, and name that folder"
+        raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
 
 
 def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> Path | None:

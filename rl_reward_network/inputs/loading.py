@@ -14,6 +14,7 @@ from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
+from rl_reward_network.data.unlabelled import Unlabelled, open_unlabelled
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
@@ -46,6 +47,7 @@ class RunInputs:
         segmenter: the frozen Sa2VA.
         bank: its masks, each computed once.
         prompt_config: settings of prompts and segmenter.
+        unlabelled: further images for training alone, without masks.
     """
 
     config: RunConfig
@@ -55,11 +57,12 @@ class RunInputs:
     segmenter: Sa2VASegmenter
     bank: MaskBank
     prompt_config: PromptConfig = field(default_factory=PromptConfig)
+    unlabelled: Unlabelled | None = None
 
     @property
     def summary(self) -> str:
         """One line on the data."""
-        return images_summary(self.samples, self.config.data_root)
+        return images_summary(self.samples, self.config.data_root, self.unlabelled)
 
     @property
     def data_fingerprint(self) -> str:
@@ -117,11 +120,24 @@ def open_inputs(
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
+    unlabelled = unlabelled_of(config, samples, split)
     segmenter = load_segmenter(
         config.model_path, config.device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles
     )
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
-    return RunInputs(config, samples, split, prompts, segmenter, bank, limits)
+    return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
+
+
+def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split) -> Unlabelled | None:
+    """The images of `unlabelled_root`; None without such a folder.
+
+    Raises:
+        ValueError: as `open_unlabelled`.
+    """
+    if config.unlabelled_root is None:
+        return None
+    levels = given_levels(config.bit_depth, None)
+    return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -152,11 +168,12 @@ def check_named(model_path: str, data_root: Path, default: Path) -> None:
         )
 
 
-def images_summary(samples: Sequence[Sample], data_root: Path) -> str:
+def images_summary(samples: Sequence[Sample], data_root: Path, unlabelled: Unlabelled | None = None) -> str:
     """One line on annotated images, e.g. "960 rendered angiograms (the embedded world), 960 with a mask"."""
+    more = f"; {unlabelled.summary}" if unlabelled else ""
     kind = "rendered angiograms (the embedded world)" if is_rendered(data_root) else "annotated images"
     own = ", each image a group of its own (--groups none)" if import_notes(data_root) else ""
-    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}"
+    return f"{len(samples)} {kind}, {sum(sample.labelled for sample in samples)} with a mask{own}{more}"
 
 
 def regions_summary(summary: str, data_root: Path) -> str:

@@ -73,6 +73,7 @@ def saved_config(
         "data_root": data_root or located_data(run, config),
         "model_path": model_path or located_model(run, config, "--base_model"),
         "output_dir": output_dir if output_dir.is_dir() else run.parent.resolve(),
+        "unlabelled_root": located_unlabelled(run, config),
     }
     return replace(pick_fields(RunConfig, saved), **paths), pick_fields(PromptConfig, {**saved, "prompts": None})
 
@@ -84,6 +85,13 @@ def located_data(run: Path, config: dict[str, Any]) -> Path:
         ValueError: it was a folder and is missing; names the flag for its place.
     """
     return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
+
+
+def located_unlabelled(run: Path, config: dict[str, Any]) -> Path | None:
+    """The folder of a run's unlabelled images; None without any, or where it is no longer there."""
+    saved = config["world"].get("unlabelled_root")
+    folder = (run / saved).resolve() if saved else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def located_model(run: Path, config: dict[str, Any], flag: str) -> str:

@@ -41,6 +41,7 @@ from rl_reward_network.prompt_policy.tables import (
     prompt_tables,
     ridge_choices,
 )
+from rl_reward_network.prompt_policy.unlabelled import policy_section
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
@@ -91,7 +92,8 @@ def run_evaluation_stage(
     maps = ForegroundMaps.beside(run, network)
     samples = inputs.pick(SPLIT, images or len(inputs.samples))
     entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
-    comparison = _compared(config, final_model, trained_on, entries)
+    chosen = _chosen(config, final_model, entries)
+    comparison = _compared(config, final_model, trained_on, entries, chosen)
     result = EvaluationResult(
         comparison,
         inputs.prompts,
@@ -101,19 +103,29 @@ def run_evaluation_stage(
         rollouts,
         _names(inputs, samples) if show_names else {},
         _origin(config, inputs, final_model, {**vars(where), "images": images, "show_names": show_names}),
+        policy_section(inputs, config, final_model, maps, (samples, chosen)),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
 
+def _chosen(config: dict[str, Any], final_model: Path, entries: list[PromptTable]) -> np.ndarray:
+    """The policy's prompts on the test images, int64 (N,)."""
+    plan, contexts = config["plan"], [entry.context for entry in entries]
+    steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    return choose_prompts(load_policy(final_model), contexts, steps, observe_scores, has_stop(config))
+
+
 def _compared(
-    config: dict[str, Any], final_model: Path, trained_on: dict[str, list[PromptTable]], entries: list[PromptTable]
+    config: dict[str, Any],
+    final_model: Path,
+    trained_on: dict[str, list[PromptTable]],
+    entries: list[PromptTable],
+    chosen: np.ndarray,
 ) -> Comparison:
-    """The comparison on the test images."""
-    plan, policy = config["plan"], load_policy(final_model)
+    """The comparison on the test images, with the policy's prompts int64 (N,)."""
+    plan, stop = config["plan"], has_stop(config)
     contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
-    stop = has_stop(config)
-    chosen = choose_prompts(policy, contexts, steps, reward == "net", stop)
     shuffled = plan.get("shuffle_rewards", False)
     paid = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
     picks = {POLICY: chosen, RIDGE: ridge_choices(paid, entries, reward)}

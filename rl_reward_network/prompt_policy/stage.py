@@ -22,6 +22,7 @@ from rl_reward_network.prompt_policy.tables import (
     prompt_tables,
     save_tables,
 )
+from rl_reward_network.prompt_policy.unlabelled import with_unlabelled
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
@@ -107,9 +108,13 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
-            reward needs labels and there are none; `run` holds another run, one of another version, or another process
-            works in it.
+            reward needs labels and there are none, or there are unlabelled images; `run` holds another run, one of
+            another version, or another process works in it.
     """
+    if inputs.unlabelled is not None and plan.reward != "net":
+        raise ValueError(
+            f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
+        )
     if resume:
         check_settings(run, inputs, plan)  # before anything is loaded
     network = RewardNetwork.from_pretrained(reward_net)
@@ -120,7 +125,11 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         seconds: dict[str, float] = {}
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
-            tables = _tables(inputs, plan, network.to(inputs.config.device), samples, run)
+            maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
+            samples, familiarity = with_unlabelled(inputs, plan.images, samples, maps)
+            if familiarity is not None:
+                print(familiarity.sentence)
+            tables = _tables(inputs, plan, maps, samples, run)
         contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
         if plan.shuffle_rewards:
             contexts["policy"] = [entry.context for entry in exchange_rewards(tables["policy"], plan.ppo.seed)]
@@ -142,6 +151,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             "labels": {} if plan.reward == "net" else {"policy": labelled},
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
         }
+        description["unlabelled"] = None if familiarity is None else familiarity.facts
         save_policy(model, run / FINAL, {**config, **description})
 
 
@@ -219,12 +229,11 @@ def check_settings(
 
 
 def _tables(
-    inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork, samples: dict[str, list[Sample]], run: Path
+    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
 ) -> dict[str, list[PromptTable]]:
     """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)
-    maps = ForegroundMaps.beside(run, network)
     tables = {
         name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
         for name, picked in samples.items()
@@ -263,4 +272,5 @@ def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "split_seed": inputs.split.seed,
+        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }

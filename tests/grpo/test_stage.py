@@ -11,6 +11,7 @@ import torch
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
+from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
 from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
@@ -279,8 +280,8 @@ def test_labelled_items_are_validated_first(inputs: GRPOInputs, monkeypatch: pyt
     items = inputs.pick("val")
     mixed = [replace(item, labelled=number % 2 == 0) for number, item in enumerate(items)]
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *_: mixed)
-    monkeypatch.setattr(stage_file, "VALIDATED", (len(items) + 1) // 2)
-    picked = stage_file._validation_prompts(inputs)
+    monkeypatch.setattr(inputs_file, "VALIDATED", (len(items) + 1) // 2)
+    picked = inputs_file.validation_prompts(inputs)
     assert len(picked) == (len(items) + 1) // 2
     assert all(item.labelled for item in picked)
 

@@ -58,6 +58,6 @@ def test_settings_of_an_old_run_are_read(run: str, kind: Any) -> None:
     saved = read_json(RUNS / run / "config.json")["world"]
     read = {**asdict(pick_fields(RunConfig, saved)), **asdict(pick_fields(kind, saved))}
     assert {name: read[name] for name in saved} == saved
-    assert read.keys() - saved.keys() <= {*("bit_depth", "white_levels", "use_flash_attn", "groups", "label")}, (
-        "added after 0.6"
-    )
+    assert read.keys() - saved.keys() <= {
+        *("bit_depth", "white_levels", "use_flash_attn", "groups", "label", "unlabelled_root")
+    }, "added after 0.6"

@@ -17,7 +17,7 @@ from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.inputs import doctor
 from rl_reward_network.inputs.doctor import DataChoice, check_data
 from rl_reward_network.models.default import DEFAULT_MODEL
-from tests.conftest import write_deep_data, write_tiny_data
+from tests.conftest import tube_image, write_deep_data, write_tiny_data
 
 Check = Callable[..., str]
 DEFAULTS = DataChoice(Path("data"), "auto", max_regions=None, group_regex=None, split_seed=0, bit_depth=None)
@@ -52,6 +52,18 @@ def test_good_data_are_described_without_a_note(check: Check) -> None:
     assert "(8 masks)" in row
     assert "look:" not in row
     assert "grey above" not in row
+
+
+def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, new = write_tiny_data(Path("data"), 8, 48), Path("new")
+    new.mkdir()
+    Image.fromarray(tube_image(48, 99)[0]).save(new / "a.png")
+    choice = replace(DEFAULTS, data_root=data, unlabelled_root=new)
+    assert doctor.check_unlabelled(choice).details.startswith("1 unlabelled images of 1 groups; none of them in")
+    (new / "b.png").write_bytes((new / "a.png").read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"b\.png"):
+        doctor.check_unlabelled(choice)
 
 
 def test_the_white_level_is_described(check: Check) -> None:

@@ -1,0 +1,131 @@
+"""Images that join a training without their masks: any folder of images, or a data folder whose masks are ignored.
+
+Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is a group of its own.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
+from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
+from rl_reward_network.data.readers import REGIONS, read_images
+from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
+from rl_reward_network.data.splits import Split, select
+
+FLAG = "--unlabelled_root"
+APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
+
+
+@dataclass(frozen=True, eq=False)
+class Unlabelled:
+    """The images of an unlabelled folder.
+
+    Attributes:
+        root: the folder.
+        samples: its images, with the masks that the folder may have: for evaluations alone.
+        fingerprint: 64 hex digits that change with images, phrase and groups, but not with masks.
+    """
+
+    root: Path
+    samples: tuple[Sample, ...]
+    fingerprint: str
+
+    @property
+    def for_training(self) -> list[Sample]:
+        """The samples without their masks."""
+        return [replace(sample, mask_parts=None) for sample in self.samples]
+
+    @property
+    def summary(self) -> str:
+        """One line, e.g. "600 unlabelled images of 100 groups, 600 of them with a mask that training does not read"."""
+        groups = len({sample.group_id for sample in self.samples})
+        masks = sum(sample.labelled for sample in self.samples)
+        ignored = f", {masks} of them with a mask that training does not read" if masks else ""
+        return f"{len(self.samples)} unlabelled images of {groups} groups{ignored}"
+
+
+def open_unlabelled(
+    root: Path,
+    samples: Sequence[Sample],
+    split: Split,
+    group_regex: str | None = None,
+    white_levels: Mapping[str, int] | None = None,
+) -> Unlabelled:
+    """Read an unlabelled folder, and check that it shares no patient with the data.
+
+    Args:
+        root: a plain folder of images, or one that `read_images` reads.
+        samples: of the data, all of one phrase.
+        split: of the data.
+        group_regex: as in `read_annotations`.
+        white_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
+
+    Raises:
+        ValueError: no images, captioned regions, another phrase, or groups or files of a split of `APART_FROM`.
+    """
+    found = _read(root, samples[0].text, group_regex, white_levels)
+    phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
+    if len(phrases) > 1:
+        raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
+    own = [replace(sample, sample_id=pseudonym("unlabelled", sample.sample_id)) for sample in found]
+    _check_apart(root, own, samples, split)
+    bare = [replace(sample, mask_parts=None) for sample in own]
+    return Unlabelled(root, tuple(own), data_fingerprint(bare))
+
+
+def _read(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+    if not root.is_dir():
+        raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")
+    if recognise_annotations(root):
+        return read_images(root, group_regex, white_levels)
+    if regions := [found for recognises, _ in REGIONS.values() if (found := recognises(root))]:
+        raise ValueError(f"{root}: {FLAG}: holds {regions[0]}, expected images without captions")
+    return _read_plain(root, text, group_regex, white_levels)
+
+
+def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+    """All images below a folder without annotations."""
+    paths = sorted(
+        Path(place) / name
+        for place, _, names in os.walk(root, followlinks=False)
+        for name in names
+        if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+    )
+    if not paths:
+        raise ValueError(f"{root}: {FLAG}: no images here; expected files {', '.join(IMAGE_SUFFIXES)}")
+    pattern, samples, deep = compile_group_regex(group_regex), [], {}
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        match = pattern.search(path.name)
+        groups = match.groupdict() if match else {}
+        group = groups.get("group") or f"unlabelled image {name}"
+        series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
+        size, is_deep = image_header(path)
+        if is_deep:
+            deep[path] = DATA_SET
+        ids = pseudonym("group", group), pseudonym("series", group, series), pseudonym("sample", name, phrase_key(text))
+        samples.append(Sample(path, text, *ids, size, None, group))
+    return with_white_levels(samples, deep, white_levels or measured_levels(deep))
+
+
+def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
+    """Refuse patients of the splits that must not see training, by their group and by identical files."""
+    groups = {sample.group_id for sample in unlabelled}
+    files = {digest for sample in unlabelled if (digest := _digest(sample.image_path))}
+    for name in APART_FROM:
+        if shared := groups & set(split.groups[name]):
+            raise ValueError(
+                f"{root}: {FLAG}: {len(shared)} of its {len(groups)} groups are in the {name} split of the data; "
+                "leave these patients out"
+            )
+        same = sum(_digest(sample.image_path) in files for sample in select(samples, split, name))
+        if same:
+            raise ValueError(f"{root}: {FLAG}: {same} images are also in the {name} split of the data; leave them out")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

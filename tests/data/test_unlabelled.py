@@ -1,0 +1,129 @@
+"""Folders of images without masks: which are read, what tells patients apart, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.sample import Sample, pseudonym
+from rl_reward_network.data.splits import Split, make_split
+from rl_reward_network.data.unlabelled import open_unlabelled
+from tests.conftest import tube_image, write_tiny_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample], Split]:
+    folder = write_tiny_data(tmp_path_factory.mktemp("data") / "labelled", images=8, size=48)
+    samples = read_annotations(folder)
+    return folder, samples, make_split(samples, 0)
+
+
+def write_plain(folder: Path, names: list[str], first: int = 100) -> Path:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(tube_image(48, first + number)[0]).save(folder / name)
+    return folder
+
+
+def named_as(patient: int) -> str:
+    """A file name as `write_tiny_data` gives it."""
+    return f"P{patient:04d}({patient:010d})_2_frame_000001.png"
+
+
+def test_images_of_a_plain_folder_are_groups_of_their_own(
+    data: tuple[Path, list[Sample], Split], tmp_path: Path
+) -> None:
+    root = write_plain(tmp_path / "new", ["a.png", "deeper/a.png", "b.JPG", ".hidden.png"])
+    (root / "notes.txt").write_text("no image")
+    unlabelled = open_unlabelled(root, *data[1:])
+    samples = unlabelled.for_training
+    assert sorted(sample.image_path.relative_to(root).as_posix() for sample in samples) == [
+        *("a.png", "b.JPG", "deeper/a.png")
+    ]
+    assert len({sample.group_id for sample in samples}) == len({sample.sample_id for sample in samples}) == 3
+    assert {sample.text for sample in samples} == {"blood vessel"}
+    assert [sample.load_mask() for sample in samples] == [None] * 3
+    assert samples[0].load_image().shape == (48, 48, 3)
+    assert unlabelled.summary == "3 unlabelled images of 3 groups"
+
+
+def test_masks_are_read_by_evaluations_alone(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = write_tiny_data(tmp_path / "new", images=20, size=48)
+    records = json.loads((root / "annotations.json").read_text())[10:]
+    (root / "annotations.json").write_text(json.dumps(records))
+    for record in records:
+        Image.fromarray(tube_image(48, 100 + len(record["image"]) + int(record["mask_png"][6:-4]))[0]).save(
+            root / "images" / record["image"]
+        )
+    unlabelled = open_unlabelled(root, *data[1:])
+    assert all(not sample.labelled for sample in unlabelled.for_training)
+    truths = [sample.load_mask() for sample in unlabelled.samples]
+    assert all(truth is not None and truth.any() for truth in truths)
+    assert unlabelled.summary.endswith("10 of them with a mask that training does not read")
+    (root / "masks" / "12.png").write_bytes((root / "masks" / "13.png").read_bytes())
+    assert open_unlabelled(root, *data[1:]).fingerprint == unlabelled.fingerprint
+    Image.fromarray(np.zeros((48, 48), np.uint8)).save(root / "images" / records[0]["image"])
+    assert open_unlabelled(root, *data[1:]).fingerprint != unlabelled.fingerprint
+
+
+def test_an_image_named_as_one_of_the_data_has_its_own_id(
+    data: tuple[Path, list[Sample], Split], tmp_path: Path
+) -> None:
+    policy = next(s for s in data[1] if s.group_id in data[2].groups["policy"])
+    root = write_plain(tmp_path / "new", [policy.image_path.name])
+    (sample,) = open_unlabelled(root, *data[1:]).samples
+    assert sample.group_id == policy.group_id
+    assert sample.sample_id != policy.sample_id
+
+
+@pytest.mark.parametrize("split", ["reward", "val", "test"])
+def test_patients_of_other_splits_are_refused_with_their_number(
+    data: tuple[Path, list[Sample], Split], tmp_path: Path, split: str
+) -> None:
+    numbers = [n for n in range(8) if pseudonym("group", f"{n:010d}") in data[2].groups[split]]
+    root = write_plain(tmp_path / "new", [*map(named_as, numbers), "other.png"])
+    message = rf"--unlabelled_root: {len(numbers)} of its {len(numbers) + 1} groups are in the {split} split"
+    with pytest.raises(ValueError, match=message):
+        open_unlabelled(root, *data[1:])
+
+
+def test_copies_of_test_images_are_refused(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["other.png"])
+    tests = [sample for sample in data[1] if sample.group_id in data[2].groups["test"]]
+    shutil.copy(tests[0].image_path, root / "renamed.png")
+    with pytest.raises(ValueError, match="1 images are also in the test split"):
+        open_unlabelled(root, *data[1:])
+
+
+def test_what_cannot_be_read_is_named(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere: no such folder; --unlabelled_root"):
+        open_unlabelled(tmp_path / "nowhere", *data[1:])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty: --unlabelled_root: no images here"):
+        open_unlabelled(tmp_path / "empty", *data[1:])
+    root = write_tiny_data(tmp_path / "new", images=1, size=48)
+    other = [replace(sample, text="airway") for sample in data[1]]
+    with pytest.raises(ValueError, match="other phrases than the data"):
+        open_unlabelled(root, other, data[2])
+
+
+def test_a_group_regex_finds_patients_in_plain_names(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["x-1.png", "x-2.png", "y-1.png"])
+    samples = open_unlabelled(root, *data[1:], group_regex=r"^(?P<group>[a-z])-").samples
+    assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
+
+
+def test_deep_grey_has_a_level_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = tmp_path / "deep"
+    root.mkdir()
+    grey = np.linspace(0, 1000, 48 * 48).reshape(48, 48).astype(np.uint16)
+    Image.fromarray(grey).save(root / "a.png")
+    (sample,) = open_unlabelled(root, *data[1:]).samples
+    assert 990 <= (sample.white_level or 0) <= 1000
+    (given,) = open_unlabelled(root, *data[1:], white_levels={"data set": 4095}).samples
+    assert given.white_level == 4095
