@@ -88,10 +88,10 @@ class PartCommands:
         network = runs[REWARD_NET] / BEST_REWARD_NET
         labels = ["--stop", "--reward", "dice"] if part == PROMPTS_LABELS else []
         words = [self.mode, *flags_of(config), *flags_of(self.prompting), *labels, "--reward_net", str(network)]
-        inputs = self._inputs(config.seed)
-        inputs = inputs if config.unlabelled_root else replace(inputs, unlabelled=None)
 
         def find() -> Path | None:
+            inputs = self._inputs(config.seed)
+            inputs = inputs if config.unlabelled_root else replace(inputs, unlabelled=None)
             plan, rewards = prompts.check(parsed(prompts.Args, words))
             return find_policy_run(inputs, plan, rewards, network)
 

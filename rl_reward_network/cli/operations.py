@@ -53,6 +53,8 @@ def check(args: Args) -> "PostPlan":
     with_preset(args.ppo, args.mode)  # before the imports, which take seconds
     if args.reward == "net" and args.reward_net is None:
         raise ValueError("--reward net: give --reward_net; sa2va-rl reward quick trains one")
+    if args.inputs.unlabelled_root is not None:
+        raise ValueError("--unlabelled_root does nothing here: experiment 2 has no such images; leave it out")
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.post_processing.stage import post_plan
 

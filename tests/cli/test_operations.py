@@ -13,6 +13,7 @@ from rl_reward_network.cli.compare_parts import parsed
     [
         (["quick", "--reward", "net"], "give --reward_net"),
         (["quick", "--max_steps", "0"], "max_steps is 0"),
+        (["quick", "--unlabelled_root", "images"], "--unlabelled_root does nothing here"),
         (["quick", "--model_path", "other"], "no data are named for it"),
     ],
 )

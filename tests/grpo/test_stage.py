@@ -147,6 +147,7 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert 0 < final.pop("minutes") < 5
     assert final.pop("resumed") is False
     assert final.pop("validation") is None, "the plan has no validation"
+    assert 0.1 < final.pop("peak_memory_gib") < 24
     assert final == config
 
 
