@@ -29,7 +29,7 @@ from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
-from rl_reward_network.prompt_policy.policy import NET_ARCH
+from rl_reward_network.prompt_policy.policy import NET_ARCH, architecture
 from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread, train_prompt_policy
 from rl_reward_network.prompt_policy.stage import policy_plan
 
@@ -105,7 +105,9 @@ def random_contexts(inputs: RunInputs, samples: list[Sample]) -> list[PromptCont
 def on_the_bank(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
     """PPO alone, as on CartPole."""
     with one_thread():
-        new_ppo(make_vector_env(contexts, config.n_envs, 0), contexts, config).learn(config.whole_timesteps)
+        new_ppo(make_vector_env(contexts, config.n_envs, 0), architecture(contexts), config).learn(
+            config.whole_timesteps
+        )
 
 
 def as_step_2(contexts: list[PromptContext], config: PromptPPOConfig) -> None:

@@ -1,6 +1,5 @@
 """PPO of experiment 2: curves, validation, checkpoints, and the weights that are best on validation images."""
 
-import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +19,7 @@ from rl_reward_network.post_processing.policy import architecture, choose_operat
 from rl_reward_network.prompt_policy.callbacks import CurvesWriter, RolloutCheckpoint, record_mean
 from rl_reward_network.prompt_policy.checkpoint import restore_ppo
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
-from rl_reward_network.prompt_policy.ppo import one_thread
+from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
 from rl_reward_network.runs.curves import Curves
 
@@ -61,24 +60,7 @@ def _new_ppo(venv: Any, train: Sequence[EditedImage], config: PromptPPOConfig) -
     """SB3's PPO on the CPU; its policy standardises by the unchanged masks."""
     environment = PostProcessEnv(train, len(OPERATIONS), config.max_steps)
     observations = np.stack([environment.observe(image, ()) for image in train])
-    with warnings.catch_warnings():  # mini-batches cannot always be of equal size
-        warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-        return PPO(
-            "MlpPolicy",
-            venv,
-            learning_rate=config.learning_rate,
-            n_steps=config.rollout_steps,
-            batch_size=config.even_batch,
-            n_epochs=config.n_epochs,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            clip_range=config.clip_range,
-            ent_coef=config.ent_coef,
-            vf_coef=config.vf_coef,
-            policy_kwargs=architecture(observations),
-            seed=config.seed,
-            device="cpu",
-        )
+    return new_ppo(venv, architecture(observations), config)
 
 
 class PostCurves(BaseCallback):

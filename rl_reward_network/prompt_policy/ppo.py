@@ -52,7 +52,7 @@ def train_prompt_policy(
         ValueError: contexts that do not fit together or to the reward.
     """
     venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward, config.stop)
-    model = new_ppo(venv, train_contexts, config)
+    model = new_ppo(venv, architecture(train_contexts, config.stop), config)
     state = load_checkpoint(run_dir / CHECKPOINT)
     done = state.get("num_timesteps", 0)
     curves = Curves(run_dir, {"step": done}, board_step=done)
@@ -69,8 +69,8 @@ def train_prompt_policy(
     return model
 
 
-def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfig) -> PPO:
-    """SB3's PPO on the CPU, the fastest device for it; its policy standardises by these contexts."""
+def new_ppo(venv: Any, policy_kwargs: dict[str, Any], config: PromptPPOConfig) -> PPO:
+    """SB3's PPO on the CPU, the fastest device for it; `policy_kwargs` are those of its policy."""
     with warnings.catch_warnings():  # mini-batches cannot always be of equal size
         warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
         return PPO(
@@ -85,7 +85,7 @@ def new_ppo(venv: Any, contexts: Sequence[PromptContext], config: PromptPPOConfi
             clip_range=config.clip_range,
             ent_coef=config.ent_coef,
             vf_coef=config.vf_coef,
-            policy_kwargs=architecture(contexts, config.stop),
+            policy_kwargs=policy_kwargs,
             seed=config.seed,
             device="cpu",
         )

@@ -7,6 +7,7 @@ from rl_reward_network.prompt_policy import callbacks
 from rl_reward_network.prompt_policy.callbacks import RolloutCurves
 from rl_reward_network.prompt_policy.checkpoint import ppo_state, restore_ppo
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
+from rl_reward_network.prompt_policy.policy import architecture
 from rl_reward_network.prompt_policy.ppo import new_ppo
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests.prompt_policy.test_ppo import curves, toy_contexts, train
@@ -17,7 +18,7 @@ def test_a_restored_model_learns_the_same(tmp_path):
     contexts, config = toy_contexts(8, 0), PromptPPOConfig(total_timesteps=64)
 
     def model(seed):
-        return new_ppo(make_vector_env(contexts, config.n_envs, seed, max_steps=1), contexts, config)
+        return new_ppo(make_vector_env(contexts, config.n_envs, seed, max_steps=1), architecture(contexts), config)
 
     first, second = model(0), model(9)
     first.learn(16)
