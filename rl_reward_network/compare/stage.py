@@ -16,6 +16,7 @@ from rl_reward_network.compare.deployed import save_deployed
 from rl_reward_network.compare.masks import road_mask
 from rl_reward_network.compare.measure import RoadResult, load_result, measure_road, save_result
 from rl_reward_network.compare.parts import Cost, PartCommand, check_split, cost_of, make_part, total_cost
+from rl_reward_network.compare.progress import Progress
 from rl_reward_network.compare.report import Report, write_compare_report
 from rl_reward_network.compare.roads import BASE, FINE_TUNED, REWARD_NET, WEIGHTS, Group, Road, parts_of, roads_of
 from rl_reward_network.compare.table import TestImages, choose, make_table, verdict_lines
@@ -103,8 +104,9 @@ def run_compare_stage(
             describe_run(run, inputs, {"stage": "comparison", "origin": origin_of(inputs, plan), "command": command})
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
         results: dict[str, list[RoadResult]] = {}
+        progress = Progress({kind: count * len(seeds) for kind, count in seeds[0].counts().items()})
         for seed in seeds:
-            for result in seed.measure(make_command):
+            for result in seed.measure(make_command, progress):
                 results.setdefault(result.road, []).append(result)
         images = TestImages(
             tuple(sample.group_id for sample in samples["val"]),
@@ -131,31 +133,37 @@ class _Seed:
         self.roads = roads_of(plan.groups)
         self.runs: dict[str, Path] = {}
 
-    def measure(self, make_command: MakeCommand) -> list[RoadResult]:
+    def counts(self) -> dict[str, int]:
+        """Kind of work -> how much of it there is."""
+        return {"part": len(parts_of(self.roads)), "road": len(self.roads)}
+
+    def measure(self, make_command: MakeCommand, progress: Progress) -> list[RoadResult]:
         """Train what is missing, and measure each road that was not measured before."""
-        self._make_parts(make_command)
+        self._make_parts(make_command, progress)
         self._open()
         results: dict[str, RoadResult] = {}
         for number, road in enumerate(self.roads, 1):
             weights = best_weights(results) if road.weights == FINE_TUNED else road.weights
             path = self._result_path(road, weights)
-            state = "measured before" if path.exists() else "measuring"
-            print(f"seed {self.seed}, road {number} of {len(self.roads)}: {road.title}: {state}", flush=True)
-            if not path.exists():
+            reused = path.exists()
+            if not reused:
                 save_result(path, self._measure(road, weights))
             results[road.name] = load_result(path)
+            state = "measured before" if reused else "measured"
+            line = f"seed {self.seed}, road {number} of {len(self.roads)}: {road.title}: {state}"
+            progress.done("road", line, reused)
         return list(results.values())
 
-    def _make_parts(self, make_command: MakeCommand) -> None:
+    def _make_parts(self, make_command: MakeCommand, progress: Progress) -> None:
         parts = parts_of(self.roads)
         for number, part in enumerate(parts, 1):
             run, reused = make_part(make_command(part, self.seed, self.runs))
             check_split(part, run, self.inputs.split)
             self.runs[part] = run
-            what = "reused" if reused else "trained"
-            print(f"seed {self.seed}, part {number} of {len(parts)}: {part}: {what}: {run}", flush=True)
             if part in WEIGHTS and not (run / MERGED).exists():
                 merge_run(run / FINAL, run / MERGED)
+            what = "reused" if reused else "trained"
+            progress.done("part", f"seed {self.seed}, part {number} of {len(parts)}: {part}: {what}: {run}", reused)
 
     def _open(self) -> None:
         """The models, the trained policies and the reward network."""
