@@ -12,4 +12,4 @@ shift
 reward=(--reward dice)
 [[ " $* " != *" --reward"[\ =]* ]] || reward=()
 export SA2VA_RL_CALLED_AS="bash $0"
-exec bash "$root/run_step2_finetune.sh" "$mode" "$@" --stop "${reward[@]}"
+exec bash "$root/run_step2_finetune.sh" "$mode" "$@" --stop ${reward[@]+"${reward[@]}"}

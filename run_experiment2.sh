@@ -5,23 +5,17 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help operations "$@"
-mode="${1:-}"
-check_mode "$mode" run_experiment2.sh
+prepare operations "$@"
 shift
-check_flags "$@"
-ensure_environment ""
-input_flags angiograms "$@"
-flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
-check_command operations "$mode" "${flags[@]}"
-mkdir -p "$root/logs"
-log="$root/logs/experiment2_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} \
+    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
+check_command operations "$MODE" "${flags[@]}"
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
-  run_command operations "$mode" "${flags[@]}" | tee -i "$output"
+  run_command operations "$MODE" "${flags[@]}" | tee -i "$output"
   run_command evaluate --model_path "$(sed -n 's/^post-processing policy: //p' "$output")" --split test
-} 2>&1 | tee -i "$log"
-echo "log: $log"
+} 2>&1 | tee -i "$LOG"
+echo "log: $LOG"

@@ -4,19 +4,13 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help reward "$@"
-mode="${1:-}"
-check_mode "$mode" run_experiment3.sh
+prepare reward "$@"
 shift
-ensure_environment ""
-input_flags angiograms "$@"
 flags=("${INPUT_FLAGS[@]}" ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
-check_command reward "$mode" "${flags[@]}"
-mkdir -p "$root/logs"
-log="$root/logs/experiment3_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+check_command reward "$MODE" "${flags[@]}"
 {
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" "$@"
-  run_command reward "$mode" "${flags[@]}"
-} 2>&1 | tee -i "$log"
-echo "log: $log"
+  run_command reward "$MODE" "${flags[@]}"
+} 2>&1 | tee -i "$LOG"
+echo "log: $LOG"

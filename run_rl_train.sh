@@ -33,8 +33,7 @@ flags=("$mode" "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@
 command=(rl_reward_network.cli grpo "${flags[@]}")
 LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
-mkdir -p "$root/logs"
-log="$root/logs/rl_train_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+new_log rl_train
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {
@@ -44,5 +43,5 @@ trap 'rm -f "$output"' EXIT
   # the model before and after, on test images
   run_command evaluate --model_path "$(sed -n 's/^fine-tuned model: //p' "$output")" --split test \
     ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
-} 2>&1 | tee -i "$log"
-echo "log: $log"
+} 2>&1 | tee -i "$LOG"
+echo "log: $LOG"

@@ -6,18 +6,11 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-! help_asked "$@" || show_help prompts "$@"
-mode="${1:-}"
-check_mode "$mode" run_step2_finetune.sh
+prepare prompts "$@"
 shift
-check_flags "$@"
-ensure_environment ""
-input_flags angiograms "$@"
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
-check_command prompts "$mode" "${flags[@]}"
-mkdir -p "$root/logs"
-log="$root/logs/step2_finetune_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+check_command prompts "$MODE" "${flags[@]}"
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {
@@ -25,9 +18,9 @@ trap 'rm -f "$output"' EXIT
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_command prompts "$mode" "${flags[@]}" | tee -i "$output"
+  run_command prompts "$MODE" "${flags[@]}" | tee -i "$output"
   # 4. the policy and its baselines on test patients
   run_command evaluate --model_path "$(sed -n 's/^prompt policy: //p' "$output")" --split test \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
-} 2>&1 | tee -i "$log"
-echo "log: $log"
+} 2>&1 | tee -i "$LOG"
+echo "log: $LOG"

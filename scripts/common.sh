@@ -2,6 +2,22 @@
 # every path a user types, as a variable or as a flag, is relative to the user's own folder.
 export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
 
+# The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
+prepare() {  # $1: command of sa2va-rl; then all that the user typed -> MODE, INPUT_FLAGS, LOG
+  ! help_asked "${@:2}" || show_help "$@"
+  MODE="${2:-}"
+  check_mode "$MODE" "$(basename "$0")"
+  [[ "$1" == reward || "$1" == compare ]] || check_flags "${@:3}"
+  ensure_environment ""
+  input_flags angiograms "${@:3}"
+  new_log "$(basename "$0" .sh)"
+}
+
+new_log() {  # $1: name of the shell file without its ending -> LOG
+  mkdir -p "$root/logs"
+  LOG="$root/logs/${1#run_}_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+}
+
 # Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed.
 ensure_environment() {  # $1: extras, e.g. "[test]" or ""
   if [[ -z "${VIRTUAL_ENV:-}" ]]; then
@@ -47,7 +63,7 @@ check_mode() {  # $1: mode, $2: name of the script
   fi
 }
 
-check_flags() {  # $@: the user's flags; the shell files look for the run below OUTPUT_DIR
+check_flags() {  # $@: the user's flags; where the next command reads the run, it is below OUTPUT_DIR
   if [[ " $* " == *" --run"[_-]"folder"* || " $* " == *" --output"[_-]"dir"* ]]; then
     echo "name the folder for the runs by OUTPUT_DIR, not by --run_folder or --output_dir" >&2
     exit 2

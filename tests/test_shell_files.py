@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
     "run_experiment1.sh": "prompts",
+    "run_experiment2.sh": "operations",
     "run_experiment3.sh": "reward",
+    "run_compare.sh": "compare",
     "run_step2_finetune.sh": "prompts",
     "run_rl_train.sh": "grpo",
 }
@@ -24,6 +26,7 @@ printf '%s\\n' "$line" >> "$CALLS"
 [[ "$words" != *--wrong* ]] || { echo "error: --wrong" >&2; exit 2; }
 [[ "$words" != *"cli grpo"* || -n "$check" ]] || echo "fine-tuned model: out/run/final_model"
 [[ "$words" != *"cli prompts"* || -n "$check" ]] || echo "prompt policy: out/run/final_model"
+[[ "$words" != *"cli operations"* || -n "$check" ]] || echo "post-processing policy: out/run/final_model"
 """
 Called = Callable[..., tuple[subprocess.CompletedProcess[str], list[dict[str, str]]]]
 
