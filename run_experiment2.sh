@@ -5,7 +5,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare operations "$@"
+prepare operations logs/experiment2_ "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")

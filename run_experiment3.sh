@@ -4,7 +4,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare reward "$@"
+prepare reward logs/experiment3_ "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command reward "$MODE" "${flags[@]}"

@@ -33,7 +33,7 @@ flags=("$mode" "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@
 command=(rl_reward_network.cli grpo "${flags[@]}")
 LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
-new_log rl_train
+new_log logs/rl_train_
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {

@@ -6,7 +6,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare prompts "$@"
+prepare prompts logs/step2_finetune_ "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")

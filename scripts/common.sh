@@ -3,19 +3,22 @@
 export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
 
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
-prepare() {  # $1: command of sa2va-rl; then all that the user typed -> MODE, INPUT_FLAGS, LOG
-  ! help_asked "${@:2}" || show_help "$@"
-  MODE="${2:-}"
+prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user typed
+  local command="$1" name="$2"  # -> MODE, INPUT_FLAGS, LOG
+  shift 2
+  ! help_asked "$@" || show_help "$command" "$@"
+  MODE="${1:-}"
   check_mode "$MODE" "$(basename "$0")"
-  [[ "$1" == reward || "$1" == compare ]] || check_flags "${@:3}"
+  shift
+  [[ "$command" == reward || "$command" == compare ]] || check_flags "$@"
   ensure_environment ""
-  input_flags angiograms "${@:3}"
-  new_log "$(basename "$0" .sh)"
+  input_flags angiograms "$@"
+  new_log "$name"
 }
 
-new_log() {  # $1: name of the shell file without its ending -> LOG
+new_log() {  # $1: logs/NAME_ -> LOG, with the time
   mkdir -p "$root/logs"
-  LOG="$root/logs/${1#run_}_$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+  LOG="$root/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 }
 
 # Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed.

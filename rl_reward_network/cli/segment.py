@@ -12,7 +12,7 @@ part of the names. A trained prompt policy chooses the prompt of each image; its
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich import box
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.files import Target
     from rl_reward_network.segment.maker import Segmented
 
-NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "max_tiles")
+NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class Args:
     """Reward network that predicts how good the masks are; by default the policy's own."""
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] | None = None
+    """Number format of Sa2VA's weights: auto is bfloat16 on a GPU and float32 on the CPU; by default as in the policy's
+    training, or auto."""
     max_tiles: int | None = None
     """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
@@ -79,9 +82,8 @@ def main(args: Args) -> None:
         if args.policy is None:
             for target in files:
                 check_free(target, prompt)
-        segment = load_mask_maker(
-            args.model_path, prompt, args.policy, args.reward_net, args.device, args.max_tiles, args.bit_depth
-        )
+        limits = args.max_tiles, args.bit_depth, args.dtype
+        segment = load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]
     if len(results) == 1:

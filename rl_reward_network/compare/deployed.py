@@ -75,7 +75,7 @@ def save_deployed(
         "parameter": result.parameter,
         "runs": {part: portable(path, run) for part, path in runs.items()},
         "world": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
-        "limits": [limits.segment_batch, limits.max_new_tokens, limits.max_tiles],
+        "limits": [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, inputs.config.dtype],
         "prompts": list(inputs.prompts),
         "white_levels": inputs.config.white_levels,
     }

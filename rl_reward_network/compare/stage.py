@@ -179,9 +179,9 @@ class _Seed:
             self.maps = ForegroundMaps.beside(self.runs[REWARD_NET], network.to(self.inputs.config.device))
 
     def _load(self, folder: Path) -> Sa2VASegmenter:
-        limits = self.inputs.prompt_config
-        device = self.inputs.config.device
-        return load_segmenter(folder, device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles)
+        limits, config = self.inputs.prompt_config, self.inputs.config
+        sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
+        return load_segmenter(folder, config.device, *sizes, config.dtype)
 
     def view(self, image: np.ndarray) -> ImageView:
         """An image, uint8 (H, W, 3), as the roads see it."""

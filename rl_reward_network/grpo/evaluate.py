@@ -40,7 +40,7 @@ from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import check_device
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.captions import meteor_variant
@@ -124,7 +124,7 @@ def _evaluate(
     prompts = inputs.pick(SPLIT)
     if items is not None:
         prompts = spread(prompts, items, inputs.config.seed)
-    model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device)
+    model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
     processor.max_tiles = inputs.regions.max_dynamic_patch
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
@@ -159,19 +159,27 @@ def _evaluate(
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
-def load_base(path: str, fingerprint: str, device: str = "cpu") -> tuple[Any, Sa2VAProcessor]:
-    """Base model and processor of a run; float32 on the CPU, rounded to bfloat16 before if the run was on a GPU.
+def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "auto") -> tuple[Any, Sa2VAProcessor]:
+    """Base model and processor of a run, with the values of training: of a bfloat16 run rounded to that.
+
+    Args:
+        path: of the model.
+        fingerprint: of the weights in training.
+        device: of the model.
+        dtype: of the weights; "auto" is float32 on the CPU, and on a GPU as in training.
 
     Raises:
         ValueError: the weights differ from those in training.
     """
     check_device(device)
-    dtypes = (torch.float32, torch.bfloat16) if device == "cpu" else (torch.bfloat16, torch.float32)
-    for dtype in dtypes:
-        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=dtype)
+    wanted = weight_dtype(device, dtype)
+    place = None if device == "cpu" else {"": device}
+    for trained in dict.fromkeys((wanted, torch.float32, torch.bfloat16)):
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=trained, device_map=place)
         if weights_fingerprint(model) == fingerprint:
-            model = model.float() if device == "cpu" else model
-            return model.to(device), Sa2VAProcessor.from_pretrained(path)
+            as_trained = device != "cpu" and dtype == "auto"
+            return model if as_trained else model.to(wanted), Sa2VAProcessor.from_pretrained(path)
+        del model  # before the next one is read
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 

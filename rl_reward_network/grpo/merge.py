@@ -8,17 +8,19 @@ from rl_reward_network.grpo.evaluate import evaluation_folder, grpo_model, load_
 from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.runs.folder import FINAL
 
 
-def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> None:
-    """Write a full checkpoint, in our layout and float32, with a model card.
+def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
+    """Write a full checkpoint, in our layout, with a model card.
 
     Args:
         model_path: final_model folder of a GRPO run, the run, or one of its checkpoints.
         output: folder to write.
         base_model: path of the run's Sa2VA, if it was moved.
+        dtype: of the weights.
 
     Raises:
         ValueError: `output` exists, `model_path` is no GRPO run, or the base model has other weights than in training.
@@ -33,7 +35,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None) -> 
         )
     config = trained_config(final_model)
     path = base_model or located_model(final_model.parent, config, "--base_model")
-    model, processor = load_base(path, config["origin"]["model_fingerprint"])
+    model, processor = load_base(path, config["origin"]["model_fingerprint"], dtype=dtype)
     load_trainable(model, final_model / "trainable")
     merge_lora(model)
     model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated

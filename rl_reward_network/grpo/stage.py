@@ -178,7 +178,9 @@ def _make_trainer(
     inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: CaptionJudge | None, network: RewardNetwork | None
 ) -> tuple[Sa2VAGRPOTrainer, dict[str, Any]]:
     """The trainer of a run, and the settings that a resumed run must share."""
-    model, processor = load_model(inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn)
+    model, processor = load_model(
+        inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn, inputs.config.dtype
+    )
     processor.max_tiles = inputs.regions.max_dynamic_patch
     origin = describe(inputs, plan, weights_fingerprint(model))
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random

@@ -5,7 +5,7 @@ from typing import Any
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.models.lora import parameter_table
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
@@ -21,7 +21,7 @@ WHY_FROZEN = {
 
 
 def load_model(
-    model_path: str, device: str, use_flash_attn: bool = False
+    model_path: str, device: str, use_flash_attn: bool = False, dtype: Dtype = "auto"
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
     """Model and processor of a run.
 
@@ -30,8 +30,9 @@ def load_model(
         device: of the model.
         use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
             mask FlashAttention does not take.
+        dtype: see `load_sa2va_model`.
     """
-    model, processor = load_sa2va_model(model_path, device)
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     if use_flash_attn:
         model.model.vision_tower.set_attn_implementation(FLASH)
     return model, processor

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -36,6 +36,9 @@ class RunConfig:
     gpu: int | None = None
     """Index of the GPU (GPU), -1 for the CPU; by default the first GPU if there is one. GRPO takes 0 or -1; choose
     another GPU by CUDA_VISIBLE_DEVICES."""
+    dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
+    """Number format of Sa2VA's weights: auto is bfloat16 on a GPU and float32 on the CPU. bfloat16 takes half of the
+    memory on the CPU as well; what GRPO trains is float32 in any case."""
     unlabelled_root: Path | None = None
     """Folder of images without masks, of other patients, that join the training where a reward network pays
     (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""

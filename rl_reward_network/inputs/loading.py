@@ -121,9 +121,8 @@ def open_inputs(
     else:
         split = load_split(split_file, samples)
     unlabelled = unlabelled_of(config, samples, split)
-    segmenter = load_segmenter(
-        config.model_path, config.device, limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-    )
+    sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
+    segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
 

@@ -11,7 +11,7 @@ import torch
 
 from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.models.fingerprint import weights_fingerprint
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
@@ -75,7 +75,12 @@ class Sa2VASegmenter:
 
 
 def load_segmenter(
-    model_path: str | Path, device: str = "cpu", batch_size: int = 16, max_new_tokens: int = 64, max_tiles: int = 1
+    model_path: str | Path,
+    device: str = "cpu",
+    batch_size: int = 16,
+    max_new_tokens: int = 64,
+    max_tiles: int = 1,
+    dtype: Dtype = "auto",
 ) -> Sa2VASegmenter:
     """The checkpoint at `model_path` as a segmenter.
 
@@ -84,7 +89,7 @@ def load_segmenter(
     Raises:
         ValueError: as `load_sa2va_model`.
     """
-    model, processor = load_sa2va_model(model_path, device)
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     processor.max_tiles = max_tiles
     limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
     config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}

@@ -11,7 +11,7 @@ from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.prompt_policy.policy import load_policy, policy_folder, read_policy_config
 from rl_reward_network.runs.folder import REWARD_NET
 from rl_reward_network.segment.maker import MaskMaker
@@ -27,6 +27,7 @@ def load_mask_maker(
     device: str | None = None,
     max_tiles: int | None = None,
     bit_depth: int | None = None,
+    dtype: Dtype | None = None,
 ) -> MaskMaker:
     """Load policy, reward network and model, in this order: the largest last.
 
@@ -38,6 +39,7 @@ def load_mask_maker(
         device: None is the first GPU if there is one, else the CPU.
         max_tiles: most tiles of an image; None is as in the policy's training, or as the model's config says.
         bit_depth: of grey images above 8 bit.
+        dtype: of Sa2VA's weights; None is as in the policy's training, or "auto".
 
     Raises:
         ValueError: policy, reward network, model or `bit_depth` are refused.
@@ -56,7 +58,7 @@ def load_mask_maker(
     limits = trained.get("world", NO_POLICY)
     if model_path is None:
         model_path = DEFAULT_MODEL if folder is None else located_model(folder.parent, trained, "--model_path")
-    model, processor = load_sa2va_model(model_path, device)
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
     weights = weights_fingerprint(model) if trained or network else ""

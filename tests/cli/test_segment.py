@@ -47,7 +47,9 @@ def test_a_folder_is_segmented_with_one_model_load(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[str] = []
-    monkeypatch.setattr(loading, "load_sa2va_model", lambda *args: loads.append("once") or load_sa2va_model(*args))
+    monkeypatch.setattr(
+        loading, "load_sa2va_model", lambda *args, **how: loads.append("once") or load_sa2va_model(*args, **how)
+    )
     lines = segmented(capsys, images, output=tmp_path / "out")
     assert loads == ["once"]
     assert names(tmp_path / "out") == sorted(f"{n[0]}_{kind}.png" for n in NAMES for kind in ("mask", "overlay"))

@@ -198,6 +198,8 @@ def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
     torch.testing.assert_close(actual.get_parameter(name), half.get_parameter(name).float(), rtol=0, atol=0)
     exact, _ = load_sa2va_model("sa2va-nano")
     assert not torch.equal(actual.get_parameter(name), exact.get_parameter(name))
+    asked, _ = load_base("sa2va-nano", weights_fingerprint(exact), dtype="bfloat16")
+    assert torch.equal(asked.get_parameter(name), half.get_parameter(name))
 
 
 def copied_run(run: Path, folder: Path) -> Path:

@@ -2,36 +2,47 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
+Dtype = Literal["auto", "float32", "bfloat16"]
+
 
 def load_sa2va_model(
-    path: str | Path, device: str = "cpu", use_flash_attn: bool = False
+    path: str | Path, device: str = "cpu", use_flash_attn: bool = False, dtype: Dtype = "auto"
 ) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor in one call: bfloat16 on CUDA, float32 on the CPU.
+    """Model and processor in one call; each tensor goes from its file to the device by itself.
 
     Args:
         path: local folder, embedded model, or hub id; either layout.
         device: "cpu", "cuda" or "cuda:INDEX".
         use_flash_attn: FlashAttention 2 in place of PyTorch's attention; CUDA only.
+        dtype: of the weights; "auto" is bfloat16 on CUDA, float32 on the CPU.
 
     Raises:
         ValueError: flash attention without CUDA or its package, an unavailable GPU, or an error of `from_pretrained`.
     """
     check_device(device)
-    cuda = torch.device(device).type == "cuda"
     if use_flash_attn:
         check_flash_attn(device)
     model = Sa2VAForConditionalGeneration.from_pretrained(
         path,
-        dtype=torch.bfloat16 if cuda else torch.float32,
+        dtype=weight_dtype(device, dtype),
         attn_implementation="flash_attention_2" if use_flash_attn else "sdpa",
+        device_map=None if device == "cpu" else {"": device},
     )
-    return model.to(device), Sa2VAProcessor.from_pretrained(path)  # type: ignore[arg-type]
+    return model, Sa2VAProcessor.from_pretrained(path)
+
+
+def weight_dtype(device: str, dtype: Dtype = "auto") -> torch.dtype:
+    """The dtype of Sa2VA's weights on a device."""
+    if dtype == "auto":
+        return torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
 def check_flash_attn(device: str) -> None:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_reward_network.models.sa2va.loading_sa2va import check_device, load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import check_device, load_sa2va_model, weight_dtype
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
 
 def test_short_form_loads_float32_on_the_cpu(tiny_checkpoint: Path) -> None:
@@ -15,6 +16,24 @@ def test_short_form_loads_float32_on_the_cpu(tiny_checkpoint: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"device.*cuda:0.* 0 GPUs"):
             load_sa2va_model(tiny_checkpoint, device="cuda:0")
+
+
+def test_the_dtype_follows_the_device_unless_it_is_said(tiny_checkpoint: Path) -> None:
+    assert [weight_dtype(device) for device in ("cpu", "cuda:1")] == [torch.float32, torch.bfloat16]
+    assert weight_dtype("cuda", "float32") == torch.float32
+    exact, half = (load_sa2va_model(tiny_checkpoint, dtype=dtype)[0] for dtype in ("float32", "bfloat16"))
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    for (name, value), rounded in zip(exact.named_parameters(), half.parameters(), strict=True):
+        assert torch.equal(value.bfloat16(), rounded), name
+
+
+def test_weights_loaded_straight_to_a_device_are_the_same(tiny_checkpoint: Path) -> None:
+    """The path of a GPU, with the CPU as the device: `device_map` reads each tensor to its place."""
+    placed = Sa2VAForConditionalGeneration.from_pretrained(tiny_checkpoint, device_map={"": "cpu"})
+    usual = Sa2VAForConditionalGeneration.from_pretrained(tiny_checkpoint)
+    assert placed.state_dict().keys() == usual.state_dict().keys()
+    for name, value in usual.state_dict().items():
+        assert torch.equal(value, placed.state_dict()[name]), name
 
 
 def test_a_string_that_is_no_device_is_refused() -> None:

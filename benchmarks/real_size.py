@@ -1,0 +1,218 @@
+"""Seconds, memory and disk of each stage with a Sa2VA of real size, on a checkpoint of random weights.
+
+    python -m benchmarks.real_size --size 1b
+    python -m benchmarks.real_size --size 4b --dtype bfloat16 --gradient_checkpointing
+
+Each stage runs in a process of its own, so that its peak memory is its own: on the CPU that of the process, on a GPU
+what torch reserved there. Images have 512 x 512 pixels and one tile, answers are short (24 tokens at most): times grow
+with tiles and tokens, memory hardly does. A stage that runs out of memory ends the run, and the table says so.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.random_checkpoint import Size, write_random_checkpoint
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli.app import run
+from rl_reward_network.cli.main import main as command
+from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions
+from rl_reward_network.embedded.regions import make_scenes
+from rl_reward_network.env.mask_bank import MaskBank
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
+from rl_reward_network.runs.memory import peak_memory_gib
+
+SIDE = 512  # pixels
+IMAGES = 4  # in the mask bank
+ALL = ("write", "load", "segment", "mask bank", "GRPO step", "supervised step", "merge", "load merged")
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measure each stage."""
+
+    size: Size = "1b"
+    """Of the released checkpoint that the random one resembles."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """cpu or cuda."""
+    dtype: Dtype = "auto"
+    """Of the weights: auto is bfloat16 on a GPU and float32 on the CPU."""
+    gradient_checkpointing: bool = False
+    """In training: compute activations twice, keep few."""
+    stages: tuple[str, ...] = ALL
+    """Which of them, in this order; `write` is needed once, and `GRPO step` by `merge`."""
+    folder: Path = Path("outputs/real_size")
+    """What is written goes here; everything is deleted at the end, unless --keep."""
+    keep: bool = False
+    """Keep the checkpoint and the runs, for a second measurement."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a stage needed.
+
+    Args:
+        seconds: of the work named, without imports; in training without loading.
+        peak_gib: largest memory of the process, or of the GPU.
+        note: more numbers.
+    """
+
+    seconds: float
+    peak_gib: float
+    note: str = ""
+
+
+def main(args: Args) -> None:
+    """Run all stages, each in a process, and print the table."""
+    table = Table("stage", "seconds", "peak memory (GiB)", "", title=_title(args))
+    try:
+        for name in args.stages:
+            if (result := _in_process(args, name)) is None:
+                table.add_row(name, "-", "-", "failed, see above; the stages after it were not run")
+                break
+            table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", result.note)
+    finally:
+        if not args.keep:
+            shutil.rmtree(args.folder, ignore_errors=True)
+    Console(width=120).print(table)
+
+
+def _title(args: Args) -> str:
+    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"{torch.get_num_threads()} threads"
+    extra = ", gradient checkpointing" if args.gradient_checkpointing else ""
+    return f"Sa2VA-{args.size}, {args.device} ({device}), dtype {args.dtype}{extra}, torch {torch.__version__}"
+
+
+def _in_process(args: Args, name: str) -> Measured | None:
+    """The result of a stage; None if it failed, or its process was killed."""
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            result = pool.submit(STAGES[name], args).result()
+    except (Exception, SystemExit) as error:  # what failed is part of the measurement
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    print(f"{name}: {result.seconds:.1f} s, {result.peak_gib:.2f} GiB {result.note}", flush=True)
+    return result
+
+
+# ---- the stages ----
+
+
+def _timed(args: Args, work: Callable[[], str]) -> Measured:
+    start = time.perf_counter()
+    note = work()
+    if args.device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return Measured(time.perf_counter() - start, peak_memory_gib(args.device), note)
+
+
+def _write(args: Args) -> Measured:
+    def work() -> str:
+        shutil.rmtree(args.folder / "model", ignore_errors=True)
+        count = write_random_checkpoint(args.folder / "model", args.size)
+        return f"{count:,} parameters, {_gib(args.folder / 'model'):.2f} GiB on disk"
+
+    return _timed(args, work)
+
+
+def _load(args: Args) -> Measured:
+    def work() -> str:
+        load_sa2va_model(args.folder / "model", args.device, dtype=args.dtype)
+        return ""
+
+    return _timed(args, work)
+
+
+def _segment(args: Args) -> Measured:
+    segmenter, (image, *_) = _segmenter(args), _images()
+    return _timed(args, lambda: f"{len(segmenter.segment(image, list(PROMPTS)).mask_logits)} prompts, 1 image")
+
+
+def _bank(args: Args) -> Measured:
+    segmenter = _segmenter(args)
+    bank = MaskBank(args.folder / "bank", segmenter.segment, segmenter.fingerprint, list(PROMPTS))
+
+    def work() -> str:
+        for image in _images():
+            bank.answer(image)
+        return f"{IMAGES} images, {_gib(args.folder / 'bank') * 2**20 / IMAGES:.0f} KiB on disk each"
+
+    return _timed(args, work)
+
+
+def _grpo(args: Args) -> Measured:
+    result = _train(args, "grpo", ["--data_root", str(embedded_regions(args.folder / "data"))])
+    checkpoint = next((args.folder / "grpo").glob("checkpoint-*"))
+    sizes = f"final_model {_gib(args.folder / 'grpo' / 'final_model'):.2f} GiB, checkpoint {_gib(checkpoint):.2f} GiB"
+    return Measured(result.seconds, result.peak_gib, f"both loops, 8 captions, 16 masks; {sizes}")
+
+
+def _supervised(args: Args) -> Measured:
+    data = embedded_angiograms(args.folder / "data")
+    return _train(args, "supervised", ["--data_root", str(data), "--objective", "supervised"])
+
+
+def _train(args: Args, name: str, words: list[str]) -> Measured:
+    """One step of `sa2va-rl grpo`; its time is that of the training alone."""
+    folder = args.folder / name
+    shutil.rmtree(folder, ignore_errors=True)
+    words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", "1"]
+    words += ["--save_steps", "1", "--watch_every", "0", "--max_completion_length", "24", "--dtype", args.dtype]
+    words += ["--gpu", "0" if args.device.startswith("cuda") else "-1"]
+    words += ["--gradient_checkpointing"] * args.gradient_checkpointing
+    command(["grpo", "full", *words])
+    config = read_json(folder / "final_model" / "config.json")
+    return Measured(config["minutes"] * 60, peak_memory_gib(args.device))
+
+
+def _merge(args: Args) -> Measured:
+    dtype = "bfloat16" if args.dtype == "bfloat16" else "float32"
+    merged = args.folder / "merged"
+    shutil.rmtree(merged, ignore_errors=True)
+    words = ["--model_path", str(args.folder / "grpo"), "--output", str(merged), "--dtype", dtype]
+
+    def work() -> str:
+        command(["merge", *words])
+        return f"{_gib(merged):.2f} GiB on disk"
+
+    return _timed(args, work)
+
+
+def _load_merged(args: Args) -> Measured:
+    def work() -> str:
+        load_sa2va_model(args.folder / "merged", args.device, dtype=args.dtype)
+        return ""
+
+    return _timed(args, work)
+
+
+def _segmenter(args: Args) -> Sa2VASegmenter:
+    return load_segmenter(args.folder / "model", args.device, max_new_tokens=24, dtype=args.dtype)
+
+
+def _images() -> list[np.ndarray]:
+    """Rendered scenes, uint8 (SIDE, SIDE, 3)."""
+    return [scene.image for scene in make_scenes(IMAGES, 0, SIDE)]
+
+
+def _gib(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**30
+
+
+STAGES = dict(zip(ALL, (_write, _load, _segment, _bank, _grpo, _supervised, _merge, _load_merged), strict=True))
+
+
+if __name__ == "__main__":
+    run(main, Args)
