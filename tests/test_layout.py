@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "post_processing": LOW | {"reward_training", "prompt_policy"},
     "compare": LOW | ROADS,
     "segment": LOW | {"reward_training", "prompt_policy", "compare"},
-    "cli": LOW | ROADS | {"embedded", "embedded/nano", "compare", "segment"},
+    "demo": LOW | {"embedded", "grpo", "compare", "segment"},
+    "cli": LOW | ROADS | {"embedded", "embedded/nano", "compare", "segment", "demo"},
 }
 
 

@@ -56,7 +56,7 @@ class PostPlan:
         val_images: images of the validation and of the decision what is deployed.
         vision_features: whether the observation has Sa2VA's pooled image features.
         reward: what pays: dice, dice+recall, or net, the reward network's score.
-        shuffle_rewards: the control: each training image is paid by the truth of another.
+        shuffle_rewards: the control: PPO is paid by the truth of another training image.
         ppo: settings of PPO.
     """
 
@@ -121,10 +121,10 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
             paid = _shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
         with clock(seconds, "searches"):
-            searched = paid[:: max(1, len(paid) // SEARCHED)]
+            searched = train[:: max(1, len(train) // SEARCHED)]  # in the control, too: PPO alone is paid otherwise
             fixed = next(iter(best_sequences(searched, plan.ppo.max_steps)))
             for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
-            threshold = best_threshold(paid)
+            threshold = best_threshold(train)
         with clock(seconds, "PPO"):
             model = train_post_policy(paid, val, plan.ppo, run)
         chosen = choose_operations(model, val, plan.ppo.max_steps)

@@ -1,5 +1,6 @@
 """From an image file to the file of its mask: choose the prompt, run Sa2VA, write, predict the quality."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,27 @@ class Segmented:
     quality: str
 
 
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """Sa2VA's answer to one prompt on one image.
+
+    Args:
+        prompt: that was used, or chosen.
+        answer: text, special tokens kept.
+        segs: number of `[SEG]` in the answer.
+        soft: float32 (H, W) in [0, 1], maximum over the `[SEG]`; of a complement prompt that of its own prompt.
+        mask: bool (H, W).
+        scorer: the reward network applied to the image; None without one.
+    """
+
+    prompt: str
+    answer: str
+    segs: int
+    soft: np.ndarray
+    mask: np.ndarray
+    scorer: ImageScorer | None
+
+
 @dataclass(frozen=True)
 class MaskMaker:
     """A loaded Sa2VA, with the policy that chooses the prompt and the reward network that predicts the mask's quality.
@@ -66,14 +88,38 @@ class MaskMaker:
         image, note = load_for_model(target.image, self.white_level)
         if note:
             tqdm.write(note)
+        result = self.answer(image, before=lambda prompt: check_free(target, prompt))
+        write_mask(target, image, result.mask, result.prompt)
+        share = float(result.mask.mean())
+        return Segmented(target, result.prompt, result.answer, share, result.segs, self.quality(result))
+
+    def answer(
+        self, image: np.ndarray, prompt: str | None = None, before: Callable[[str], None] = lambda prompt: None
+    ) -> Answered:
+        """The answer to a prompt.
+
+        Args:
+            image: uint8 (H, W, 3), RGB.
+            prompt: None is the one that the policy chooses, or, without a policy, the maker's own.
+            before: called with the prompt before it is answered.
+        """
         features = image_features(self.model, self.processor, image)  # used for both the policy and the masks
-        scorer = ImageScorer(self.network, image) if self.network else None  # its U-Nets run once
-        prompt = self._choose(image, features, scorer)
-        check_free(target, prompt)
+        scorer = self.scorer(image)
+        prompt = prompt or self._choose(image, features, scorer)
+        before(prompt)
         answer, mask = self._segment(image, features, prompt)
-        write_mask(target, image, mask, prompt)
-        quality = predicted_quality(scorer, self.network.config, mask) if scorer and self.network else ""
-        return Segmented(target, prompt, answer.answer, float(mask.mean()), len(answer.mask_logits), quality)
+        soft = answer.probabilities().max(axis=0, initial=0.0)
+        return Answered(prompt, answer.answer, len(answer.mask_logits), soft, mask, scorer)
+
+    def scorer(self, image: np.ndarray) -> ImageScorer | None:
+        """The reward network applied to an image, uint8 (H, W, 3): its U-Nets run once; None without a network."""
+        return None if self.network is None else ImageScorer(self.network, image)
+
+    def quality(self, result: Answered) -> str:
+        """Dice and score predicted by the reward network, as text; empty without a network."""
+        if result.scorer is None or self.network is None:
+            return ""
+        return predicted_quality(result.scorer, self.network.config, result.mask)
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}

@@ -1,0 +1,164 @@
+"""What the page shows, from the image and the words of the user; nothing here knows of the browser."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+
+from rl_reward_network.compare.masks import fusion
+from rl_reward_network.data.images import load_for_model
+from rl_reward_network.env.actions import action_masks, prompts_of
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.evaluation.overlays import BLUE, ORANGE, paint_mask
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
+from rl_reward_network.models.default import DEFAULT_MODEL, is_small
+from rl_reward_network.models.reward_network import error_map
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype
+from rl_reward_network.segment.loading import load_mask_maker
+from rl_reward_network.segment.maker import Answered, MaskMaker
+
+MOST_PIXELS = 4096 * 4096  # larger uploads would hold the server for minutes
+CAPTION_TOKENS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The pictures of one answer, uint8 (H, W, 3) each; those of the reward network are None without one.
+
+    Args:
+        overlay: the mask on the image.
+        soft: the soft mask, black 0 to white 1.
+        errors: where the reward network expects errors of the mask, black 0 to yellow 1.
+        fused: the mask of the mean of logits with the reward network's map, on the image.
+        words: prompt, answer and predicted quality, in Markdown.
+    """
+
+    overlay: np.ndarray
+    soft: np.ndarray
+    errors: np.ndarray | None
+    fused: np.ndarray | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The model behind the page.
+
+    Args:
+        maker: Sa2VA, perhaps with a policy and a reward network.
+        prompts: built-in prompts, or those of the policy.
+        model_path: of Sa2VA.
+    """
+
+    maker: MaskMaker
+    prompts: tuple[str, ...]
+    model_path: str
+
+    def open(self, path: str | None) -> np.ndarray:
+        """An uploaded image, uint8 (H, W, 3).
+
+        Raises:
+            ValueError: no image, a file that is none, or one that is too large.
+        """
+        if not path:
+            raise ValueError("there is no image yet: upload one, or pick an example")
+        image, _ = load_for_model(Path(path), self.maker.white_level)
+        if image.shape[0] * image.shape[1] > MOST_PIXELS:
+            size = f"{image.shape[1]} x {image.shape[0]} pixels"
+            raise ValueError(f"the image has {size}, expected at most {MOST_PIXELS:,}; make it smaller")
+        return image
+
+    def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
+        """The answer to a prompt.
+
+        Args:
+            path: of the image.
+            prompt: the user's words.
+            by_policy: let the policy choose the prompt instead.
+            weight: of the reward network's map in the fused mask, in [0, 1].
+
+        Raises:
+            ValueError: as `open`; an empty prompt; no policy.
+        """
+        image = self.open(path)
+        if by_policy and self.maker.policy is None:
+            raise ValueError("no policy was loaded: start the demo with --policy RUN, or choose a prompt")
+        if not by_policy and not (prompt or "").strip():
+            raise ValueError("the prompt is empty: choose one, or type your own")
+        result = self.maker.answer(image, None if by_policy else str(prompt).strip())
+        return self._pictures(image, result, weight)
+
+    def _pictures(self, image: np.ndarray, result: Answered, weight: float) -> Pictures:
+        errors = fused = None
+        if result.scorer is not None:
+            expected = error_map(result.mask.astype(np.float32), result.scorer.foreground_prob)
+            errors = (255 * colormaps["inferno"](expected)[..., :3]).astype(np.uint8)
+            fused = paint_mask(image, fusion(result.soft, result.scorer.foreground_prob, weight) > 0.5, ORANGE)
+        soft = np.repeat((255 * result.soft).astype(np.uint8)[..., None], 3, axis=2)
+        return Pictures(paint_mask(image, result.mask, BLUE), soft, errors, fused, self._words(result))
+
+    def _words(self, result: Answered) -> str:
+        lines = [f"**Prompt:** {result.prompt}", f"**Answer:** {result.answer.replace('<|im_end|>', '')}"]
+        share = f"{result.mask.mean():.1%} of the image"
+        lines.append(f"**Mask:** {share if result.segs else 'none, the answer has no [SEG]'}")
+        if result.scorer is not None:
+            quality = result.scorer.quality(result.mask[None].astype(np.float32))
+            spread = f"spread between the networks {float(quality['spread'][0]):.3f}"
+            lines.append(f"**Predicted Dice [90 %]:** {self.maker.quality(result)}; {spread}")
+        return "\n\n".join(line.replace("<", "&lt;") for line in lines)
+
+    def all_prompts(self, path: str | None) -> list[tuple[np.ndarray, str]]:
+        """The masks of all prompts on the image, with prompt and, where there is a reward network, its score.
+
+        Raises:
+            ValueError: as `open`.
+        """
+        image = self.open(path)
+        asked, maker = prompts_of(self.prompts), self.maker
+        limits = {"max_new_tokens": maker.max_new_tokens, "batch_size": len(asked)}
+        (answers,) = maker.model.segment([image], list(asked), maker.processor, **limits)
+        joined = np.stack([answer.masks().any(axis=0) for answer in answers])
+        masks = action_masks(self.prompts, joined)
+        scorer = maker.scorer(image)
+        scores = [""] * len(masks)
+        if scorer is not None:
+            scores = [f"score {score:.3f}: " for score in scorer.quality(masks.astype(np.float32))["score"]]
+        labels = [score + prompt for prompt, score in zip(self.prompts, scores, strict=True)]
+        return [(paint_mask(image, mask, BLUE), label) for mask, label in zip(masks, labels, strict=True)]
+
+    def caption(self, path: str | None, region: np.ndarray | None) -> str:
+        """What Sa2VA says about a region.
+
+        Args:
+            path: of the image.
+            region: bool (H, W), of the image's size; None or empty: nothing was drawn.
+
+        Raises:
+            ValueError: as `open`; an empty region.
+        """
+        image = self.open(path)
+        if region is None or not region.any():
+            raise ValueError("no region is drawn: draw over the object first")
+        question = DESCRIBE if is_small(self.model_path) else DESCRIBE_REAL
+        result = self.maker.model.predict_forward(
+            image=image,
+            text=f"<image>{question}",
+            mask_prompts=[region[None]],
+            processor=self.maker.processor,
+            max_new_tokens=CAPTION_TOKENS,
+        )
+        return str(result["prediction"]).replace("<|im_end|>", "").strip()
+
+
+def load_answers(
+    model_path: str | None,
+    policy: Path | None = None,
+    reward_net: Path | None = None,
+    device: str | None = None,
+    dtype: Dtype | None = None,
+) -> Answers:
+    """The model behind the page; arguments and errors as in `load_mask_maker`."""
+    maker = load_mask_maker(model_path, PROMPTS[0], policy, reward_net, device, dtype=dtype)
+    name = model_path or str(maker.trained.get("world", {}).get("model_path", DEFAULT_MODEL))
+    return Answers(maker, tuple(maker.trained.get("prompts", PROMPTS)), name)

@@ -1,0 +1,121 @@
+"""What the page shows: pictures, words, and a clear message for whatever cannot be shown."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.demo.answers import Answers, load_answers
+from rl_reward_network.demo.examples import write_examples
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.segment.maker import MaskMaker
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("network") / "best_reward_net"
+    RewardNetwork(RewardNetworkConfig(channels=(4, 8), members=2)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(network: Path) -> Answers:
+    return load_answers(None, None, network, "cpu")
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_examples(tmp_path_factory.mktemp("demo") / "examples")
+
+
+def test_an_answer_has_every_picture_and_the_predicted_quality(answers: Answers, examples: list[Path]) -> None:
+    shown = answers.segment(str(examples[0]), PROMPTS[0], False, 0.5)
+    image = answers.open(str(examples[0]))
+    for picture in (shown.overlay, shown.soft, shown.errors, shown.fused):
+        assert picture is not None
+        assert (picture.shape, picture.dtype) == (image.shape, np.uint8)
+    assert (shown.overlay != image).any()
+    assert f"**Prompt:** {PROMPTS[0]}" in shown.words
+    assert "**Answer:** Sure, [SEG]." in shown.words
+    assert "**Predicted Dice [90 %]:**" in shown.words
+    assert "spread between the networks 0." in shown.words
+
+
+def test_the_weight_moves_the_fused_mask_from_sa2va_to_the_network(answers: Answers, examples: list[Path]) -> None:
+    own, fused = (answers.segment(str(examples[0]), PROMPTS[0], False, weight) for weight in (0.0, 1.0))
+    assert fused.fused is not None
+    assert own.fused is not None
+    painted = (own.overlay != answers.open(str(examples[0]))).any(axis=2)
+    np.testing.assert_array_equal((own.fused != answers.open(str(examples[0]))).any(axis=2), painted)
+    assert (own.fused != fused.fused).any()
+
+
+def test_without_a_network_its_pictures_are_left_out(answers: Answers, examples: list[Path]) -> None:
+    plain = replace(answers, maker=replace(answers.maker, network=None))
+    shown = plain.segment(str(examples[0]), PROMPTS[0], False, 0.5)
+    assert shown.errors is None
+    assert shown.fused is None
+    assert "Predicted" not in shown.words
+    assert [label for _, label in plain.all_prompts(str(examples[0]))] == list(PROMPTS)
+
+
+def test_all_prompts_are_shown_with_their_scores(answers: Answers, examples: list[Path]) -> None:
+    pictures = answers.all_prompts(str(examples[1]))
+    assert [label.split(": ", 1)[1] for _, label in pictures] == list(PROMPTS)
+    assert all(label.startswith("score ") for _, label in pictures)
+    single = answers.segment(str(examples[1]), PROMPTS[3], False, 0.5)
+    np.testing.assert_array_equal(pictures[3][0], single.overlay)
+
+
+def test_a_region_gets_its_caption(answers: Answers, examples: list[Path]) -> None:
+    region = np.zeros((256, 256), bool)
+    region[100:140, 100:140] = True
+    caption = answers.caption(str(examples[3]), region)
+    assert caption.startswith("a ")
+    assert "<|" not in caption
+
+
+def refused(answers: Answers, path: Path | None, prompt: str = PROMPTS[0], by_policy: bool = False) -> str:
+    with pytest.raises(ValueError) as error:
+        answers.segment(None if path is None else str(path), prompt, by_policy, 0.5)
+    return str(error.value)
+
+
+def test_what_cannot_be_shown_is_refused_by_a_clear_message(
+    answers: Answers, examples: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "upload one" in refused(answers, None)
+    assert "prompt is empty" in refused(answers, examples[0], prompt="  ")
+    assert "--policy RUN" in refused(answers, examples[0], by_policy=True)
+    (tmp_path / "words.txt").write_text("no image")
+    assert "words.txt" in refused(answers, tmp_path / "words.txt")
+    (tmp_path / "broken.png").write_bytes(examples[0].read_bytes()[:500])
+    assert "broken.png" in refused(answers, tmp_path / "broken.png")
+    with pytest.raises(ValueError, match="draw over the object"):
+        answers.caption(str(examples[3]), None)
+    monkeypatch.setattr("rl_reward_network.demo.answers.MOST_PIXELS", 40_000)
+    assert "256 x 256 pixels, expected at most 40,000" in refused(answers, examples[0])
+
+
+def test_a_deep_image_is_shown(answers: Answers, tmp_path: Path) -> None:
+    deep = (np.linspace(0, 4095, 128 * 128).reshape(128, 128)).astype(np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    opened = answers.open(str(tmp_path / "deep.png"))
+    assert opened.dtype == np.uint8
+    assert opened.max() == 255
+
+
+def test_the_policy_chooses_the_prompt(answers: Answers, examples: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MaskMaker, "_choose", lambda *_: PROMPTS[2])
+    trained = replace(answers, maker=replace(answers.maker, policy=object()))
+    assert f"**Prompt:** {PROMPTS[2]}" in trained.segment(str(examples[0]), "", True, 0.5).words
+
+
+def test_the_prompts_of_a_policy_stand_in_the_list(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_run = replace(answers.maker, trained={"prompts": ["one", "two"], "world": {"model_path": "models/mine"}})
+    monkeypatch.setattr("rl_reward_network.demo.answers.load_mask_maker", lambda *_, **__: of_run)
+    loaded = load_answers(None, Path("run"))
+    assert (loaded.prompts, loaded.model_path) == (("one", "two"), "models/mine")
