@@ -1,6 +1,7 @@
 """What the page shows, from the image and the words of the user; nothing here knows of the browser."""
 
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,9 @@ class Answers:
         return "\n\n".join(line.replace("<", "&lt;") for line in lines)
 
     def all_prompts(self, path: str | None) -> list[tuple[np.ndarray, str]]:
-        """The masks of all prompts on the image, with prompt and, where there is a reward network, its score.
+        """The masks of all prompts on the image; each with its score, if there is a reward network, and its prompt.
+
+        A beginning that all prompts share is left out, so that the rest fits under a small picture.
 
         Raises:
             ValueError: as `open`.
@@ -123,8 +126,9 @@ class Answers:
         scorer = maker.scorer(image)
         scores = [""] * len(masks)
         if scorer is not None:
-            scores = [f"score {score:.3f}: " for score in scorer.quality(masks.astype(np.float32))["score"]]
-        labels = [score + prompt for prompt, score in zip(self.prompts, scores, strict=True)]
+            scores = [f"{score:.3f} " for score in scorer.quality(masks.astype(np.float32))["score"]]
+        shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0
+        labels = [score + prompt[shared:] for prompt, score in zip(self.prompts, scores, strict=True)]
         return [(paint_mask(image, mask, BLUE), label) for mask, label in zip(masks, labels, strict=True)]
 
     def caption(self, path: str | None, region: np.ndarray | None) -> str:

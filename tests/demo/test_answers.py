@@ -59,13 +59,14 @@ def test_without_a_network_its_pictures_are_left_out(answers: Answers, examples:
     assert shown.errors is None
     assert shown.fused is None
     assert "Predicted" not in shown.words
-    assert [label for _, label in plain.all_prompts(str(examples[0]))] == list(PROMPTS)
+    labels = [label for _, label in plain.all_prompts(str(examples[0]))]
+    assert ["Please segment " + label for label in labels] == list(PROMPTS)
 
 
 def test_all_prompts_are_shown_with_their_scores(answers: Answers, examples: list[Path]) -> None:
     pictures = answers.all_prompts(str(examples[1]))
-    assert [label.split(": ", 1)[1] for _, label in pictures] == list(PROMPTS)
-    assert all(label.startswith("score ") for _, label in pictures)
+    assert ["Please segment " + label.split(" ", 1)[1] for _, label in pictures] == list(PROMPTS)
+    assert all(0 <= float(label.split(" ")[0]) <= 1 for _, label in pictures)
     single = answers.segment(str(examples[1]), PROMPTS[3], False, 0.5)
     np.testing.assert_array_equal(pictures[3][0], single.overlay)
 

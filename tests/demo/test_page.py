@@ -82,7 +82,7 @@ def test_clicks_in_a_browser(address: str, tmp_path: Path) -> None:
         for page in pages:
             page.get_by_text("of the image").wait_for(timeout=20_000)
         pages[0].get_by_role("button", name="All prompts").click()
-        pages[0].get_by_text("Please segment the main vessel trunk").first.wait_for(timeout=20_000)
+        pages[0].get_by_text("the main vessel trunk").first.wait_for(timeout=20_000)
         pages[0].get_by_role("button", name="Describe").click()
         pages[0].get_by_text("no region is drawn").wait_for(timeout=20_000)
         pages.append(_opened(browser, address, asked))
