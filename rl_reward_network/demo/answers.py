@@ -127,7 +127,7 @@ class Answers:
         scores = [""] * len(masks)
         if scorer is not None:
             scores = [f"{score:.3f} " for score in scorer.quality(masks.astype(np.float32))["score"]]
-        shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0
+        shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0  # noqa: RUF071 (words)
         labels = [score + prompt[shared:] for prompt, score in zip(self.prompts, scores, strict=True)]
         return [(paint_mask(image, mask, BLUE), label) for mask, label in zip(masks, labels, strict=True)]
 
