@@ -73,6 +73,7 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.cli.compare_parts import PartCommands
     from rl_reward_network.compare.stage import run_compare_stage
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
 
     inputs = open_inputs(args.inputs, args.prompting)
@@ -81,6 +82,7 @@ def main(args: Args) -> None:
     print(f"run folder: {run}{', resumed' if resumed else ''}\ndata: {inputs.summary}")
     commands = PartCommands(args.mode, args.inputs, args.prompting, inputs, args.reward_net)
     lines = run_compare_stage(inputs, plan, commands, run, _typed())
+    write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
     print(f"\nreport: {run / 'report.html'}")
 

@@ -47,6 +47,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.evaluate import grpo_model
 
     folder = newest(args.model_path)
@@ -56,6 +57,7 @@ def main(args: Args) -> None:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
+    write_index(report.parents[2])  # <output_dir>/<run>/evaluation/report.html
     print(f"\nreport: {report}")
 
 

@@ -45,6 +45,7 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.stage import run_grpo_stage
     from rl_reward_network.grpo.startup import meanings
@@ -65,6 +66,7 @@ def main(args: Args) -> None:
     else:
         run_grpo_stage(inputs, plan, run, args.resume, judge, network, args.wandb)
     if _first_process():
+        write_index(args.inputs.output_dir)
         print(f"\nfine-tuned model: {run / FINAL}")
         if line := notice(read_json(run / FINAL / "config.json")):
             print(line)

@@ -67,6 +67,7 @@ def check(args: Args) -> "PostPlan":
 def main(args: Args) -> None:
     """Open the inputs and train the policy."""
     plan = check(args)
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.post_processing.stage import find_post_run, origin_of, run_post_stage
     from rl_reward_network.runs.resume import nothing_to_resume, run_line
@@ -83,4 +84,5 @@ def main(args: Args) -> None:
         print("nothing to resume: this run is finished")
     else:
         run_post_stage(inputs, plan, args.reward_net, run, resume=resumed is not None)
+    write_index(args.inputs.output_dir)
     print(f"\npost-processing policy: {run / FINAL}")

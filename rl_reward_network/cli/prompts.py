@@ -89,6 +89,7 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
 def main(args: Args) -> None:
     """Open the inputs, find or train a reward network, train the policy."""
     plan, rewards = check(args)
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
     from rl_reward_network.prompt_policy.stage import policy_samples, run_policy_stage
@@ -110,6 +111,7 @@ def main(args: Args) -> None:
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
         run_policy_stage(inputs, plan, reward_net, run, resume=resumed is not None)
         print(inputs.bank.counts())
+    write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
 
 

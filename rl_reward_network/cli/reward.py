@@ -85,6 +85,7 @@ def check(args: Args) -> "RewardPlan":
 def main(args: Args) -> None:
     """Open the inputs, train, and print how far the network can be trusted."""
     plan = check(args)
+    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.reward_training.stage import find_unfinished, origin, run_reward_stage
     from rl_reward_network.runs.resume import nothing_to_resume, run_line
@@ -97,6 +98,7 @@ def main(args: Args) -> None:
     print(f"{run_line(run, args.resume)}\ndata: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
+    write_index(args.inputs.output_dir)
     print(f"\npictures of its errors: {run / 'sheet.png'}")
     print(f"reward network: {run / BEST_REWARD_NET}")
 
