@@ -1,5 +1,7 @@
 """The table, the choice on validation patients, and the verdict, from made-up results."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,15 @@ def test_no_road_is_better_than_a_plain_segmenter() -> None:
     rows = table(result(BASE, 0.5, 0.5), result("own", 0.9, 0.9), result("fusion", 0.7, 0.7))
     lines = verdict_lines(rows, choose(rows, images()), images(), "x")
     assert lines[-1].startswith("No road is better than a plain segmenter")
+
+
+def test_masks_equal_to_the_plain_segmenter_are_not_compared_with_it() -> None:
+    base, own = result(BASE, 0.5, 0.5), result("own", 0.9, 0.9)
+    same = replace(own, road="fusion")
+    rows = table(base, own, same, result("ascent", 0.8, 0.85))
+    last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
+    assert last.startswith("No road is better than a plain segmenter")
+    assert "ten steps" in last
 
 
 def test_one_patient_gives_no_interval_and_no_verdict() -> None:
