@@ -136,7 +136,6 @@ COVERED_BY = {
     "post_processing/policy.py": "post_processing/test_stage.py",
     "post_processing/report.py": "post_processing/test_stage.py",
     "compare/deployed.py": "compare/test_stage.py",
-    "compare/figures.py": "compare/test_stage.py",
     "compare/report.py": "compare/test_stage.py",
     "compare/tools.py": "compare/test_stage.py",
     "segment/maker.py": "cli/test_segment.py",
@@ -156,7 +155,6 @@ INDIRECTLY = {
     "models/fingerprint.py",
     "post_processing/evaluate.py",
     "post_processing/report.py",
-    "compare/figures.py",
     "compare/report.py",
     "compare/tools.py",
 }

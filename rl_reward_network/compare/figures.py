@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rl_reward_network.compare.roads import BASE
 from rl_reward_network.compare.table import Choice, TableRow
+
+LABEL_PIXELS = 12  # about the height of a label at 100 dots per inch
 
 
 def slopes(rows: Sequence[TableRow], choice: Choice) -> Figure:
@@ -35,8 +38,8 @@ def dice_over_minutes(rows: Sequence[TableRow]) -> Figure:
         axes.errorbar(
             row.cost.minutes, dice.mean, yerr=[[dice.mean - low], [high - dice.mean]], fmt="o", color=f"C{number % 10}"
         )
-        axes.annotate(str(number), (row.cost.minutes, dice.mean), xytext=(4, 4), textcoords="offset points")
     axes.set(xlabel="minutes of training, everything the road needs", ylabel="Dice on test patients")
+    _label(axes, {number: (row.cost.minutes, row.means["dice"].mean) for number, row in enumerate(rows)})
     return figure
 
 
@@ -47,13 +50,29 @@ def proxy_over_gold(rows: Sequence[TableRow]) -> Figure | None:
         return None
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.subplots()
-    for number, row in scored:
-        point = row.means["dice"].mean, row.means["score"].mean
+    points = {number: (row.means["dice"].mean, row.means["score"].mean) for number, row in scored}
+    for number, point in points.items():
         axes.plot(*point, "o", color=f"C{number % 10}")
-        axes.annotate(str(number), point, xytext=(4, 4), textcoords="offset points")
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
     axes.set(xlabel="Dice (gold)", ylabel="reward network's score (proxy)", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    _label(axes, points)
     return figure
+
+
+def _label(axes: Axes, points: dict[int, tuple[float, float]]) -> None:
+    """The numbers of the roads beside their points; roads at one place share a label."""
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]  # now data have places in pixels
+    labels: list[tuple[np.ndarray, list[int]]] = []  # place in pixels of the first, and all numbers there
+    for number, point in points.items():
+        place = axes.transData.transform(point)
+        near = next((numbers for other, numbers in labels if np.abs(place - other).max() < LABEL_PIXELS), None)
+        if near is None:
+            labels.append((place, [number]))
+        else:
+            near.append(number)
+    for _, numbers in labels:
+        text = ", ".join(map(str, numbers))
+        axes.annotate(text, points[numbers[0]], xytext=(4, 4), textcoords="offset points")
 
 
 def dice_of(row: TableRow) -> np.ndarray:
