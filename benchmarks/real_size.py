@@ -38,6 +38,8 @@ SIDE = 512  # pixels
 IMAGES = 4  # in the mask bank
 ALL = ("write", "load", "segment", "mask bank", "GRPO step", "supervised step", "merge", "load merged")
 
+WRITTEN = ("model", "bank", "data", "grpo", "supervised", "merged")
+
 
 @dataclass(frozen=True)
 class Args:
@@ -54,7 +56,7 @@ class Args:
     stages: tuple[str, ...] = ALL
     """Which of them, in this order; `write` is needed once, and `GRPO step` by `merge`."""
     folder: Path = Path("outputs/real_size")
-    """What is written goes here; everything is deleted at the end, unless --keep."""
+    """What is written goes here, into folders of its own, which are deleted at the end, unless --keep."""
     keep: bool = False
     """Keep the checkpoint and the runs, for a second measurement."""
 
@@ -85,8 +87,16 @@ def main(args: Args) -> None:
             table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", result.note)
     finally:
         if not args.keep:
-            shutil.rmtree(args.folder, ignore_errors=True)
+            _delete(args.folder)
     Console(width=120).print(table)
+
+
+def _delete(folder: Path) -> None:
+    """What the stages wrote, and the folder if nothing else is in it."""
+    for name in WRITTEN:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _title(args: Args) -> str:
@@ -142,6 +152,7 @@ def _segment(args: Args) -> Measured:
 
 def _bank(args: Args) -> Measured:
     segmenter = _segmenter(args)
+    shutil.rmtree(args.folder / "bank", ignore_errors=True)  # answers of an earlier measurement
     bank = MaskBank(args.folder / "bank", segmenter.segment, segmenter.fingerprint, list(PROMPTS))
 
     def work() -> str:

@@ -106,10 +106,20 @@ def main(args: Args) -> None:
     if not args.show:
         data = make_data(args.folder / "data", args.look)
         for seed in args.seeds:
-            if not (args.folder / f"seed_{seed}" / RESULTS).exists():
+            if not _finished(args.folder / f"seed_{seed}" / RESULTS, args.rules):
                 train(data, args.folder / f"seed_{seed}", seed, args.rules)
-                evaluate(data, args.folder / f"seed_{seed}", args.rules)
+                evaluate(data, args.folder / f"seed_{seed}", _trained(args.folder / f"seed_{seed}"))
     show(args)
+
+
+def _finished(results: Path, rules: Sequence[str]) -> bool:
+    """Whether every rule that is asked for was evaluated."""
+    return results.exists() and set(rules) <= set(read_json(results)["dice"])
+
+
+def _trained(folder: Path) -> list[str]:
+    """The rules of which a run is finished, those of earlier calls, too."""
+    return [name for name in RULES if (folder / name / FINAL).exists()]
 
 
 def make_data(folder: Path, look: str) -> Path:

@@ -5,7 +5,7 @@
     sa2va-rl demo --model_path MODEL --reward_net outputs/reward_net_<time>/best_reward_net
     sa2va-rl demo --policy outputs/sa2va_rl_finetune_<time>
 
-The page is served on this computer alone, unless --share is given. Uploaded images are deleted after a minute or two,
+The page is served on this computer alone, unless --share is given. Uploaded images are deleted after an hour or two,
 and nothing is sent anywhere.
 """
 

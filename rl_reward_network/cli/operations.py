@@ -20,6 +20,7 @@ from rl_reward_network.prompt_policy.config import Mode
 from rl_reward_network.runs.folder import FINAL, POST_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
+    from rl_reward_network.inputs.loading import RunInputs
     from rl_reward_network.post_processing.stage import PostPlan
 
 
@@ -28,7 +29,7 @@ class Args:
     """Experiment 2: train a PPO policy that edits Sa2VA's masks by operations."""
 
     mode: tyro.conf.Positional[Mode]
-    """quick: 96 images, 12000 operations. full: 240 images, 40000 operations."""
+    """quick: 96 images, 24000 operations. full: 240 images, 60000 operations."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     ppo: Annotated[PostSettings, tyro.conf.arg(name="")] = field(default_factory=PostSettings)
@@ -69,15 +70,11 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.post_processing.stage import find_post_run, origin_of, run_post_stage
-    from rl_reward_network.runs.resume import nothing_to_resume, run_line
+    from rl_reward_network.post_processing.stage import run_post_stage
+    from rl_reward_network.runs.resume import run_line
 
     inputs = open_inputs(args.inputs, args.prompting)
-    resumed = None
-    if args.resume:
-        resumed = args.run_folder or find_post_run(inputs, plan)
-        if resumed is None:
-            raise nothing_to_resume(args.inputs.output_dir, POST_RUN, origin_of(inputs, plan))
+    resumed = _to_resume(args, inputs, plan) if args.resume else None
     run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POST_RUN)
     print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
     if resumed and (resumed / FINAL).exists():
@@ -86,3 +83,24 @@ def main(args: Args) -> None:
         run_post_stage(inputs, plan, args.reward_net, run, resume=resumed is not None)
     write_index(args.inputs.output_dir)
     print(f"\npost-processing policy: {run / FINAL}")
+
+
+def _to_resume(args: Args, inputs: "RunInputs", plan: "PostPlan") -> Path:
+    """The run of --run_folder, or the newest of these settings.
+
+    Raises:
+        ValueError: there is none; lists the runs that exist.
+    """
+    from rl_reward_network.models.reward_network import RewardNetwork
+    from rl_reward_network.post_processing.stage import check_settings, find_post_run, origin_of
+    from rl_reward_network.runs.resume import nothing_to_resume
+
+    network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
+    if args.run_folder is None:
+        if run := find_post_run(inputs, plan, network):
+            return run
+        raise nothing_to_resume(args.inputs.output_dir, POST_RUN, origin_of(inputs, plan, network))
+    if not (args.run_folder / "config.json").exists():
+        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
+    check_settings(args.run_folder, inputs, plan, network)
+    return args.run_folder

@@ -3,15 +3,17 @@
 Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is a group of its own.
 """
 
-import hashlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
-from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header
+from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
 from rl_reward_network.data.readers import REGIONS, read_images
 from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
 from rl_reward_network.data.splits import Split, select
@@ -65,7 +67,7 @@ def open_unlabelled(
         white_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
 
     Raises:
-        ValueError: no images, captioned regions, another phrase, or groups or files of a split of `APART_FROM`.
+        ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`.
     """
     found = _read(root, samples[0].text, group_regex, white_levels)
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
@@ -75,6 +77,13 @@ def open_unlabelled(
     _check_apart(root, own, samples, split)
     bare = [replace(sample, mask_parts=None) for sample in own]
     return Unlabelled(root, tuple(own), data_fingerprint(bare))
+
+
+def unchanged(unlabelled: Unlabelled | None, fingerprint: str) -> bool:
+    """Whether a run's unlabelled images are there, and those of its training; a warning where they are others."""
+    if unlabelled is not None and unlabelled.fingerprint != fingerprint:
+        warnings.warn(f"{unlabelled.root}: other images than in training; they are left out", stacklevel=2)
+    return unlabelled is not None and unlabelled.fingerprint == fingerprint
 
 
 def _read(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
@@ -113,19 +122,21 @@ def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Ma
 
 
 def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
-    """Refuse patients of the splits that must not see training, by their group and by identical files."""
+    """Refuse patients of the splits that must not see training, by their group and by identical pixels."""
     groups = {sample.group_id for sample in unlabelled}
-    files = {digest for sample in unlabelled if (digest := _digest(sample.image_path))}
+    pictures = set(_digests(unlabelled))
     for name in APART_FROM:
         if shared := groups & set(split.groups[name]):
             raise ValueError(
                 f"{root}: {FLAG}: {len(shared)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        same = sum(_digest(sample.image_path) in files for sample in select(samples, split, name))
+        same = sum(digest in pictures for digest in _digests(select(samples, split, name)))
         if same:
             raise ValueError(f"{root}: {FLAG}: {same} images are also in the {name} split of the data; leave them out")
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digests(samples: Sequence[Sample]) -> list[str]:
+    """Of the pixels, each image with its own white level: a copy in another format or data set is found, too."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda sample: pixels_digest(load_image(sample.image_path)), samples))

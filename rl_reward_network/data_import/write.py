@@ -12,13 +12,38 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import secret_key, whole_folder, write_json
+from rl_reward_network.artefacts import read_json, secret_key, whole_folder, write_json
 from rl_reward_network.data_import.groups import Groups
 from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
 from rl_reward_network.data_import.survey import Survey
 
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
+
+
+def check_named_alike(*folders: Path) -> None:
+    """Refuse imports of DICOM files in different parents: one patient would have several names.
+
+    Raises:
+        ValueError: names the folders and the remedy.
+    """
+    private = [folder for folder in folders if _layout(folder) == "dicom"]
+    keys = {path.read_bytes() if path.is_file() else path for path in map(_key_file, private)}
+    if len(keys) > 1:
+        raise ValueError(
+            f"{' and '.join(map(str, private))}: imports of DICOM files in different folders name one patient "
+            "differently, so shared patients cannot be found; import both into one parent folder (sa2va-rl data import)"
+        )
+
+
+def _key_file(folder: Path) -> Path:
+    return folder.resolve().parent / KEY_FILE
+
+
+def _layout(folder: Path) -> str | None:
+    """The layout from which a folder was imported; None if it was not."""
+    file = folder / IMPORT_FILE
+    return read_json(file).get("layout") if file.is_file() else None
 
 
 def check_target(source: Path, to: Path) -> None:

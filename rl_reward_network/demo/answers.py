@@ -13,10 +13,10 @@ from rl_reward_network.env.actions import action_masks, prompts_of
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.evaluation.overlays import BLUE, ORANGE, paint_mask
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
-from rl_reward_network.models.default import DEFAULT_MODEL, is_small
+from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import error_map
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
-from rl_reward_network.segment.loading import load_mask_maker
+from rl_reward_network.segment.loading import default_model, load_mask_maker
 from rl_reward_network.segment.maker import Answered, MaskMaker
 
 MOST_PIXELS = 4096 * 4096  # larger uploads would hold the server for minutes
@@ -144,6 +144,8 @@ class Answers:
         image = self.open(path)
         if region is None or not region.any():
             raise ValueError("no region is drawn: draw over the object first")
+        if region.shape != image.shape[:2]:
+            raise ValueError("the region was drawn on another image: draw it again")
         question = DESCRIBE if is_small(self.model_path) else DESCRIBE_REAL
         result = self.maker.model.predict_forward(
             image=image,
@@ -164,5 +166,4 @@ def load_answers(
 ) -> Answers:
     """The model behind the page; arguments and errors as in `load_mask_maker`."""
     maker = load_mask_maker(model_path, PROMPTS[0], policy, reward_net, device, dtype=dtype)
-    name = model_path or str(maker.trained.get("world", {}).get("model_path", DEFAULT_MODEL))
-    return Answers(maker, tuple(maker.trained.get("prompts", PROMPTS)), name)
+    return Answers(maker, tuple(maker.trained.get("prompts", PROMPTS)), model_path or default_model(policy))

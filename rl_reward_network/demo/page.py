@@ -12,7 +12,7 @@ from rl_reward_network.demo.answers import Answers
 
 TITLE = "Sa2VA: prompts, masks, predicted quality"
 BUTTONS = ["download", "fullscreen"]  # not the one that sends a picture to the hub
-KEPT_SECONDS = 60  # how often uploads are deleted, and how old they are then
+KEPT_SECONDS = 3600  # how often uploads are deleted, and how old they are then; what is shown needs its file
 FONT = ("system-ui", "sans-serif")  # of the user's computer: nothing is loaded from elsewhere
 
 
@@ -103,4 +103,5 @@ def launch(page: gr.Blocks, share: bool, port: int | None) -> None:
         max_file_size="64mb",
         footer_links=[],
         show_error=True,
+        run_history=False,
     )

@@ -17,7 +17,7 @@ from rl_reward_network.rewards.masks import dice
 
 IMAGES = 100  # unlabelled images that are evaluated at most, one per series before a second
 LESS_SURE = 2.0  # ratio of median spreads from which a note warns
-TEST, USED, LEFT_OUT = "labelled test images", "unlabelled, in training", "unlabelled, left out"
+TEST, USED, LEFT_OUT = "labelled test images", "unlabelled, within the limits", "unlabelled, left out"
 GOLD = "labels read by the evaluation only"
 
 

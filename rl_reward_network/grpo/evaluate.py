@@ -145,7 +145,7 @@ def _evaluate(
                 first = measure(model, further, cache, longest, desc="unlabelled, before")
             return first, measure(model, further, cache, longest, desc="unlabelled, after")
 
-        section = grpo_section(inputs, config.get("unlabelled"), maps, (prompts, before, after), measure_both)
+        section = grpo_section(inputs, config, maps, (prompts, before, after), measure_both)
     if "iou_of_drawn" in before.values:  # with the base model's masks: low if the captions suit the trained model alone
         before.values["iou_of_drawn_by_base"] = before.values["iou_of_drawn"]
         with swapped(model, start_weights):
@@ -177,8 +177,10 @@ def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "
     for trained in dict.fromkeys((wanted, torch.float32, torch.bfloat16)):
         model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=trained, device_map=place)
         if weights_fingerprint(model) == fingerprint:
-            as_trained = device != "cpu" and dtype == "auto"
-            return model if as_trained else model.to(wanted), Sa2VAProcessor.from_pretrained(path)
+            if trained != wanted and (device == "cpu" or dtype != "auto"):
+                for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
+                    parameter.data = parameter.data.to(wanted)
+            return model, Sa2VAProcessor.from_pretrained(path)
         del model  # before the next one is read
     raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 

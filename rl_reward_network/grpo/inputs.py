@@ -110,7 +110,7 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
-    unlabelled = unlabelled_of(config, samples, split)
+    unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     summary = images_summary(samples, root, unlabelled)
     return GRPOInputs(config, regions, "images", summary, prompts, split, unlabelled)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -44,6 +45,7 @@ from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import weight_dtype
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
@@ -121,7 +123,7 @@ def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGR
         seed=inputs.config.seed,
         data_seed=inputs.config.seed,
         use_cpu=not cuda,
-        bf16=cuda,
+        bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
         report_to="none",
         disable_tqdm=True,
         **settings,

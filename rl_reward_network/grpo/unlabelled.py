@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
 from rl_reward_network.data.splits import spread
+from rl_reward_network.data.unlabelled import unchanged
 from rl_reward_network.evaluation.unlabelled import (
     IMAGES,
     JudgedImages,
@@ -37,7 +41,10 @@ def with_unlabelled(
     known = validation_prompts(inputs)
     known = [prompt for prompt in known if prompt.labelled] or known
     new = inputs.unlabelled_prompts
-    joins, familiarity = familiar(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])
+    decided = [familiar(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])]
+    if PartialState().num_processes > 1:
+        broadcast_object_list(decided)  # an image near a limit must not join on one rank alone
+    joins, familiarity = decided[0]
     return [*prompts, *(prompt for prompt, join in zip(new, joins, strict=True) if join)], familiarity
 
 
@@ -47,7 +54,7 @@ def _image(prompt: GRPOPrompt) -> LoadImage:
 
 def grpo_section(
     inputs: GRPOInputs,
-    facts: dict[str, Any] | None,
+    config: dict[str, Any],
     maps: ForegroundMaps,
     tests: tuple[list[GRPOPrompt], Measured, Measured],
     measure_both: Callable[[list[GRPOPrompt]], tuple[Measured, Measured]],
@@ -56,7 +63,7 @@ def grpo_section(
 
     Args:
         inputs: of the evaluation.
-        facts: "unlabelled" of the run's config.json.
+        config: the run's config.json.
         maps: of the reward network.
         tests: test prompts, and what was measured of the base model and of the trained one.
         measure_both: measures both models on further prompts.
@@ -64,8 +71,10 @@ def grpo_section(
     Raises:
         ValueError: an image or a mask cannot be read.
     """
-    if inputs.unlabelled is None or facts is None:
+    facts = config.get("unlabelled")
+    if facts is None or not unchanged(inputs.unlabelled, config["origin"]["unlabelled"]):
         return None
+    assert inputs.unlabelled is not None
     samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
     prompts = [image_prompt(sample, inputs.regions.segment_question) for sample in samples]
     new = _judged(maps, prompts, *measure_both(prompts))

@@ -1,5 +1,6 @@
 """Inputs of steps 1 and 2: the data and their split, the frozen Sa2VA, and the bank of its masks."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.data.unlabelled import Unlabelled, open_unlabelled
 from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data_import.write import check_named_alike
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -120,23 +122,35 @@ def open_inputs(
         split = split_samples(samples, config.data_root, config.split_seed)
     else:
         split = load_split(split_file, samples)
-    unlabelled = unlabelled_of(config, samples, split)
+    unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
     segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
 
 
-def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split) -> Unlabelled | None:
+def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split, finished: bool = False) -> Unlabelled | None:
     """The images of `unlabelled_root`; None without such a folder.
 
+    Args:
+        config: names the folder.
+        samples, split: of the data.
+        finished: of a finished run that is evaluated: what is refused gives a warning, and None.
+
     Raises:
-        ValueError: as `open_unlabelled`.
+        ValueError: as `open_unlabelled`, and as `check_named_alike`.
     """
     if config.unlabelled_root is None:
         return None
     levels = given_levels(config.bit_depth, None)
-    return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
+    check_named_alike(config.data_root, config.unlabelled_root)
+    try:
+        return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
+    except ValueError as error:
+        if not finished:
+            raise
+        warnings.warn(f"the unlabelled images are left out of the evaluation: {error}", stacklevel=2)
+        return None
 
 
 def check_inputs(config: RunConfig) -> None:

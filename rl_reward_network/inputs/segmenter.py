@@ -92,6 +92,7 @@ def load_segmenter(
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     processor.max_tiles = max_tiles
     limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
+    limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
     config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
     words = sorted(processor.tokenizer.get_vocab().items())
     settings = hashlib.sha256(f"{json.dumps(config, sort_keys=True, default=str)}{words}".encode())

@@ -13,11 +13,11 @@ from rl_reward_network.evaluation.metrics import TABLE_METRICS, mask_metrics
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.post_processing.config import PostSettings
 from rl_reward_network.post_processing.edits import EditedImage
 from rl_reward_network.post_processing.policy import Operations, PostPolicy, choose_operations, load_policy_of_run
 from rl_reward_network.post_processing.search import greedy, ridge_sequences, words
-from rl_reward_network.post_processing.stage import PostPlan, edited_images, post_plan, post_samples
+from rl_reward_network.post_processing.stage import PostPlan, edited_images, post_samples
+from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import REWARD_NET
@@ -95,6 +95,8 @@ def evaluate_post(
     Raises:
         ValueError: no labelled test image, or data or model differ from training.
     """
+    if images is not None and images < 1:
+        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
     start, run = time.perf_counter(), final_model.parent
     policy, deployed = load_policy_of_run(final_model)
     config = deployed.config
@@ -130,7 +132,7 @@ def _open(
     if config["model_fingerprint"] != (now := inputs.segmenter.fingerprint):
         raise ValueError(
             f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {now}; name the "
-            "model of the run by --base_model, or train again"
+            "model of the run by --base_model and evaluate on the kind of device that trained it, or train again"
         )
     return inputs
 
@@ -138,12 +140,7 @@ def _open(
 def _plan(config: dict[str, Any]) -> PostPlan:
     """The plan of a run, from its config.json."""
     saved = dict(config["plan"])
-    plan = post_plan(
-        saved["mode"], saved["reward"], saved["ppo"]["seed"], PostSettings(max_steps=saved["ppo"]["max_steps"])
-    )
-    return replace(
-        plan, **{name: saved[name] for name in ("images", "val_images", "vision_features", "shuffle_rewards")}
-    )
+    return PostPlan(**saved | {"ppo": PromptPPOConfig(**saved["ppo"])})
 
 
 def _maps(run: Path, inputs: RunInputs) -> ForegroundMaps | None:

@@ -104,13 +104,13 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or
             `run` holds another run, one of another version, or another process works in it.
     """
-    if resume:
-        check_settings(run, inputs, plan)
     network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
     if plan.reward == "net" and network is None:
         raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
-    if network is not None and reward_net is not None and plan.reward == "net":
-        check_no_leak(inputs.split, network, reward_net)
+    if network is not None and reward_net is not None:
+        check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
+    if resume:
+        check_settings(run, inputs, plan, network)
     samples = post_samples(inputs, plan)
     with only_here(run):
         config = read_run_config(run) if resume else _describe(run, inputs, plan, network)
@@ -119,7 +119,7 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
         with clock(seconds, "masks"):
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
-            paid = _shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
+            paid = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
         with clock(seconds, "searches"):
             searched = train[:: max(1, len(train) // SEARCHED)]  # in the control, too: PPO alone is paid otherwise
             fixed = next(iter(best_sequences(searched, plan.ppo.max_steps)))
@@ -179,8 +179,10 @@ def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
     return MaskBank(whole.folder, whole.segment, whole.fingerprint, prompts_of(inputs.prompts[:1])).answer(image)
 
 
-def _shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
+def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
     """The images, each paid by the truth of another one of the same size."""
+    if len(train) < 2:
+        raise ValueError(f"--shuffle_rewards: {len(train)} training image, expected 2 or more; give more data")
     order = np.random.default_rng(seed).permutation(len(train))
     donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
     paid = []
@@ -218,17 +220,17 @@ def decide_operations(
     )
 
 
-def find_post_run(inputs: RunInputs, plan: PostPlan) -> Path | None:
+def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
     """The newest run under the output folder with these settings, finished or interrupted."""
     for path in sorted(inputs.config.output_dir.glob(f"{POST_RUN}_*/config.json"), reverse=True):
         config = read_json(path)
         finished = (path.parent / FINAL).exists()
-        if began_with(config, config.get("origin", {}), origin_of(inputs, plan), finished):
+        if began_with(config, config.get("origin", {}), origin_of(inputs, plan, network), finished):
             return path.parent
     return None
 
 
-def check_settings(run: Path, inputs: RunInputs, plan: PostPlan) -> None:
+def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:
     """Check that a run to resume began with these settings.
 
     Raises:
@@ -236,17 +238,18 @@ def check_settings(run: Path, inputs: RunInputs, plan: PostPlan) -> None:
     """
     if not (run / FINAL).exists():
         check_version(run)
-    check_origin(run, read_run_config(run).get("origin", {}), origin_of(inputs, plan))
+    check_origin(run, read_run_config(run).get("origin", {}), origin_of(inputs, plan, network))
 
 
-def origin_of(inputs: RunInputs, plan: PostPlan) -> dict[str, Any]:
-    """The settings that must be equal for a run to be resumed or reused."""
+def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
+    """The settings that must be equal for a run to be resumed or reused; of a network only one that pays."""
     return {
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompt": inputs.prompts[0],
         "split_seed": inputs.split.seed,
+        "reward_net": network.fingerprint if network is not None and plan.reward == "net" else None,
     }
 
 
@@ -261,5 +264,5 @@ def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwo
     check_new(run)
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    stage = {"stage": "post-processing policy", "plan": asdict(plan), "origin": origin_of(inputs, plan)}
+    stage = {"stage": "post-processing policy", "plan": asdict(plan), "origin": origin_of(inputs, plan, network)}
     return describe_run(run, inputs, stage)

@@ -118,7 +118,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
     if resume:
         check_settings(run, inputs, plan)  # before anything is loaded
     network = RewardNetwork.from_pretrained(reward_net)
-    check_no_leak(inputs.split, network, reward_net)
+    check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
     samples = policy_samples(inputs, plan)
     with only_here(run):
         config = check_settings(run, inputs, plan, network) if resume else _describe(run, inputs, plan, network)

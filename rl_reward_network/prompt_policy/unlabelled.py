@@ -7,6 +7,7 @@ import numpy as np
 
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import spread
+from rl_reward_network.data.unlabelled import unchanged
 from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.unlabelled import (
     IMAGES,
@@ -70,8 +71,9 @@ def policy_section(
         ValueError: an image or a mask cannot be read.
     """
     facts, plan = config.get("unlabelled"), config["plan"]
-    if inputs.unlabelled is None or facts is None:
+    if facts is None or not unchanged(inputs.unlabelled, config["origin"]["unlabelled"]):
         return None
+    assert inputs.unlabelled is not None
     samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
     entries = prompt_tables(inputs, samples, maps, "unlabelled images", plan["vision_features"])
     policy, contexts = load_policy(final_model), [entry.context for entry in entries]

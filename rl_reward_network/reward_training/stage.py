@@ -12,6 +12,7 @@ import numpy as np
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split
+from rl_reward_network.data.unlabelled import Unlabelled
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs
@@ -207,13 +208,14 @@ def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
     return None
 
 
-def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
+def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled: Unlabelled | None = None) -> None:
     """Refuse a reward network that was trained or chosen on patients whose masks it will score.
 
     Raises:
-        ValueError: its weights were trained on patients of the policy, val or test split, or chosen on patients of
-            policy or test, or its config.json does not list its patients.
+        ValueError: its weights were trained on patients of the policy, val or test split or on unlabelled ones, or
+            chosen on patients of policy or test or on unlabelled ones, or its config.json does not list its patients.
     """
+    new = {sample.group_id for sample in unlabelled.samples} if unlabelled else set()
     remedy = "train one on these data and this split: sa2va-rl reward quick"
     for groups, use, splits in (
         ("train_groups", "trained", ("policy", "val", "test")),
@@ -221,11 +223,16 @@ def check_no_leak(split: Split, network: RewardNetwork, where: Path) -> None:
     ):
         if groups not in network.training_info:
             raise ValueError(f"{where}: {groups} is missing, the patients the network was {use} on; {remedy}")
+        known = set(network.training_info[groups])
         for name in splits:
-            if shared := set(network.training_info[groups]) & set(split.groups[name]):
+            if shared := known & set(split.groups[name]):
                 raise ValueError(
                     f"{where}: the reward network was {use} on {len(shared)} patients of the {name} split; {remedy}"
                 )
+        if shared := known & new:
+            raise ValueError(
+                f"{where}: the reward network was {use} on {len(shared)} patients of --unlabelled_root; leave them out"
+            )
 
 
 def _mean_dice(examples: RewardExamples, seed: Sequence[int]) -> float:

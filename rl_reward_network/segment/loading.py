@@ -47,6 +47,8 @@ def load_mask_maker(
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     folder = None if policy is None else policy_folder(policy)
     trained = {} if folder is None else read_policy_config(folder)
+    if folder is not None and not trained["deployment"]:
+        raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
     chooser = None
     if folder is not None and trained["deployment"]["policy"]:
         chooser = load_policy(folder)
@@ -56,9 +58,8 @@ def load_mask_maker(
         prompt = str(trained["prompts"][deployment["best_fixed"]])
     network = load_reward_network(reward_net, folder, device)
     limits = trained.get("world", NO_POLICY)
-    if model_path is None:
-        model_path = DEFAULT_MODEL if folder is None else located_model(folder.parent, trained, "--model_path")
-    model, processor = load_sa2va_model(model_path, device, dtype=dtype or limits.get("dtype", "auto"))
+    path = model_path or default_model(policy)
+    model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
     weights = weights_fingerprint(model) if trained or network else ""
@@ -71,6 +72,18 @@ def load_mask_maker(
         network.config = replace(network.config, intervals={})
     white = white_level(bit_depth, limits.get("white_levels"))
     return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, white)
+
+
+def default_model(policy: Path | None) -> str:
+    """The model of the policy's run; without a policy the embedded one.
+
+    Raises:
+        ValueError: the run's model is not where it was.
+    """
+    if policy is None:
+        return DEFAULT_MODEL
+    folder = policy_folder(policy)
+    return located_model(folder.parent, read_policy_config(folder), "--model_path")
 
 
 def load_reward_network(path: Path | None, policy: Path | None, device: str) -> RewardNetwork | None:

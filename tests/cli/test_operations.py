@@ -6,6 +6,7 @@ import pytest
 
 from rl_reward_network.cli import operations
 from rl_reward_network.cli.compare_parts import parsed
+from tests.conftest import write_tiny_data
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,12 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
 def test_the_plan_follows_the_flags() -> None:
     plan = operations.check(parsed(operations.Args, ["full", "--seed", "3", "--max_steps", "4"]))
     assert (plan.mode, plan.ppo.seed, plan.ppo.max_steps, plan.reward) == ("full", 3, 4, "dice")
+
+
+def test_a_folder_without_a_run_is_not_gone_on_with(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    data = write_tiny_data(tmp_path / "data", images=8, size=48)
+    words = f"quick --model_path {tiny_checkpoint} --data_root {data} --gpu -1 --output_dir {tmp_path} --resume"
+    with pytest.raises(ValueError, match="--resume"):
+        operations.main(parsed(operations.Args, words.split()))
+    with pytest.raises(ValueError, match="nowhere holds no run; leave --resume out"):
+        operations.main(parsed(operations.Args, [*words.split(), "--run_folder", str(tmp_path / "nowhere")]))

@@ -1,7 +1,6 @@
 """Folders of images without masks: which are read, what tells patients apart, and what is refused."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from PIL import Image
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.sample import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
-from rl_reward_network.data.unlabelled import open_unlabelled
+from rl_reward_network.data.unlabelled import open_unlabelled, unchanged
 from tests.conftest import tube_image, write_tiny_data
 
 
@@ -92,10 +91,13 @@ def test_patients_of_other_splits_are_refused_with_their_number(
         open_unlabelled(root, *data[1:])
 
 
-def test_copies_of_test_images_are_refused(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff"])
+def test_copies_of_test_images_are_refused_in_any_format(
+    data: tuple[Path, list[Sample], Split], tmp_path: Path, suffix: str
+) -> None:
     root = write_plain(tmp_path / "new", ["other.png"])
     tests = [sample for sample in data[1] if sample.group_id in data[2].groups["test"]]
-    shutil.copy(tests[0].image_path, root / "renamed.png")
+    Image.open(tests[0].image_path).save(root / f"renamed{suffix}")
     with pytest.raises(ValueError, match="1 images are also in the test split"):
         open_unlabelled(root, *data[1:])
 
@@ -127,3 +129,11 @@ def test_deep_grey_has_a_level_of_this_folder(data: tuple[Path, list[Sample], Sp
     assert 990 <= (sample.white_level or 0) <= 1000
     (given,) = open_unlabelled(root, *data[1:], white_levels={"data set": 4095}).samples
     assert given.white_level == 4095
+
+
+def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    unlabelled = open_unlabelled(write_plain(tmp_path / "new", ["a.png"]), *data[1:])
+    assert unchanged(unlabelled, unlabelled.fingerprint)
+    assert not unchanged(None, unlabelled.fingerprint)
+    with pytest.warns(UserWarning, match="new: other images than in training"):
+        assert not unchanged(unlabelled, "another")

@@ -15,7 +15,7 @@ from rl_reward_network.data_import import write
 from rl_reward_network.data_import.items import load_pixels
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
-from rl_reward_network.data_import.write import check_target, write_import
+from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, write_import
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
 OWN = ImportOptions(groups="none")
@@ -139,3 +139,22 @@ def test_killed_midway_the_target_is_not_there_and_the_next_run_succeeds(tmp_pat
     assert not to.exists()
     write_import(survey_source(source, OWN), to)
     assert len(read_annotations(to)) == 5
+
+
+def imported(folder: Path, layout: str, key: bytes | None) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "import.json").write_text(json.dumps({"layout": layout}))
+    if key is not None:
+        (folder.parent / KEY_FILE).write_bytes(key)
+    return folder
+
+
+def test_imports_that_name_a_patient_differently_are_refused(tmp_path: Path) -> None:
+    here, there = imported(tmp_path / "a" / "x", "dicom", b"1" * 32), imported(tmp_path / "b" / "y", "dicom", b"2" * 32)
+    with pytest.raises(ValueError, match=r"x and .*y: imports of DICOM .* into one parent folder"):
+        check_named_alike(here, there)
+    check_named_alike(here, imported(tmp_path / "a" / "z", "dicom", None))
+    check_named_alike(here, imported(tmp_path / "c" / "coco", "coco", None))
+    check_named_alike(here, imported(tmp_path / "d" / "copied", "dicom", b"1" * 32))
+    with pytest.raises(ValueError, match="imports of DICOM"):
+        check_named_alike(here, imported(tmp_path / "e" / "lost", "dicom", None))

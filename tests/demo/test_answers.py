@@ -97,6 +97,8 @@ def test_what_cannot_be_shown_is_refused_by_a_clear_message(
     assert "broken.png" in refused(answers, tmp_path / "broken.png")
     with pytest.raises(ValueError, match="draw over the object"):
         answers.caption(str(examples[3]), None)
+    with pytest.raises(ValueError, match="drawn on another image"):
+        answers.caption(str(examples[3]), np.ones((3, 5), bool))
     monkeypatch.setattr("rl_reward_network.demo.answers.MOST_PIXELS", 40_000)
     assert "256 x 256 pixels, expected at most 40,000" in refused(answers, examples[0])
 
@@ -116,7 +118,8 @@ def test_the_policy_chooses_the_prompt(answers: Answers, examples: list[Path], m
 
 
 def test_the_prompts_of_a_policy_stand_in_the_list(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_run = replace(answers.maker, trained={"prompts": ["one", "two"], "world": {"model_path": "models/mine"}})
+    of_run = replace(answers.maker, trained={"prompts": ["one", "two"]})
     monkeypatch.setattr("rl_reward_network.demo.answers.load_mask_maker", lambda *_, **__: of_run)
+    monkeypatch.setattr("rl_reward_network.demo.answers.default_model", lambda policy: "models/mine")
     loaded = load_answers(None, Path("run"))
     assert (loaded.prompts, loaded.model_path) == (("one", "two"), "models/mine")

@@ -200,6 +200,8 @@ def test_a_base_that_a_gpu_rounded_is_rounded_here() -> None:
     assert not torch.equal(actual.get_parameter(name), exact.get_parameter(name))
     asked, _ = load_base("sa2va-nano", weights_fingerprint(exact), dtype="bfloat16")
     assert torch.equal(asked.get_parameter(name), half.get_parameter(name))
+    kept = {name: (buffer.dtype, buffer.sum().item()) for name, buffer in exact.named_buffers()}
+    assert {name: (buffer.dtype, buffer.sum().item()) for name, buffer in asked.named_buffers()} == kept
 
 
 def copied_run(run: Path, folder: Path) -> Path:

@@ -363,5 +363,17 @@ def test_the_trainer_gets_the_settings_and_the_seed(inputs: GRPOInputs, tmp_path
     args = training_arguments(seeded, PLAN, tmp_path)
     assert (args.seed, args.data_seed, args.output_dir, args.max_steps) == (5, 5, str(tmp_path), 2)
     assert (args.bf16, args.use_cpu, args.report_to, args.disable_tqdm) == (False, True, [], True)
+    half = replace(inputs, config=replace(inputs.config, dtype="bfloat16"))
+    assert training_arguments(half, PLAN, tmp_path).bf16
     with pytest.raises(ValueError, match="num_generations is 1"):
         training_arguments(inputs, changed(PLAN, num_generations=1), tmp_path)
+
+
+def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path, inputs: GRPOInputs) -> None:
+    half = replace(inputs, config=replace(inputs.config, dtype="bfloat16"))
+    run_grpo_stage(half, changed(PLAN, **ONE_STEP), tmp_path / "run")
+    trained = read_trainable(tmp_path / "run" / "final_model" / WEIGHTS)
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in trained.items())
+    result, _ = run_grpo_evaluation(tmp_path / "run" / "final_model", items=1)
+    assert 0 <= result.values["after"]["dice"][0] <= 1

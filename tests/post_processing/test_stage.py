@@ -12,9 +12,11 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import evaluate
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.post_processing.config import PostSettings
 from rl_reward_network.post_processing.edits import EditedImage
+from rl_reward_network.post_processing.evaluate import evaluate_post
 from rl_reward_network.post_processing.operations import OPERATIONS
 from rl_reward_network.post_processing.policy import load_post_policy
 from rl_reward_network.post_processing.stage import (
@@ -23,8 +25,10 @@ from rl_reward_network.post_processing.stage import (
     decide_operations,
     edited_images,
     find_post_run,
+    origin_of,
     post_plan,
     run_post_stage,
+    shuffled,
 )
 from tests.conftest import write_tiny_data
 from tests.post_processing.images import DILATE, ERODE, known_images
@@ -68,6 +72,9 @@ def test_a_run_is_complete_and_found_again(inputs: RunInputs, run: Path) -> None
     check_settings(run, inputs, plan())
     with pytest.raises(ValueError, match="max_steps was 2, now 3"):
         check_settings(run, inputs, plan(max_steps=3))
+    network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
+    assert find_post_run(inputs, plan(), network) == run, "it pays nothing"
+    assert origin_of(inputs, replace(plan(), reward="net"), network)["reward_net"] == network.fingerprint
 
 
 def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
@@ -91,6 +98,11 @@ def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
     assert "Deployed:" in page
     assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
     assert len((run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(order)
+
+
+def test_no_image_at_all_is_refused(run: Path) -> None:
+    with pytest.raises(ValueError, match="--images: got 0"):
+        evaluate_post(run / "final_model", images=0)
 
 
 def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path: Path) -> None:
@@ -137,6 +149,8 @@ def test_the_control_pays_by_other_truths(inputs: RunInputs) -> None:
     folder = inputs.config.output_dir / "sa2va_post_process_0"
     run_post_stage(inputs, replace(plan(), shuffle_rewards=True), None, folder)
     assert find_post_run(inputs, replace(plan(), shuffle_rewards=True)) == folder
+    with pytest.raises(ValueError, match=r"--shuffle_rewards: 1 training image, expected 2"):
+        shuffled(edited_images(inputs, plan(), inputs.samples[:1], None, "one"), 0)
 
 
 def groups(images: list[EditedImage]) -> list[EditedImage]:

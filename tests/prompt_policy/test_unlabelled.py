@@ -108,6 +108,19 @@ def test_without_the_folder_the_report_has_no_section(inputs: RunInputs, run: Pa
     assert "unlabelled" not in read_json(page.parent / "eval.json")
 
 
+def test_a_folder_that_changed_since_training_has_no_section(inputs: RunInputs, run: Path) -> None:
+    records = (inputs.config.unlabelled_root or Path()) / "annotations.json"
+    stored = records.read_text()
+    records.write_text(json.dumps(json.loads(stored)[:4]))
+    with pytest.warns(UserWarning, match="other images than in training"):
+        _, page = run_evaluation_stage(run / "final_model", MovedInputs(), images=2)
+    assert "unlabelled" not in read_json(page.parent / "eval.json")
+    records.write_text("[]")
+    with pytest.warns(UserWarning, match="left out of the evaluation"):
+        run_evaluation_stage(run / "final_model", MovedInputs(), images=2)
+    records.write_text(stored)
+
+
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: RunInputs, run: Path) -> None:
     assert check_settings(run, inputs, PLAN)["origin"]["unlabelled"]
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):

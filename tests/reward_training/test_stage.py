@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.unlabelled import Unlabelled
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -121,6 +122,7 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     seconds = [result.pop("seconds") for result in agreements]
     assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
     assert [result.pop("resumed") for result in agreements] == [False, True]
+    assert all(result.pop("peak_memory_gib") > 0 for result in agreements), "of a process, not of a run"
     banks = [result.pop("bank") for result in agreements]
     assert banks[0] == banks[1] == {"computed": 66, "reused": 0}, "of 6 images and 11 prompts, once for both runs"
     assert agreements[0] == agreements[1]
@@ -159,6 +161,17 @@ def test_no_patient_is_judged_by_a_network_that_knows_it(
             check_no_leak(inputs.split, network, Path("net"))
     else:
         check_no_leak(inputs.split, network, Path("net"))
+
+
+@pytest.mark.parametrize("field", ["train_groups", "val_groups"])
+def test_no_unlabelled_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, field: str) -> None:
+    sample = inputs.samples[0]
+    unlabelled = Unlabelled(Path("new"), (sample,), "fingerprint")
+    network = RewardNetwork(training_info={"train_groups": [], "val_groups": [], field: [sample.group_id]})
+    split = replace(inputs.split, groups={name: [] for name in inputs.split.groups})
+    check_no_leak(split, network, Path("net"))
+    with pytest.raises(ValueError, match="1 patients of --unlabelled_root; leave them out"):
+        check_no_leak(split, network, Path("net"), unlabelled)
 
 
 def test_a_network_that_does_not_say_is_refused(inputs: RunInputs) -> None:

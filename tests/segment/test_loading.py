@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli import segment
+from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.runs.folder import REWARD_NET
-from rl_reward_network.segment.loading import load_reward_network, white_level
+from rl_reward_network.segment.loading import default_model, load_mask_maker, load_reward_network, white_level
 
 
 def test_the_policys_white_level_wins_and_excludes_a_bit_depth() -> None:
@@ -46,3 +48,15 @@ def test_the_white_level_is_printed(tiny_checkpoint: Path, tmp_path: Path, capsy
     assert overlay.mean() > 100, "not black"
     segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1, bit_depth=16))
     assert "white is 65535\n" in capsys.readouterr().out
+
+
+def test_a_row_of_a_report_is_no_policy_to_use(tmp_path: Path) -> None:
+    fields = ("prompts", "world", "observation", "vision_features", "net_arch", "plan")
+    write_json(tmp_path / "run" / "bandit" / "config.json", {name: {} for name in fields} | {"deployment": {}})
+    (tmp_path / "run" / "bandit" / "policy.zip").touch()
+    with pytest.raises(ValueError, match=r"bandit: a row of a report, not a policy"):
+        load_mask_maker(None, "Segment it", policy=tmp_path / "run" / "bandit")
+
+
+def test_the_model_of_no_policy_is_the_embedded_one() -> None:
+    assert default_model(None) == DEFAULT_MODEL
