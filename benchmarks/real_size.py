@@ -36,6 +36,7 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 SIDE = 512  # pixels
 IMAGES = 4  # in the mask bank
+STEPS = 2  # of training: the moments of AdamW exist from the second one on
 ALL = ("write", "load", "segment", "mask bank", "GRPO step", "supervised step", "merge", "load merged")
 
 WRITTEN = ("model", "bank", "data", "grpo", "supervised", "merged")
@@ -66,7 +67,7 @@ class Measured:
     """What a stage needed.
 
     Args:
-        seconds: of the work named, without imports; in training without loading.
+        seconds: of the work named, without imports; of training those of one step, without loading.
         peak_gib: largest memory of the process, or of the GPU.
         note: more numbers.
     """
@@ -176,16 +177,16 @@ def _supervised(args: Args) -> Measured:
 
 
 def _train(args: Args, name: str, words: list[str]) -> Measured:
-    """One step of `sa2va-rl grpo`; its time is that of the training alone."""
+    """`STEPS` steps of `sa2va-rl grpo`; the seconds are those of one, without loading."""
     folder = args.folder / name
     shutil.rmtree(folder, ignore_errors=True)
-    words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", "1"]
-    words += ["--save_steps", "1", "--watch_every", "0", "--max_completion_length", "24", "--dtype", args.dtype]
+    words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", str(STEPS)]
+    words += ["--save_steps", str(STEPS), "--watch_every", "0", "--max_completion_length", "24", "--dtype", args.dtype]
     words += ["--gpu", "0" if args.device.startswith("cuda") else "-1"]
     words += ["--gradient_checkpointing"] * args.gradient_checkpointing
     command(["grpo", "full", *words])
     config = read_json(folder / "final_model" / "config.json")
-    return Measured(config["minutes"] * 60, peak_memory_gib(args.device))
+    return Measured(config["minutes"] * 60 / STEPS, peak_memory_gib(args.device))
 
 
 def _merge(args: Args) -> Measured:

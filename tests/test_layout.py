@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "post_processing": LOW | {"reward_training", "prompt_policy"},
     "compare": LOW | ROADS,
     "segment": LOW | {"reward_training", "prompt_policy", "compare"},
+    "memory": LOW | {"grpo"},
     "demo": LOW | {"embedded", "grpo", "compare", "segment"},
-    "cli": LOW | ROADS | {"embedded", "embedded/nano", "compare", "segment", "demo"},
+    "cli": LOW | ROADS | {"embedded", "embedded/nano", "compare", "segment", "demo", "memory"},
 }
 
 

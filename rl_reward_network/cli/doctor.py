@@ -1,6 +1,7 @@
 """Pre-flight table: what a run needs, whether it is available, and the remedy where it is missing.
 
     sa2va-rl doctor [--model_path MODEL --data_root DATA]
+    sa2va-rl doctor --memory --model_path MODEL [--device cuda --memory_gib 24]
 
 No weights are loaded: of a model folder only file headers are read (a hub id is downloaded if it is not cached yet).
 Every image and mask is decoded once (of captioned regions a thousand), so that a damaged file is found before the run
@@ -10,7 +11,7 @@ starts and suspicious masks are reported. Nothing is rendered. The exit status i
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
+from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -58,10 +60,17 @@ class Args:
     """As in training."""
     max_regions: int | None = None
     """As in `grpo`."""
+    memory: bool = False
+    """Predict the memory of each stage instead, from the model's config.json and the settings below."""
+    needs: Annotated[MemorySettings, tyro.conf.arg(name="")] = field(default_factory=MemorySettings)
 
 
 def main(args: Args) -> None:
-    """Print the table; the exit status is 1 if a line is missing."""
+    """Print the table; the exit status is 1 if a line is missing, or if a stage does not fit."""
+    if args.memory:
+        from rl_reward_network.cli.memory import show_memory
+
+        sys.exit(0 if show_memory(args.model_path, args.needs) else 1)
     table = Table(title="pre-flight")
     for column in ("what", "state", "details"):
         table.add_column(column)

@@ -16,7 +16,7 @@ from rl_reward_network.grpo.loss.packing import Packed, Segment, pack
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 
-LOGITS_AT_ONCE = 2048  # tokens whose logits over the whole vocabulary are in memory together
+LOGITS_AT_ONCE = 2**25  # float32 in memory together: 221 tokens with Sa2VA's vocabulary of 151,679
 
 
 class GRPOPolicy(nn.Module):
@@ -135,11 +135,11 @@ class GRPOPolicy(nn.Module):
 
 
 def token_log_probs(
-    head: nn.Module, states: Tensor, token_ids: Tensor, temperature: float, never_sampled_ids: Sequence[int]
+    head: nn.Linear, states: Tensor, token_ids: Tensor, temperature: float, never_sampled_ids: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each token and entropy of its distribution, float32 (N,), from states (N, D).
 
-    Logits over the vocabulary exist for `LOGITS_AT_ONCE` tokens at a time; the backward pass computes them again.
+    Logits exist for a part of the tokens at a time, `LOGITS_AT_ONCE` in all; the backward pass computes them again.
     """
 
     def score(states: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +150,8 @@ def token_log_probs(
         entropies = -(log_probs.exp() * finite).sum(dim=-1)
         return log_probs.gather(1, token_ids[:, None])[:, 0], entropies
 
-    chunks = list(zip(states.split(LOGITS_AT_ONCE), token_ids.split(LOGITS_AT_ONCE), strict=True))
+    tokens = max(1, LOGITS_AT_ONCE // head.out_features)
+    chunks = list(zip(states.split(tokens), token_ids.split(tokens), strict=True))
     if len(chunks) == 1:
         return score(states, token_ids)
     scores = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]

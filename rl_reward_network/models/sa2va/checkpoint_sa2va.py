@@ -78,15 +78,20 @@ class CheckpointFolder:
         return tensors
 
 
-def open_checkpoint(path: str | Path, revision: str | None = None) -> CheckpointFolder:
+def open_checkpoint(path: str | Path, revision: str | None = None, weights: bool = True) -> CheckpointFolder:
     """The folder behind a local path, an embedded model's name or a hub id, with its layout recognised.
 
     Code in the folder is never run.
 
+    Args:
+        path: of the model.
+        revision: of a hub id.
+        weights: download the weights of a hub id, too.
+
     Raises:
         ValueError: no such folder or hub id, no config.json, a model that is not Sa2VA, or only a part of one.
     """
-    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), revision)
+    folder = Path(path) if Path(path).is_dir() else EMBEDDED.get(str(path)) or _download(str(path), revision, weights)
     refuse_unmerged(folder)
     config = read_json(folder / "config.json")
     kind = config.get("model_type") if isinstance(config, dict) else None
@@ -119,7 +124,7 @@ def check_auto_arguments(arguments: Mapping[str, Any]) -> None:
         raise TypeError(f"from_pretrained() got an unexpected argument {unknown[0]!r}")
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, weights: bool) -> Path:
     remedy = (
         f"{name}: no such folder, and not a hub id that can be fetched; give a model folder, an id like owner/name, or "
         f"{DEFAULT_MODEL}"
@@ -127,7 +132,8 @@ def _download(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        patterns = ["*.json", "*.txt", *["*.safetensors"] * weights]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):
             raise ValueError(f"{name}: cannot be downloaded ({error}); {full}") from error

@@ -120,7 +120,7 @@ def test_chunks_change_nothing_and_never_sampled_ids_have_no_share(monkeypatch: 
     head, states, ids = torch.nn.Linear(6, 11, bias=False), torch.randn(7, 6, requires_grad=True), torch.arange(7)
     whole = token_log_probs(head, states, ids, 0.7, [9, 10])
     (gradient,) = torch.autograd.grad(whole[0].sum() + whole[1].sum(), states)
-    monkeypatch.setattr(policy_file, "LOGITS_AT_ONCE", 3)
+    monkeypatch.setattr(policy_file, "LOGITS_AT_ONCE", 3 * head.out_features)
     parts = token_log_probs(head, states, ids, 0.7, [9, 10])
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts[0].sum() + parts[1].sum(), states)[0], gradient)

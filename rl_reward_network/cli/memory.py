@@ -1,0 +1,91 @@
+"""The table of `sa2va-rl doctor --memory`: what each stage will need, and the commands that fit."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from rl_reward_network.memory.advice import Fit, changed_flags, fit, memory_gib, needed_gib
+from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
+from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.models.default import is_small
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+
+SHOWN_GIB = 0.05  # smaller parts are not named
+SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
+TRAINING_FLAGS = tuple(
+    field.name for field in fields(MemorySettings) if field.name not in ("device", "memory_gib", "segment_batch")
+)
+
+
+class Row(NamedTuple):
+    """A stage of the table.
+
+    Args:
+        predict: the stage of a model and settings.
+        command: that runs it; none for `load`.
+        flags: settings that the command has.
+    """
+
+    predict: Callable[[Sa2VAConfig, MemorySettings], Stage]
+    command: str
+    flags: tuple[str, ...]
+
+
+ROWS = (
+    Row(load_stage, "", ()),
+    Row(segment_stage, "bash run_step2_finetune.sh full", SEGMENT_FLAGS),
+    Row(training_stage, "sa2va-rl grpo full", TRAINING_FLAGS),
+)
+
+
+def show_memory(model_path: str, asked: MemorySettings) -> bool:
+    """Print the table, and for each stage a command; whether all stages fit.
+
+    Args:
+        model_path: of Sa2VA; of a hub id only the configuration is downloaded.
+        asked: the settings as given.
+
+    Raises:
+        ValueError: not a model of ours, or a GPU is asked for where none is and no memory is given.
+    """
+    config, small = open_checkpoint(model_path, weights=False).model_config(), is_small(model_path)
+    settings = asked.on_device("cuda" if torch.cuda.is_available() else "cpu").of_model(small)
+    usual, device = MemorySettings().of_model(small), settings.device or "cpu"
+    available = settings.memory_gib or memory_gib(device)
+    table = Table("stage", "needed (GiB)", "largest parts", title=f"{model_path} on {device}, {available:.1f} GiB")
+    results = [fit(lambda changed, row=row: row.predict(config, changed), settings, available) for row in ROWS]  # type: ignore[misc]
+    for result in results:
+        table.add_row(result.asked.name, _needed(result, device), _parts(result.stage))
+    merging = merge_stage(config, settings)
+    table.add_row("merge (main memory)", f"{needed_gib(merging, 'cpu'):.1f}", _parts(merging))
+    console = Console()
+    console.print(table)
+    for row, result in zip(ROWS, results, strict=True):
+        if row.command:
+            words = changed_flags(usual, result.settings, row.flags)
+            console.print(_advice(result, f"{row.command} --model_path {model_path} {words}".strip()), soft_wrap=True)
+    return all(result.fits for result in results)
+
+
+def _needed(result: Fit, device: str) -> str:
+    needed = f"{needed_gib(result.asked, device):.1f}"
+    if result.harm:
+        needed += f", lowered {needed_gib(result.stage, device):.1f}"
+    return needed if result.fits else f"{needed}: does not fit"
+
+
+def _parts(stage: Stage) -> str:
+    parts = sorted(((size / 2**30, name) for name, size in stage.parts.items()), reverse=True)
+    return ", ".join(f"{name} {size:.1f}" for size, name in parts if size > SHOWN_GIB)
+
+
+def _advice(result: Fit, command: str) -> str:
+    if not result.fits:
+        return f"{result.asked.name}: too large for this device with everything lowered; take a smaller model"
+    cost = f" ({'; '.join(result.harm)})" if result.harm else ""
+    return f"{result.asked.name}: {command}{cost}"

@@ -1,0 +1,78 @@
+"""What is lowered for a device that is too small, in which order, and the words for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from rl_reward_network.memory import advice
+from rl_reward_network.memory.advice import CHANGES, changed_flags, fit, memory_gib, needed_gib
+from rl_reward_network.memory.predict import GIB, Stage
+from rl_reward_network.memory.settings import MemorySettings
+
+ASKED = MemorySettings(device="cpu").of_model(small=False)
+
+
+def made_up(settings: MemorySettings) -> Stage:
+    """10 GiB, of which checkpointing saves 4 and each halving of the batch of 8 captions half of the other 4."""
+    batch = settings.per_device_train_batch_size or 0
+    return Stage(
+        "training",
+        {"fixed": 2 * GIB, "batch": batch / 2 * GIB, "kept": 4.0 * GIB * (not settings.activation_checkpointing)},
+    )
+
+
+def test_nothing_is_lowered_where_it_fits() -> None:
+    result = fit(made_up, ASKED, 11.5)
+    assert (result.fits, result.harm, result.settings, result.asked) == (True, [], ASKED, result.stage)
+
+
+def test_the_least_harmful_settings_are_lowered_first_and_what_saves_nothing_is_left() -> None:
+    result = fit(made_up, ASKED, 7.0)
+    assert result.settings == replace(ASKED, activation_checkpointing=True)
+    assert result.harm == ["the same result, slower"]
+    result = fit(made_up, ASKED, 5.0)
+    expected = replace(
+        ASKED, activation_checkpointing=True, per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
+    assert (result.settings, result.fits) == (expected, True)
+    assert result.asked.gib == 10
+    assert result.stage.gib == 4
+
+
+def test_what_never_fits_is_said() -> None:
+    result = fit(made_up, ASKED, 1.0)
+    assert not result.fits
+    assert result.settings.per_device_train_batch_size == ASKED.num_generations, "a group is not divided"
+
+
+def test_every_change_ends() -> None:
+    for change, _ in CHANGES:
+        settings: MemorySettings | None = replace(ASKED, max_dynamic_patch=12)
+        for _ in range(20):
+            settings = change(settings) if settings else None
+        assert settings is None
+
+
+def test_a_gpu_needs_room_for_its_context() -> None:
+    stage = Stage("load", {"weights": 10 * GIB})
+    assert needed_gib(stage, "cuda") - needed_gib(stage, "cpu") == pytest.approx(advice.CUDA_CONTEXT)
+
+
+def test_flags_are_those_of_the_command_line() -> None:
+    after = replace(ASKED, activation_checkpointing=True, per_device_train_batch_size=4, dtype="bfloat16")
+    names = ("activation_checkpointing", "per_device_train_batch_size", "dtype", "lora_r")
+    assert changed_flags(ASKED, after, names) == "--gradient_checkpointing --batch_size 4 --dtype bfloat16"
+
+
+def test_memory_is_that_of_the_container(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "LIMIT_FILES", ())
+    machine = memory_gib("cpu")
+    assert machine > 1
+    for text, expected in (("1073741824\n", 1.0), ("max\n", machine)):
+        file = tmp_path / "memory.max"  # type: ignore[operator]
+        file.write_text(text)
+        monkeypatch.setattr(advice, "LIMIT_FILES", (str(file), "/nowhere"))
+        assert memory_gib("cpu") == pytest.approx(expected)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU; give its memory: --memory_gib 24"):
+        memory_gib("cuda")
