@@ -31,6 +31,7 @@ from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.runs.memory import peak_memory_gib
 
@@ -140,10 +141,15 @@ def _write(args: Args) -> Measured:
 
 def _load(args: Args) -> Measured:
     def work() -> str:
-        load_sa2va_model(args.folder / "model", args.device, dtype=args.dtype)
-        return ""
+        return _read(args, "model")
 
     return _timed(args, work)
+
+
+def _read(args: Args, name: str) -> str:
+    """Load a model and read all weights: on the CPU those of the file's own dtype are mapped, not copied."""
+    model, _ = load_sa2va_model(args.folder / name, args.device, dtype=args.dtype)
+    return f"weights {weights_fingerprint(model)[:8]}"
 
 
 def _segment(args: Args) -> Measured:
@@ -204,8 +210,7 @@ def _merge(args: Args) -> Measured:
 
 def _load_merged(args: Args) -> Measured:
     def work() -> str:
-        load_sa2va_model(args.folder / "merged", args.device, dtype=args.dtype)
-        return ""
+        return _read(args, "merged")
 
     return _timed(args, work)
 

@@ -25,6 +25,7 @@ PROCESS = 0.55 * GIB  # Python with torch, transformers and the tokenizer, in ma
 TEXT_TOKENS = 112  # of a row besides image and completions: the system turn, both questions, a region, an answer
 GUESSED_TOKENS = 12  # of the answer that is verified together with the question
 ROWS_AT_ONCE = 128
+OFFICIAL_DTYPE = torch.bfloat16  # of the weight files, where config.json does not say it
 SIDE = 512  # pixels of the images that are assumed; masks have their size
 
 
@@ -77,11 +78,20 @@ def _stage(name: str, config: Sa2VAConfig, settings: MemorySettings, parts_of: P
     fixed["weights"] = float(sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]))
     if settings.device == "cpu":
         fixed["process"] = PROCESS
-        # Of the weight files, bfloat16: in main memory until the last tensor is read; the system may drop them.
-        pages = 2.0 * sum(parameter.numel() for parameter in model.parameters())
+        pages = _file_pages(model)
     parts = fixed | parts_of(model, settings)
     rest = max(0.0, sum(fixed.values()) + pages - sum(parts.values()))
     return Stage(name, parts | ({"weight files": rest} if rest else {}))
+
+
+def _file_pages(model: Any) -> float:
+    """Of the weight files: in main memory until the last tensor is read; the system may drop them.
+
+    Weights of the files' own dtype are these pages, read when they are first used.
+    """
+    stored = model.config.dtype or OFFICIAL_DTYPE
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return 0.0 if stored == model.dtype else float(count * stored.itemsize)
 
 
 def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
