@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ def show_memory(model_path: str, asked: MemorySettings) -> bool:
     usual, device = MemorySettings().of_model(small), settings.device or "cpu"
     available = settings.memory_gib or memory_gib(device)
     table = Table("stage", "needed (GiB)", "largest parts", title=f"{model_path} on {device}, {available:.1f} GiB")
-    results = [fit(lambda changed, row=row: row.predict(config, changed), settings, available) for row in ROWS]  # type: ignore[misc]
+    results = [fit(partial(row.predict, config), settings, available) for row in ROWS]
     for result in results:
         table.add_row(result.asked.name, _needed(result, device), _parts(result.stage))
     merging = merge_stage(config, settings)

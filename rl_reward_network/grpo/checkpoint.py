@@ -1,5 +1,8 @@
 """Checkpoints of a GRPO run, written atomically: a resumed run ends with the weights of an uninterrupted one."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,31 @@ def save_run_state(trainer: Any) -> None:
     """
     folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
     any_spread = any_rank(trainer.accelerator, trainer.any_spread)
+    with _deepspeed_state(trainer, folder) as deepspeed_files:
+        if trainer.args.should_save:
+            with whole_folder(folder) as temporary:
+                _write(trainer, temporary, any_spread)
+                for path in deepspeed_files:
+                    path.rename(temporary / path.name)
+            rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=SAVE_TOTAL_LIMIT)
+        trainer.accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _deepspeed_state(trainer: Any, folder: Path) -> Iterator[list[Path]]:
+    """Under DeepSpeed what every process writes of weights and optimiser, in a folder that all processes see."""
+    if not trainer.is_deepspeed_enabled:
+        yield []
+        return
+    parts = folder.with_name(f".{folder.name}_deepspeed")
     if trainer.args.should_save:
-        with whole_folder(folder) as temporary:
-            _write(trainer, temporary, any_spread)
-        rotate_checkpoints(output_dir=str(folder.parent), save_total_limit=SAVE_TOTAL_LIMIT)
+        shutil.rmtree(parts, ignore_errors=True)  # of a run that was killed here
     trainer.accelerator.wait_for_everyone()
+    trainer.model_wrapped.save_checkpoint(str(parts), exclude_frozen_parameters=True)
+    trainer.accelerator.wait_for_everyone()
+    yield list(parts.iterdir())
+    if trainer.args.should_save:
+        shutil.rmtree(parts, ignore_errors=True)
 
 
 def _write(trainer: Any, folder: Path, any_spread: bool) -> None:
@@ -39,7 +62,9 @@ def _write(trainer: Any, folder: Path, any_spread: bool) -> None:
     if trainer.ema is not None:
         save_file(trainer.ema.weights, folder / EMA_WEIGHTS)
     save_checkpoint(folder / STATE, _state(trainer) | {"any_spread": any_spread})
-    if not trainer.is_deepspeed_enabled:  # it would have to save on all processes; see `resume_hint`
+    if trainer.is_deepspeed_enabled:  # which saves the optimiser itself
+        torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
+    else:
         trainer._save_optimizer_and_scheduler(str(folder))
     trainer.state.save_to_json(str(folder / TRAINER_STATE_NAME))
 
@@ -83,7 +108,8 @@ def load_run_state(trainer: Any, folder: Path) -> None:
     """
     load_trainable(trainer.sa2va, folder / TRAINABLE)
     state = load_checkpoint(folder / STATE)
-    required = [STATE, SCHEDULER_NAME, OPTIMIZER_NAME, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
+    optimizer = "latest" if trainer.is_deepspeed_enabled else OPTIMIZER_NAME  # DeepSpeed's note of its folder
+    required = [STATE, SCHEDULER_NAME, optimizer, *([EMA_WEIGHTS] if trainer.ema is not None else [])]
     if missing := [name for name in required if not (folder / name).exists()]:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     trainer.rollout_generator.spread_controller.spread, trainer.earlier_seconds = state["spread"], state["seconds"]

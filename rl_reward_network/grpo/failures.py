@@ -23,8 +23,6 @@ def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
 def resume_hint(trainer: Any) -> str:
     """A sentence on the possible use of the last checkpoint."""
     checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
-    if checkpoint and trainer.is_deepspeed_enabled:
-        return f"{checkpoint} can be evaluated and merged; --resume cannot go on from it under DeepSpeed"
     return f"--resume goes on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
 
 

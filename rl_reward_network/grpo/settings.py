@@ -108,12 +108,12 @@ class GRPOSettings:
     logging_steps: tyro.conf.Suppress[int | None] = None
     """Steps between lines of metrics.jsonl: quick 1, full 5."""
     save_strategy: tyro.conf.Suppress[str] = "steps"
-    """Whether checkpoints are written: no with DeepSpeed."""
+    """Whether checkpoints are written."""
     save_steps: Rare[int] = 50
     """Steps between checkpoints."""
     deepspeed: Rare[str | None] = None
-    """A DeepSpeed configuration; scripts/deepspeed_zero2.json is one. No checkpoint to resume from is written then.
-    Tried in float32 on CPUs only: its effect on the float32 weights of a bfloat16 model on a GPU is unknown."""
+    """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json. Tried in float32 on CPUs only: its
+    effect on the float32 weights of a bfloat16 model on a GPU is unknown."""
 
 
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md
@@ -148,7 +148,7 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
-    return replace(settings, save_strategy="steps" if settings.deepspeed is None else "no", **missing)
+    return replace(settings, **missing)
 
 
 def check_settings(settings: Any) -> None:

@@ -79,7 +79,7 @@ class Sa2VAGRPOTrainer(Trainer):
         pathwise: PathwiseReward | None = None,
         shuffle_rewards: bool = False,
     ) -> None:
-        _check_supported(args, pathwise)
+        check_supported(args, pathwise)
         pad_id = processor.tokenizer.pad_token_id or 0
         mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
         policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id)
@@ -339,11 +339,26 @@ class Sa2VAGRPOTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_run_state(self, Path(resume_from_checkpoint))
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.is_deepspeed_enabled and checkpoint is not None:  # for which the Trainer loads no more than its files
+            load_run_state(self, Path(checkpoint))
+        super()._load_optimizer_and_scheduler(checkpoint)
 
-def _check_supported(args: Sa2VAGRPOConfig, pathwise: PathwiseReward | None) -> None:
-    """Raise a ValueError for settings that this trainer cannot run."""
+
+def check_supported(args: Any, pathwise: PathwiseReward | None) -> None:
+    """Check a `Sa2VAGRPOConfig`.
+
+    Raises:
+        ValueError: settings that this trainer cannot run.
+    """
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
         raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
+    plugin = args.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage > 2:
+        raise ValueError(
+            f"{args.deepspeed}: zero_optimization.stage is {plugin.zero_stage}, expected 1 or 2: ZeRO-3 splits the "
+            "weights, which rollouts and the partner need whole"
+        )
     if args.pathwise_weight and pathwise is None:
         raise ValueError(
             f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"

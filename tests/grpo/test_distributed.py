@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from safetensors.torch import load_file
 
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.trainable import CANDIDATE_HEADS
+from rl_reward_network.grpo.trainer import check_supported
 from rl_reward_network.models.ema import copied
 from tests.grpo.nano import make_trainer
 from tests.grpo.rank import RANKS, candidates, train
@@ -184,3 +188,32 @@ def test_the_command_line_runs_in_two_processes_and_goes_on(tmp_path: Path) -> N
         assert done.stdout.count(f"fine-tuned model: {run.relative_to(tmp_path) / 'final_model'}") == 1
     assert "nothing to resume" in done.stdout
     assert load_file(run / "final_model" / "trainable" / "trainable.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install deepspeed")
+def test_deepspeed_resumes_with_the_same_weights(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launcher, "-m", "rl_reward_network.cli", "grpo", "quick", "--data_root", "regions", "--gpu", "-1"]
+    command += ["--batch_size", "4", "--save_steps", "2", "--max_steps", "4", "--resume"]
+    command += ["--deepspeed", str(ROOT / "scripts" / "deepspeed_zero2.json")]
+    whole, cut_off = tmp_path / "whole", tmp_path / "cut_off"
+    write_regions(whole / "regions", 8, 5)
+    subprocess.run([word for word in command if word != "--resume"], cwd=whole, env=environment, check=True)
+    shutil.copytree(whole, cut_off)
+    for part in ("final_model", "checkpoint-4"):
+        shutil.rmtree(next(cut_off.glob(f"outputs/sa2va_grpo_*/{part}")))
+    subprocess.run(command, cwd=cut_off, env=environment, check=True)
+    name = "outputs/sa2va_grpo_*/checkpoint-4/trainable/trainable.safetensors"
+    weights = [load_file(next(folder.glob(name))) for folder in (whole, cut_off)]
+    assert_close(*weights, tolerance=0.0)
+
+
+def test_split_weights_are_refused(tmp_path: Path) -> None:
+    plugin = SimpleNamespace(zero_stage=3)
+    args = SimpleNamespace(fsdp="", deepspeed="zero3.json", deepspeed_plugin=plugin, pathwise_weight=0.0)
+    with pytest.raises(ValueError, match=r"zero3\.json: zero_optimization\.stage is 3, expected 1 or 2"):
+        check_supported(args, None)
+    plugin.zero_stage = 2
+    check_supported(args, None)

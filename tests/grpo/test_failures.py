@@ -10,12 +10,11 @@ import torch
 from rl_reward_network.grpo.failures import fail_not_finite, hint_out_of_memory, hint_to_resume, resume_hint
 
 
-def trainer_in(folder: Path, step: int, deepspeed: bool = False) -> Any:
+def trainer_in(folder: Path, step: int) -> Any:
     """The parts of a trainer that messages depend on."""
     return SimpleNamespace(
         args=SimpleNamespace(output_dir=str(folder)),
         state=SimpleNamespace(global_step=step),
-        is_deepspeed_enabled=deepspeed,
     )
 
 
@@ -28,12 +27,11 @@ def test_a_loss_that_is_not_finite_names_the_newest_checkpoint_if_there_is_one(t
         fail_not_finite(trainer_in(tmp_path, 11), "the loss is nan")
 
 
-def test_the_resume_hint_depends_on_checkpoint_and_deepspeed(tmp_path: Path) -> None:
+def test_the_resume_hint_names_the_checkpoint(tmp_path: Path) -> None:
     assert "no checkpoint" in resume_hint(trainer_in(tmp_path, 0))
     checkpoint = tmp_path / "checkpoint-4"
     checkpoint.mkdir()
     assert resume_hint(trainer_in(tmp_path, 5)) == f"--resume goes on from {checkpoint}"
-    assert "DeepSpeed" in resume_hint(trainer_in(tmp_path, 5, deepspeed=True))
 
 
 def test_only_errors_of_values_get_the_resume_hint(tmp_path: Path) -> None:

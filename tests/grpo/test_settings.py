@@ -75,10 +75,9 @@ def test_presets_are_overridden_by_the_user(
     assert {name for name, value in asdict(settings).items() if value is None} == DATA_DEPEND | MAY_BE_NONE
 
 
-def test_the_kl_weight_is_that_of_both_loops_and_deepspeed_writes_no_checkpoint() -> None:
+def test_the_kl_weight_is_that_of_both_loops() -> None:
     settings = with_preset(GRPOSettings(beta=0.5, deepspeed="zero.json"), "quick", True)
-    assert (settings.mask_beta, settings.save_strategy) == (0.5, "no")
-    assert with_preset(GRPOSettings(), "quick", True).save_strategy == "steps"
+    assert (settings.mask_beta, settings.save_strategy) == (0.5, "steps")
 
 
 def test_flags_are_checked_before_data_and_model_are_known() -> None:

@@ -4,7 +4,7 @@ It is a module, so that data-parallel wrappers get one forward pass for each bac
 Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of a hidden state, N scored tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from rl_reward_network.grpo.loss.packing import Packed, Segment, pack
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
+from rl_reward_network.models.ema import trainable_tensors
 
 LOGITS_AT_ONCE = 2**25  # float32 in memory together: 221 tokens with Sa2VA's vocabulary of 151,679
 
@@ -53,6 +54,15 @@ class GRPOPolicy(nn.Module):
         """
         anchor = torch.stack([p.flatten()[0].float() * 0 for p in self.parameters() if p.requires_grad]).sum()
         return (self._outputs(groups, with_masks) if groups else []), anchor
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; frozen ones may be missing, as in the checkpoints of DeepSpeed.
+
+        Raises:
+            RuntimeError: a trainable tensor is missing, or a name is unknown.
+        """
+        frozen = {name: tensor for name, tensor in self.state_dict().items() if name not in trainable_tensors(self)}
+        return super().load_state_dict({**frozen, **state_dict}, strict, assign)
 
     def activation_checkpointing_enable(self, **_: Any) -> None:
         """Recompute the language model's activations in the backward pass; called by the Trainer."""

@@ -1,0 +1,54 @@
+"""Which Sa2VA fits which GPU, and by which command: the table of docs/getting-started.md, in Markdown.
+
+    python -m benchmarks.needs                                # about 15 minutes
+    python -m benchmarks.needs --sizes 4b --memory_gib 24
+
+Predicted on the meta device as by `sa2va-rl doctor --memory`, bfloat16, nothing is downloaded.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.random_checkpoint import Size, official_config
+from rl_reward_network.cli.app import run
+from rl_reward_network.cli.memory import ROWS, Row
+from rl_reward_network.memory.advice import changed_flags, fit, needed_gib
+from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
+
+NAMES = {"1b": "Sa2VA-1B", "4b": "Sa2VA-4B", "8b": "Sa2VA-InternVL3-8B", "14b": "Sa2VA-InternVL3-14B"}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Print the table."""
+
+    sizes: tuple[Size, ...] = ("1b", "4b", "8b", "14b")
+    """Of the released checkpoints."""
+    memory_gib: tuple[float, ...] = (16.0, 24.0, 40.0, 80.0)
+    """Of the GPU."""
+
+
+def main(args: Args) -> None:
+    """Print one line after the other."""
+    print("| GPU (GiB) | step 2 | needs | GRPO | needs |\n|---|---|---|---|---|")
+    for size in args.sizes:
+        for memory in args.memory_gib:
+            cells = [cell for row in ROWS[1:] for cell in _cells(row, size, memory)]
+            print(f"| {memory:g} | {' | '.join(cells)} |", flush=True)
+
+
+def _cells(row: Row, size: Size, memory_gib: float) -> tuple[str, str]:
+    """The command that fits, and the memory that it needs in GiB."""
+    config = config_from_original(official_config(size), HIERA_L, size)
+    usual = MemorySettings(device="cuda").of_model(small=False)
+    result = fit(partial(row.predict, config), usual, memory_gib)
+    needed = f"{needed_gib(result.stage, 'cuda'):.1f}"
+    if not result.fits:
+        return f"{NAMES[size]} does not fit", needed
+    words = changed_flags(usual, result.settings, row.flags)
+    return f"`{f'{row.command} --model_path ByteDance/{NAMES[size]} {words}'.strip()}`", needed
+
+
+if __name__ == "__main__":
+    run(main, Args)
