@@ -61,11 +61,21 @@ def check(args: Args) -> "ComparePlan":
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
     if args.run_folder and not args.resume:
         check_new(args.run_folder)
+    if "weights" in args.roads and args.inputs.gpu not in (None, 0, -1):
+        raise ValueError(
+            f"gpu is {args.inputs.gpu}, expected 0 or -1: GRPO takes the first visible GPU; choose another by "
+            "CUDA_VISIBLE_DEVICES"
+        )
     from rl_reward_network.compare.stage import ComparePlan
     from rl_reward_network.inputs.loading import check_inputs
 
     check_inputs(args.inputs)
-    return ComparePlan(args.mode, tuple(group for group in GROUPS if group in args.roads), tuple(seeds))
+    network = None
+    if args.reward_net is not None:
+        from rl_reward_network.models.reward_network import RewardNetwork
+
+        network = RewardNetwork.from_pretrained(args.reward_net).fingerprint
+    return ComparePlan(args.mode, tuple(group for group in GROUPS if group in args.roads), tuple(seeds), network)
 
 
 def main(args: Args) -> None:
@@ -104,6 +114,8 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "ComparePlan") -> Path:
     from rl_reward_network.runs.resume import nothing_to_resume
 
     if args.run_folder is not None:
+        if not (args.run_folder / "config.json").exists():
+            raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
         return args.run_folder
     wanted = origin_of(inputs, plan)
     for path in sorted(args.inputs.output_dir.glob(f"{COMPARE_RUN}_*/config.json"), reverse=True):

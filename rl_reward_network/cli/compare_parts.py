@@ -22,12 +22,15 @@ from rl_reward_network.compare.roads import (
     SUPERVISED,
 )
 from rl_reward_network.compare.stage import MERGED
+from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.stage import grpo_runs
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.default import is_small
+from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.post_processing.stage import find_post_run
 from rl_reward_network.prompt_policy.stage import find_policy_run
 from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
@@ -109,19 +112,25 @@ class PartCommands:
         if part == AFTER:
             config = replace(config, model_path=str(runs[SUPERVISED] / MERGED))
         words = [self.mode, *flags_of(config), *self._grpo_flags(part, runs)]
+        words += ["--segment_question", prompt_of(self.inputs.prompts[0])]
+        words += ["--max_dynamic_patch", str(self.prompting.max_tiles)]
 
         def find() -> Path | None:
+            weights = self._merged_fingerprint(runs[SUPERVISED]) if part == AFTER else self.inputs.segmenter.fingerprint
             args = parsed(grpo_flags.Args, words)
             inputs, folder = open_grpo_inputs(args.inputs, args.regions), args.rewards.reward_net
             network = None if folder is None else RewardNetwork.from_pretrained(folder)
-            runs = grpo_runs(inputs, grpo_flags.make_plan(args, inputs, network))
-            return next((run for run in runs if _trains(run, args.inputs.model_path)), None)
+            found = grpo_runs(inputs, grpo_flags.make_plan(args, inputs, network))
+            return next((run for run in found if weights.startswith(_trained_weights(run))), None)
 
         return PartCommand(part, ("grpo", *words), find)
 
     def _grpo_flags(self, part: str, runs: Mapping[str, Path]) -> list[str]:
         network = ["--reward_net", str(runs[REWARD_NET] / BEST_REWARD_NET)] if REWARD_NET in runs else []
-        budget = ["--max_labelled", str(PRESETS[self.mode].images)]  # the labels of the reward network
+        images = PRESETS[self.mode].images
+        if self.reward_net is not None:
+            images = read_json(named_run(self.reward_net) / AGREEMENT)["used"]["reward"]["images"]
+        budget = ["--max_labelled", str(images)]  # the labels of the reward network
         own: dict[str, Sequence[str]] = {
             SUPERVISED: ["--objective", "supervised", *budget],
             GRPO_LABELS: LABELS,
@@ -132,6 +141,11 @@ class PartCommands:
         steps = SUPERVISED_STEPS if part == SUPERVISED else GRPO_STEPS
         small = is_small(self.config.model_path)
         return [*own[part], *(["--max_steps", str(steps[self.mode])] if small else [])]
+
+    def _merged_fingerprint(self, run: Path) -> str:
+        """Of the weights that a run has trained, as they are loaded to train on."""
+        config = self.config
+        return weights_fingerprint(load_sa2va_model(run / MERGED, config.device, dtype=config.dtype)[0])
 
     def _inputs(self, seed: int) -> RunInputs:
         return replace(self.inputs, config=replace(self.inputs.config, seed=seed))
@@ -152,10 +166,9 @@ def named_run(reward_net: Path) -> Path:
     return run
 
 
-def _trains(run: Path, model_path: str) -> bool:
-    """Whether a GRPO run began with this model: two runs may differ in nothing else."""
-    saved = read_json(run / "config.json")["world"]["model_path"]
-    return saved == model_path or (run / saved).resolve() == Path(model_path).resolve()
+def _trained_weights(run: Path) -> str:
+    """The fingerprint of the weights that a GRPO run began with: two runs may differ in nothing else."""
+    return str(read_json(run / "config.json")["origin"]["model_fingerprint"])
 
 
 def parsed(args_type: Callable[..., Args], words: Sequence[str]) -> Args:

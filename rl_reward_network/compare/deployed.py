@@ -1,5 +1,6 @@
 """The folders best/ and cheapest/ of a comparison: a road that `sa2va-rl segment --run` applies to new images."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.compare.masks import Tools, road_mask
 from rl_reward_network.compare.measure import RoadResult
+from rl_reward_network.compare.parts import part_digest
 from rl_reward_network.compare.roads import REWARD_NET, ROADS, WEIGHTS, Road
 from rl_reward_network.compare.tools import Models, load_tools
 from rl_reward_network.compare.views import ImageView
@@ -74,6 +76,8 @@ def save_deployed(
         "weights": result.weights,
         "parameter": result.parameter,
         "runs": {part: portable(path, run) for part, path in runs.items()},
+        "trained": {part: part_digest(part, path) for part, path in runs.items()},
+        "model_fingerprint": inputs.segmenter.fingerprint,
         "world": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
         "limits": [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, inputs.config.dtype],
         "prompts": list(inputs.prompts),
@@ -87,7 +91,7 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
     """Load the road of `best/` or `cheapest/`.
 
     Raises:
-        ValueError: the folder holds no road, or a run or the model that it needs is missing.
+        ValueError: the folder holds no road, or a run or the model that it needs is missing or was trained again.
     """
     path = folder / ROAD
     if not path.exists():
@@ -101,8 +105,12 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
     runs = {part: (folder.resolve().parent / saved_path).resolve() for part, saved_path in saved["runs"].items()}
     if missing := [str(run) for run in runs.values() if not run.is_dir()]:
         raise ValueError(f"{path}: the run {missing[0]} is missing; put it back, or run the comparison again")
+    if changed := [str(run) for part, run in runs.items() if saved["trained"][part] != part_digest(part, run)]:
+        raise ValueError(f"{path}: {changed[0]} was trained again since; run the comparison again")
     limits = saved["limits"]
     base = load_segmenter(located_model(folder.resolve().parent, saved, "the model"), device, *limits)
+    if base.fingerprint != saved["model_fingerprint"]:
+        warnings.warn(f"{path}: measured with other weights, or on another kind of device, than these", stacklevel=2)
     merged = {part: run / "merged" for part, run in runs.items() if part in WEIGHTS}
     models = Models(base, merged, lambda weights: load_segmenter(weights, device, *limits), None)
     network = None

@@ -1,6 +1,6 @@
 """From the view of an image to the mask of a road: sources of soft masks, and refinements."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -142,8 +142,3 @@ def quarters(size: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of the four overlapping quarters of an image of size (H, W), which cover it."""
     sides = [(slice(0, round(ZOOM * length)), slice(length - round(ZOOM * length), length)) for length in size]
     yield from ((rows, cols) for rows in sides[0] for cols in sides[1])
-
-
-def asked_per_image(views: Sequence[ImageView]) -> float:
-    """Mean number of masks that Sa2VA was asked for."""
-    return float(np.mean([len(view.asked) for view in views])) if views else 0.0

@@ -9,11 +9,12 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
-from rl_reward_network.compare.masks import Tools, asked_per_image, masks_of_grid, road_mask
+from rl_reward_network.compare.masks import Tools, masks_of_grid, road_mask
 from rl_reward_network.compare.parts import Cost, cost_from_json, cost_json
 from rl_reward_network.compare.roads import Road
 from rl_reward_network.compare.views import ImageView
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.evaluation.metrics import TABLE_METRICS, mask_metrics
 from rl_reward_network.rewards.masks import dice
 
@@ -31,7 +32,7 @@ class RoadResult:
         parameter: of its refinement, chosen on validation images; None without one.
         val: Dice of each validation image.
         test: metric of `TABLE_METRICS`, and `score` with a reward network -> value of each test image.
-        asked: masks that Sa2VA makes for one image, mean over test images.
+        asked: answers of Sa2VA that one image needs, mean over test images.
         cost: of training.
         deploys: what a trained policy deploys, in words; empty without one.
     """
@@ -70,19 +71,20 @@ def measure_road(
         deploys: what a trained policy deploys.
     """
     val = _val_dice(road, tools, weights, samples["val"], make_view)
-    best = int(np.argmax(val.mean(axis=0)))
+    groups = [sample.group_id for sample in samples["val"]]
+    best = int(np.argmax([group_means(column, groups).mean() for column in val.T]))
     parameter = road.grid[best] if road.grid else None
     columns: dict[str, list[float]] = {}
-    views = []
+    asked = []
     for sample in tqdm(samples["test"], f"{road.name}: test", unit="image", leave=False):
         view, truth = make_view(sample.load_image()), _truth(sample)
         mask = road_mask(road, view, tools, weights, parameter)
-        views.append(view)
+        asked.append(len(view.asked))
         for name, value in (mask_metrics(mask, truth) | _score(view, mask)).items():
             columns.setdefault(name, []).append(value)
     test = {name: tuple(values) for name, values in columns.items()}
     return RoadResult(
-        road.name, seed, weights, parameter, tuple(val[:, best].tolist()), test, asked_per_image(views), cost, deploys
+        road.name, seed, weights, parameter, tuple(val[:, best].tolist()), test, float(np.mean(asked)), cost, deploys
     )
 
 

@@ -1,5 +1,6 @@
 """What the roads need to be trained: the command of each part, its run, and what it cost."""
 
+import hashlib
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.post_processing.policy import load_policy_of_run
 from rl_reward_network.prompt_policy.policy import load_policy
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
+
+PPO = "PPO"  # among the seconds of a run
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Cost:
             uses them for its choices.
         parameters: number of trained parameters.
         peak_gib: largest memory of a training process, in GiB; None if not recorded.
+        resumed: a run was interrupted, and its minutes are those of its last process alone.
     """
 
     minutes: float = 0.0
     labels: tuple[tuple[str, int], ...] = ()
     parameters: int = 0
     peak_gib: float | None = None
+    resumed: bool = False
 
     @property
     def labelled_images(self) -> int:
@@ -68,6 +73,7 @@ def total_cost(costs: Iterable[Cost]) -> Cost:
         tuple(sorted(labels.items())),
         sum(cost.parameters for cost in costs),
         max(peaks, default=None),
+        any(cost.resumed for cost in costs),
     )
 
 
@@ -85,7 +91,7 @@ def make_part(command: PartCommand) -> tuple[Path, bool]:
     run = command.find()
     if run is not None and is_finished(command.part, run):
         return run, True
-    words = [*command.words, *(["--resume"] if run is not None else [])]
+    words = [*command.words, *(["--resume", "--run_folder", str(run)] if run is not None else [])]
     line = f"sa2va-rl {shlex.join(words)}"
     print(f"\n{line}", flush=True)
     result = subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words])
@@ -109,21 +115,30 @@ def check_split(part: str, run: Path, split: Split) -> None:
         )
 
 
-def cost_of(part: str, run: Path, labelled: dict[str, int]) -> Cost:
+def part_digest(part: str, run: Path) -> str:
+    """A digest of what a part has trained: another training, of the same settings too, has another."""
+    if part == REWARD_NET:
+        return RewardNetwork.from_pretrained(run / BEST_REWARD_NET).fingerprint
+    return hashlib.sha256((run / FINAL / "config.json").read_bytes()).hexdigest()
+
+
+def cost_of(part: str, run: Path, labelled: dict[str, int], searched: bool = False) -> Cost:
     """What the training of a part cost.
 
     Args:
         part: its name.
         run: its finished run.
         labelled: split -> number of labelled images in the data.
+        searched: only what was found by search before PPO counts.
     """
     if part == REWARD_NET:
         return _reward_net_cost(run)
     config = read_json(run / FINAL / "config.json")
     peak = config.get("peak_memory_gib")
     if part in (PROMPTS_LABELS, PROMPTS_NET, POST):
-        parameters = _parameters(part, run / FINAL)
-        return Cost(sum(config["seconds"].values()) / 60, _items(config.get("labels", {})), parameters, peak)
+        parameters = 0 if searched else _parameters(part, run / FINAL)
+        seconds = sum(value for name, value in config["seconds"].items() if not (searched and name == PPO))
+        return Cost(seconds / 60, _items(_labels(run, config)), parameters, peak, config.get("resumed", False))
     parameters = sum(trained for _, _, trained in config["parameters"])
     reward_split = min(config["labels"], labelled.get("reward", 0))
     labels = {"reward": reward_split, "policy": config["labels"] - reward_split}
@@ -136,7 +151,18 @@ def _reward_net_cost(run: Path) -> Cost:
     minutes = sum(result["seconds"].get(name, 0.0) for name in ("making masks", "training", "calibrating")) / 60
     labels = {"reward": result["used"]["reward"]["images"]}
     parameters = sum(tensor.numel() for tensor in network.parameters())
-    return Cost(minutes, _items(labels), parameters, result.get("peak_memory_gib"))
+    return Cost(minutes, _items(labels), parameters, result.get("peak_memory_gib"), result.get("resumed", False))
+
+
+def _labels(run: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Labelled images that a policy, or the fixed prompt in its place, was trained or chosen on."""
+    labels: dict[str, int] = config.get("labels", {})
+    tables = run / "tables.json"
+    if labels or config["deployment"]["policy"] or not tables.exists():
+        return labels
+    if not config["deployment"]["fixed_by"].lower().startswith("dice"):
+        return {}
+    return {"policy": sum(entry["metrics"] is not None for entry in read_json(tables)["policy"])}
 
 
 def _parameters(part: str, final_model: Path) -> int:

@@ -138,7 +138,7 @@ def table_tex(rows: Sequence[TableRow]) -> str:
     ]
     for row in rows:
         cells = [row.road.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
-        cells += [row.to_base.signed, "--" if row.p is None else _p(row.p), f"{row.cost.minutes:.1f}"]
+        cells += [row.to_base.signed, "--" if row.p is None else _p(row.p), row.minutes.replace("≥", r"$\geq$")]
         lines.append(" & ".join(_escaped(str(cell)) for cell in cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -210,7 +210,7 @@ def _costs(number: int, row: TableRow) -> list[object]:
     cost = row.cost
     peak = "not recorded" if cost.peak_gib is None else f"{cost.peak_gib:.1f}"
     parameters = f"{cost.parameters:,}"
-    minutes, asked = f"{cost.minutes:.1f}", f"{row.asked:.3g}"
+    minutes, asked = row.minutes, f"{row.asked:.3g}"
     return [number, row.road.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
 
 

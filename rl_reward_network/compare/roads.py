@@ -31,12 +31,13 @@ class Road:
         name: of the road, unique; part of file names.
         group: of the road, for `--roads`; None for the model as it is.
         title: the road in words.
-        parts: what must be trained for it.
+        parts: what must be trained for it, is charged to it, and makes its masks.
         weights: of Sa2VA: `BASE`, one of `WEIGHTS`, or `FINE_TUNED`.
         source: of the soft mask.
         policy: part whose prompt policy (or whose best fixed prompt) is the source.
         refinement: of the soft mask.
         grid: values of the refinement's parameter; validation patients choose one.
+        trained_with: further parts that the commands of `parts` ask for; neither charged nor used.
     """
 
     name: str
@@ -48,13 +49,24 @@ class Road:
     policy: str = ""
     refinement: Refinement = ""
     grid: tuple[float, ...] = ()
+    trained_with: tuple[str, ...] = ()
+
+    @property
+    def searched(self) -> bool:
+        """Whether the road uses what a part found by search before it trained its policy."""
+        return self.source == "fixed" or self.refinement in ("threshold", "sequence")
 
 
-NET, EXP1, EXP3 = (REWARD_NET,), (REWARD_NET, PROMPTS_LABELS), (REWARD_NET, PROMPTS_NET)
+NET, EXP1, EXP3 = (REWARD_NET,), (PROMPTS_LABELS,), (REWARD_NET, PROMPTS_NET)
 ROADS = (
     Road(BASE, None, "the model as it is, default prompt"),
-    Road("fixed_prompt", "prompts", "best fixed prompt", EXP1, source="fixed", policy=PROMPTS_LABELS),
-    Road(PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", EXP1, source="policy", policy=PROMPTS_LABELS),
+    Road(
+        "fixed_prompt", "prompts", "best fixed prompt", EXP1, source="fixed", policy=PROMPTS_LABELS, trained_with=NET,
+    ),
+    Road(
+        PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", EXP1, source="policy", policy=PROMPTS_LABELS,
+        trained_with=NET,
+    ),
     Road(PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", EXP3, source="policy", policy=PROMPTS_NET),
     Road("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, source="best of"),
     Road("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", source="mean"),
@@ -102,5 +114,5 @@ def roads_of(groups: Sequence[Group]) -> tuple[Road, ...]:
 def parts_of(roads: Sequence[Road]) -> tuple[str, ...]:
     """The parts that must be trained for these roads, each once, those that others need first."""
     order = (REWARD_NET, PROMPTS_LABELS, PROMPTS_NET, POST, *WEIGHTS)
-    needed = {part for road in roads for part in road.parts}
+    needed = {part for road in roads for part in (*road.parts, *road.trained_with)}
     return tuple(part for part in order if part in needed)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network import __version__
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.compare.deployed import save_deployed
 from rl_reward_network.compare.masks import road_mask
 from rl_reward_network.compare.measure import RoadResult, load_result, measure_road, save_result
-from rl_reward_network.compare.parts import Cost, PartCommand, check_split, cost_of, make_part, total_cost
+from rl_reward_network.compare.parts import Cost, PartCommand, check_split, cost_of, make_part, part_digest, total_cost
 from rl_reward_network.compare.progress import Progress
 from rl_reward_network.compare.report import Report, write_compare_report
-from rl_reward_network.compare.roads import BASE, FINE_TUNED, REWARD_NET, WEIGHTS, Group, Road, parts_of, roads_of
+from rl_reward_network.compare.roads import BASE, FINE_TUNED, POST, REWARD_NET, WEIGHTS, Group, Road, parts_of, roads_of
 from rl_reward_network.compare.table import TestImages, choose, make_table, verdict_lines
 from rl_reward_network.compare.tools import Models, deploys, load_tools
 from rl_reward_network.compare.views import ImageView
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import select
+from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
@@ -34,6 +35,7 @@ from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import BEST_REWARD_NET, FINAL, check_origin, check_version, only_here
 
 RESULTS = "road_results"  # beside the run folders: each road is measured once, as masks are computed once
+MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
 MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
 VAL_IMAGES = {"quick": 48, "full": 100}
 TEST_IMAGES: dict[str, int | None] = {"quick": 100, "full": None}  # None: all
@@ -47,11 +49,13 @@ class ComparePlan:
         mode: quick or full, of everything that is trained.
         groups: of roads.
         seeds: of everything that is trained.
+        reward_net: fingerprint of a reward network that is given; None finds or trains one.
     """
 
     mode: str
     groups: tuple[Group, ...]
     seeds: tuple[int, ...]
+    reward_net: str | None = None
 
 
 MakeCommand = Callable[[str, int, Mapping[str, Path]], PartCommand]
@@ -65,6 +69,7 @@ def origin_of(inputs: RunInputs, plan: ComparePlan) -> dict[str, Any]:
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
+        "seed": inputs.config.seed,
         "split_seed": inputs.split.seed,
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
     }
@@ -108,6 +113,7 @@ def run_compare_stage(
         for seed in seeds:
             for result in seed.measure(make_command, progress):
                 results.setdefault(result.road, []).append(result)
+            seed.close()
         images = TestImages(
             tuple(sample.group_id for sample in samples["val"]),
             tuple(sample.sample_id for sample in samples["test"]),
@@ -118,6 +124,7 @@ def run_compare_stage(
         for name, road in (("best", choice.best), ("cheapest", choice.cheapest)):
             save_deployed(run / name, inputs, seeds[0].deployed(results[road][0]), run)
         lines = verdict_lines(rows, choice, images, str(run))
+        seeds[0].open()
         pictures = seeds[0].pictures(results, samples["test"])
         report = Report(rows, choice, images, lines, seeds[0].facts(command), seeds[0].runs, pictures)
         write_compare_report(run, report)
@@ -132,6 +139,8 @@ class _Seed:
         self.plan, self.seed, self.samples = plan, seed, samples
         self.roads = roads_of(plan.groups)
         self.runs: dict[str, Path] = {}
+        self.models: Models | None = None
+        self.maps: ForegroundMaps | None = None
 
     def counts(self) -> dict[str, int]:
         """Kind of work -> how much of it there is."""
@@ -140,15 +149,16 @@ class _Seed:
     def measure(self, make_command: MakeCommand, progress: Progress) -> list[RoadResult]:
         """Train what is missing, and measure each road that was not measured before."""
         self._make_parts(make_command, progress)
-        self._open()
+        self.open()
         results: dict[str, RoadResult] = {}
         for number, road in enumerate(self.roads, 1):
-            weights = best_weights(results) if road.weights == FINE_TUNED else road.weights
+            groups = [sample.group_id for sample in self.samples["val"]]
+            weights = best_weights(results, groups) if road.weights == FINE_TUNED else road.weights
             path = self._result_path(road, weights)
             reused = path.exists()
             if not reused:
                 save_result(path, self._measure(road, weights))
-            results[road.name] = load_result(path)
+            results[road.name] = replace(load_result(path), cost=self._cost(road, weights))
             state = "measured before" if reused else "measured"
             line = f"seed {self.seed}, road {number} of {len(self.roads)}: {road.title}: {state}"
             progress.done("road", line, reused)
@@ -160,23 +170,26 @@ class _Seed:
             run, reused = make_part(make_command(part, self.seed, self.runs))
             check_split(part, run, self.inputs.split)
             self.runs[part] = run
-            if part in WEIGHTS and not (run / MERGED).exists():
-                merge_run(run / FINAL, run / MERGED)
+            if part in WEIGHTS:
+                _merge(part, run)
             what = "reused" if reused else "trained"
             progress.done("part", f"seed {self.seed}, part {number} of {len(parts)}: {part}: {what}: {run}", reused)
 
-    def _open(self) -> None:
-        """The models, the trained policies and the reward network."""
+    def open(self) -> None:
+        """Load the models, the trained policies and the reward network."""
         folders = {part: run / MERGED for part, run in self.runs.items() if part in WEIGHTS}
         bank = self.inputs.config.output_dir / "mask_bank"
         self.models = Models(self.inputs.segmenter, folders, self._load, bank)
         self.tools = load_tools(self.inputs.prompts, self.runs)
-        self.maps: ForegroundMaps | None = None
         if REWARD_NET in self.runs:
             folder = self.runs[REWARD_NET] / BEST_REWARD_NET
             network = RewardNetwork.from_pretrained(folder)
             check_no_leak(self.inputs.split, network, folder)
             self.maps = ForegroundMaps.beside(self.runs[REWARD_NET], network.to(self.inputs.config.device))
+
+    def close(self) -> None:
+        """Free the memory of fine-tuned models and the reward network: the next seed trains in other processes."""
+        self.models, self.maps = None, None
 
     def _load(self, folder: Path) -> Sa2VASegmenter:
         limits, config = self.inputs.prompt_config, self.inputs.config
@@ -185,12 +198,18 @@ class _Seed:
 
     def view(self, image: np.ndarray) -> ImageView:
         """An image, uint8 (H, W, 3), as the roads see it."""
+        assert self.models is not None
         return ImageView(image, self.models, None if self.maps is None else self.maps.scorer)
 
     def _measure(self, road: Road, weights: str) -> RoadResult:
-        words = deploys(road.name, self.runs[road.name]) if road.name in self.runs else ""
+        words = ""
+        if road.policy in self.runs and road.source == "policy":
+            words = deploys(road.policy, self.runs[road.policy])
+        if road.refinement == "policy":
+            words = " and ".join(filter(None, [words, deploys(POST, self.runs[POST])]))
         if road.weights == FINE_TUNED:
-            words = next(other.title for other in self.roads if other.name == weights)
+            title = next(other.title for other in self.roads if other.name == weights)
+            words = ", ".join(filter(None, [title, words]))
         return measure_road(
             road, self.tools, weights, self.samples, self.view, self._cost(road, weights), self.seed, words
         )
@@ -207,7 +226,8 @@ class _Seed:
             name: sum(sample.labelled for sample in select(self.inputs.samples, self.inputs.split, name))
             for name in ("reward", "policy")
         }
-        return total_cost(cost_of(part, self.runs[part], labelled) for part in self._parts(road, weights))
+        parts = self._parts(road, weights)
+        return total_cost(cost_of(part, self.runs[part], labelled, road.searched) for part in parts)
 
     def _result_path(self, road: Road, weights: str) -> Path:
         """The file of a road's result, named by everything that it depends on."""
@@ -264,13 +284,18 @@ class _Seed:
         }
 
 
-def best_weights(results: Mapping[str, RoadResult]) -> str:
-    """The fine-tuned weights with the highest mean Dice on validation images."""
-    return max((name for name in results if name in WEIGHTS), key=lambda name: float(np.mean(results[name].val)))
+def best_weights(results: Mapping[str, RoadResult], groups: Sequence[str]) -> str:
+    """The fine-tuned weights with the highest mean Dice on validation patients."""
+
+    def value(name: str) -> float:
+        return float(group_means(np.array(results[name].val), groups).mean())
+
+    return max((name for name in results if name in WEIGHTS), key=value)
 
 
-def part_digest(part: str, run: Path) -> str:
-    """A digest of what a part has trained: another training, of the same settings too, has another."""
-    if part == REWARD_NET:
-        return RewardNetwork.from_pretrained(run / BEST_REWARD_NET).fingerprint
-    return hashlib.sha256((run / FINAL / "config.json").read_bytes()).hexdigest()
+def _merge(part: str, run: Path) -> None:
+    """Merge the run's final model, unless the merged one is of these weights."""
+    note, digest = run / MERGED / MERGED_FROM, {"final_model": part_digest(part, run)}
+    if not note.exists() or read_json(note) != digest:
+        merge_run(run / FINAL, run / MERGED)
+        write_json(note, digest)

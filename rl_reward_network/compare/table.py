@@ -1,5 +1,6 @@
 """The table of a comparison: every road against the model as it is, with intervals, and the choice of the best road."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,10 +55,18 @@ class TableRow:
 
     @property
     def cost(self) -> Cost:
-        """Cost of the first seed; minutes are the mean over seeds."""
-        first = self.results[0].cost
-        minutes = float(np.mean([result.cost.minutes for result in self.results]))
-        return Cost(minutes, first.labels, first.parameters, first.peak_gib)
+        """The mean minutes over seeds; of the rest the largest."""
+        costs = [result.cost for result in self.results]
+        minutes = float(np.mean([cost.minutes for cost in costs]))
+        labels = max(costs, key=lambda cost: cost.labelled_images).labels
+        peaks = [cost.peak_gib for cost in costs if cost.peak_gib is not None]
+        resumed = any(cost.resumed for cost in costs)
+        return Cost(minutes, labels, max(cost.parameters for cost in costs), max(peaks, default=None), resumed)
+
+    @property
+    def minutes(self) -> str:
+        """Minutes of training in words; a lower bound where a run was interrupted."""
+        return f"{'≥ ' if self.cost.resumed else ''}{self.cost.minutes:.1f}"
 
     @property
     def asked(self) -> float:
@@ -67,7 +76,7 @@ class TableRow:
     @property
     def words(self) -> str:
         """What the road deploys, or the parameter chosen on validation patients; empty without either."""
-        found = [result.deploys or _parameter(result.parameter) for result in self.results]
+        found = [", ".join(filter(None, [of.deploys, _parameter(of.parameter)])) for of in self.results]
         return "; ".join(dict.fromkeys(word for word in found if word))
 
 
@@ -154,26 +163,29 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
     lines = [_best_line(best, choice)]
     if cheapest is best:
-        lines.append("No cheaper road lies within its interval.")
+        none = "No cheaper road lies within its interval." if choice.enough else "Too few patients for a cheaper road."
+        lines.append(none)
     else:
         lines.append(f"The cheapest road within its interval: {_named(cheapest)}; {_price_words(cheapest)}.")
-    lines.append(f"Deploy the best: sa2va-rl segment --run {folder}/best image.png")
+    lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
     if cheapest is not best:
-        lines.append(f"Deploy the cheapest: sa2va-rl segment --run {folder}/cheapest image.png")
+        lines.append(f"Deploy the cheapest: sa2va-rl segment --run {shlex.quote(f'{folder}/cheapest')} image.png")
     if OWN in by_name:
         lines.append(_plain_segmenter_line(rows, by_name[OWN], images))
     return tuple(lines)
 
 
 def _best_line(best: TableRow, choice: Choice) -> str:
-    patients = best.val.groups
+    count = best.val.groups
+    patients = f"{count} validation patient{'s' * (count > 1)}"
+    patients += "" if choice.enough else f" (fewer than {MIN_PATIENTS}: by the mean alone)"
     if best.road.name == BASE:
+        better = "significantly better" if choice.enough else "better"
         return (
-            f"No road is significantly better than the model as it is on {patients} validation patients: keep the "
-            f"model as it is, Dice {best.means['dice']} on the test patients."
+            f"No road is {better} than the model as it is on {patients}: keep the model as it is, Dice "
+            f"{best.means['dice']} on the test patients."
         )
-    how = "" if choice.enough else f" (fewer than {MIN_PATIENTS}: by the mean alone)"
-    return f"Best on {patients} validation patients{how}: {_named(best)}; {_price_words(best)}."
+    return f"Best on {patients}: {_named(best)}; {_price_words(best)}."
 
 
 def _named(row: TableRow) -> str:
@@ -189,9 +201,8 @@ def _named(row: TableRow) -> str:
 
 
 def _price_words(row: TableRow) -> str:
-    cost = row.cost
     return (
-        f"{cost.minutes:.1f} minutes of training, {cost.labelled_images} labelled images, "
+        f"{row.minutes} minutes of training, {row.cost.labelled_images} labelled images, "
         f"{row.asked:.2g} masks of Sa2VA per image"
     )
 

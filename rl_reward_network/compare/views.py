@@ -32,8 +32,6 @@ class ImageView:
         model: name of weights -> the Sa2VA with these weights.
         scorer: image -> the reward network applied to it.
 
-    Attributes:
-        asked: the masks of Sa2VA that were asked for, as (weights, prompt, copy of the image).
     """
 
     def __init__(
@@ -44,7 +42,12 @@ class ImageView:
     ) -> None:
         self.image, self._model, self._make_scorer = image, model, scorer
         self._scorer: ImageScorer | None = None
-        self.asked: set[tuple[str, str, str]] = set()
+        self._answers: dict[tuple[str, str, str], FrozenAnswer] = {}
+
+    @property
+    def asked(self) -> set[tuple[str, str, str]]:
+        """The answers of Sa2VA that were asked for, as (weights, prompt, copy of the image)."""
+        return set(self._answers)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -75,10 +78,19 @@ class ImageView:
 
     def soft_of(self, image: np.ndarray, weights: str, prompts: Sequence[str], copy: str) -> np.ndarray:
         """As `soft`, of a changed copy of the image, uint8 (h, w, 3), with a name of its own."""
-        self.asked |= {(weights, prompt, copy) for prompt in prompts}
-        model = self._model(weights)
-        return model.upsample(model.answer(image, list(prompts)).mask_logits, image.shape[:2])
+        logits = [answer.mask_logits for answer in self._answered(image, weights, prompts, copy)]
+        return self._model(weights).upsample(np.concatenate(logits), image.shape[:2])
 
     def features(self, weights: str, prompt: str) -> np.ndarray:
         """float32 (C,): pooled features of Sa2VA's image encoder; they do not depend on the prompt."""
-        return self._model(weights).answer(self.image, [prompt]).vision_features
+        (answer,) = self._answered(self.image, weights, [prompt], WHOLE)
+        return answer.vision_features
+
+    def _answered(self, image: np.ndarray, weights: str, prompts: Sequence[str], copy: str) -> list[FrozenAnswer]:
+        """The answer to each prompt; each is computed once."""
+        missing = [prompt for prompt in prompts if (weights, prompt, copy) not in self._answers]
+        if missing:
+            answer = self._model(weights).answer(image, missing)
+            for prompt, logits in zip(missing, answer.mask_logits, strict=True):
+                self._answers[weights, prompt, copy] = FrozenAnswer(logits[None], answer.vision_features)
+        return [self._answers[weights, prompt, copy] for prompt in prompts]

@@ -129,13 +129,13 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             model = train_post_policy(paid, val, plan.ppo, run)
         chosen = choose_operations(model, val, plan.ppo.max_steps)
         description = {
-            "deployment": asdict(decide_operations(train, val, chosen, fixed, plan.ppo.seed)),
+            "deployment": asdict(decide_operations(searched, val, chosen, fixed, plan.ppo.seed)),
             "fixed_sequence": list(fixed),
             "best_threshold": threshold,
             "sequences": [list(operations) for operations in for_ridge],
             "labels": _labels(inputs, samples["train"]) if plan.reward != "net" else {},
             "seconds": seconds,
-            "peak_memory_gib": peak_memory_gib(),
+            "peak_memory_gib": peak_memory_gib(inputs.config.device),
             "resumed": resume,
         }
         vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
@@ -196,9 +196,13 @@ def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
 
 
 def decide_operations(
-    train: Sequence[EditedImage], val: Sequence[EditedImage], chosen: Sequence[Operations], fixed: Operations, seed: int
+    searched: Sequence[EditedImage],
+    val: Sequence[EditedImage],
+    chosen: Sequence[Operations],
+    fixed: Operations,
+    seed: int,
 ) -> Deployment:
-    """Policy or best fixed sequence, by Dice (unlabelled: by the reward) on validation patients.
+    """Policy or best fixed sequence (found on `searched`), by Dice (unlabelled: the reward) on validation patients.
 
     The policy is deployed if, on at least `MIN_PATIENTS` patients, the lower 95 % bound of its gain is above 0.
     """
@@ -214,7 +218,7 @@ def decide_operations(
     reason = f"on {gain.groups} validation patients PPO minus best fixed sequence is {gain.signed} {criterion}"
     if gain.groups < MIN_PATIENTS:
         reason += ", too few patients for a decision"
-    patients = len({image.group_id for image in train})
+    patients = len({image.group_id for image in searched})
     return Deployment(
         gain.sign > 0, 0, f"{words(fixed)}, by the reward on {patients} training patients", criterion, gain, reason
     )

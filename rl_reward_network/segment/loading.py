@@ -105,7 +105,7 @@ def white_level(bit_depth: int | None, trained: dict[str, int] | None) -> int | 
     """
     if trained and bit_depth is not None:
         raise ValueError(
-            f"--bit_depth {bit_depth}: the policy was trained with white at {trained[DATA_SET]}; leave it out"
+            f"--bit_depth {bit_depth}: it was trained or measured with white at {trained[DATA_SET]}; leave it out"
         )
     levels = given_levels(bit_depth, trained)
     return levels[DATA_SET] if levels else None

@@ -8,7 +8,6 @@ from scipy.special import expit, logit
 
 from rl_reward_network.compare.masks import (
     Tools,
-    asked_per_image,
     flips_and_scales,
     fusion,
     masks_of_grid,
@@ -65,7 +64,7 @@ def test_policy_chooses_the_prompt_and_one_mask_is_asked() -> None:
     view, red = view_of(), image()[..., 0].astype(np.float32) / 255
     tools = Tools(PROMPTS, choosers={PROMPTS_NET: lambda view, weights: 1})
     assert (road_mask(road(PROMPTS_NET), view, tools, BASE, None) == (red**2 > 0.5)).all()
-    assert asked_per_image([view]) == 1
+    assert len(view.asked) == 1
 
 
 def test_mean_and_weighted_mean_over_prompts() -> None:
@@ -77,7 +76,7 @@ def test_mean_and_weighted_mean_over_prompts() -> None:
     found = road_mask(road("weighted_mean"), view, Tools(PROMPTS), BASE, None)
     assert (found == (expected > 0.5)).mean() > 0.99  # a score of 0 keeps a weight of 1e-4
     assert (road_mask(road("best_of_prompts"), view, Tools(PROMPTS), BASE, None) == (powers[1] > 0.5)).all()
-    assert asked_per_image([view]) == 3
+    assert len(view.asked) == 3
 
 
 def test_fusion_is_the_mean_of_logits_and_its_ends_are_its_parts() -> None:

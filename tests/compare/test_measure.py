@@ -25,7 +25,8 @@ def sample(number: int) -> Any:
     pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
     truth = rng.random((SIDE, SIDE)) > 0.5
     pixels[..., 1] = truth * 255
-    return SimpleNamespace(load_image=lambda: pixels, load_mask=lambda: truth, sample_id=f"i{number}")
+    names = {"sample_id": f"i{number}", "group_id": f"p{number}"}
+    return SimpleNamespace(load_image=lambda: pixels, load_mask=lambda: truth, **names)
 
 
 def view(image: np.ndarray) -> ImageView:

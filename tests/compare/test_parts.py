@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network.artefacts import write_json
+from rl_reward_network.compare import parts
 from rl_reward_network.compare.parts import (
     Cost,
     PartCommand,
@@ -16,7 +17,7 @@ from rl_reward_network.compare.parts import (
     make_part,
     total_cost,
 )
-from rl_reward_network.compare.roads import REWARD_NET, SUPERVISED
+from rl_reward_network.compare.roads import PROMPTS_NET, REWARD_NET, SUPERVISED
 from rl_reward_network.data.splits import Split
 
 
@@ -35,7 +36,8 @@ def test_a_finished_run_is_reused(tmp_path: Path) -> None:
 
 
 def test_a_command_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="supervised failed with exit status 2: sa2va-rl no-such-command --resume"):
+    message = "supervised failed with exit status 2: sa2va-rl no-such-command --resume --run_folder"
+    with pytest.raises(ValueError, match=message):
         make_part(PartCommand(SUPERVISED, ("no-such-command",), lambda: tmp_path))
     assert "no such command" in capfd.readouterr().err
 
@@ -54,3 +56,19 @@ def test_cost_of_a_grpo_run(tmp_path: Path) -> None:
     write_json(tmp_path / "final_model" / "config.json", config)
     cost = cost_of(SUPERVISED, tmp_path, {"reward": 50, "policy": 70})
     assert cost == Cost(4.5, (("policy", 10), ("reward", 50)), 40, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fixed_by", "labels"),
+    [(True, "Dice on 2", ()), (False, "score on 3", ()), (False, "Dice on 2", (("policy", 2),))],
+)
+def test_a_prompt_that_was_chosen_by_labels_counts_them(
+    tmp_path: Path, policy: bool, fixed_by: str, labels: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_parameters", lambda *_: 7)
+    config = {"seconds": {"masks and scores": 30, "PPO": 60}, "labels": {}, "resumed": True}
+    config["deployment"] = {"policy": policy, "fixed_by": fixed_by}
+    write_json(tmp_path / "final_model" / "config.json", config)
+    write_json(tmp_path / "tables.json", {"policy": [{"metrics": {}}, {"metrics": None}, {"metrics": {}}], "val": []})
+    assert cost_of(PROMPTS_NET, tmp_path, {}) == Cost(1.5, labels, 7, None, resumed=True)
+    assert cost_of(PROMPTS_NET, tmp_path, {}, searched=True) == Cost(0.5, labels, 0, None, resumed=True)

@@ -16,7 +16,7 @@ from rl_reward_network.cli import segment
 from rl_reward_network.compare import stage
 from rl_reward_network.compare.deployed import load_deployed
 from rl_reward_network.compare.measure import measure_road
-from rl_reward_network.compare.parts import PartCommand
+from rl_reward_network.compare.parts import PartCommand, part_digest
 from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
 from rl_reward_network.compare.stage import ComparePlan, run_compare_stage
 from rl_reward_network.inputs.config import RunConfig
@@ -89,7 +89,11 @@ def test_every_road_stands_in_the_table_with_its_cost(run: Path) -> None:
     assert float(rows["own"]["masks_per_image"]) == 0
     assert float(rows["fusion"]["labelled_images"]) > 0
     assert float(rows["base"]["minutes"]) == 0
-    assert float(rows["experiment2"]["minutes"]) > 0
+    assert float(rows["experiment2"]["minutes"]) > float(rows["sequence"]["minutes"]) > 0
+    assert float(rows["sequence"]["trained_parameters"]) == 0 < float(rows["experiment2"]["trained_parameters"])
+    assert float(rows["fixed_prompt"]["minutes"]) < float(rows["experiment1"]["minutes"])
+    assert float(rows["experiment1"]["minutes"]) < float(rows["experiment3"]["minutes"]), "which needs the network"
+    assert float(rows["experiment3"]["masks_per_image"]) <= 2
 
 
 def test_the_report_is_one_file_with_every_road_on_the_same_images(run: Path) -> None:
@@ -166,19 +170,33 @@ def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys:
         load_deployed(tmp_path, "cpu")
 
 
+def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> None:
+    saved = read_json(run / "best" / "road.json")
+    runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
+    runs = {POST: str((run / runs[POST].removeprefix("../")).resolve())}
+    write_json(run / "other" / "road.json", saved | {"road": POST, "runs": runs, "trained": {POST: "of before"}})
+    with pytest.raises(ValueError, match="was trained again since"):
+        load_deployed(run / "other", "cpu")
+    trained = {part: part_digest(part, Path(path)) for part, path in runs.items()}
+    other = saved | {"road": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
+    write_json(run / "other" / "road.json", other)
+    with pytest.warns(UserWarning, match="measured with other weights"):
+        load_deployed(run / "other", "cpu")
+
+
 @pytest.mark.parametrize(
     "road", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
 )
 def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, road: str) -> None:
-    """Whatever road it is; the moved folder of the whole project, too, since paths are relative."""
+    """Whatever road it is."""
     saved = read_json(run / "best" / "road.json")
     row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == road)
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {part: path.removeprefix("../") for part, path in runs.items()}
     parameter = float(row["deploys"]) if road == "fusion" else None
-    write_json(
-        run / "one" / "road.json", saved | {"road": road, "parameter": parameter, "runs": runs, "weights": "base"}
-    )
+    trained = {part: part_digest(part, run / path) for part, path in runs.items()}
+    changed = {"road": road, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
+    write_json(run / "one" / "road.json", saved | changed)
     deployed = load_deployed(run / "one", "cpu")
     with (run / "eval.csv").open(newline="") as file:
         line = next(line for line in csv.DictReader(file) if line["road"] == road)

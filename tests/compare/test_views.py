@@ -22,15 +22,28 @@ def test_masks_have_the_size_of_the_image_and_are_counted_once() -> None:
     calls: list[list[str]] = []
     view = view_with(calls)
     assert view.soft("base", ["a", "b"]).shape == (2, 8, 10)
+    view.soft("base", ["c", "a"])
     view.soft("base", ["a"])
-    assert calls == [["a", "b"], ["a"]]
-    assert view.asked == {("base", "a", "whole"), ("base", "b", "whole")}
+    assert calls == [["a", "b"], ["c"]], "each answer is computed once"
+    assert view.asked == {("base", name, "whole") for name in "abc"}
 
 
-def test_features_cost_no_mask() -> None:
-    view = view_with([])
+def test_features_come_with_an_answer() -> None:
+    calls: list[list[str]] = []
+    view = view_with(calls)
     assert view.features("base", "a").tolist() == [0, 1, 2]
-    assert not view.asked
+    view.soft("base", ["a"])
+    assert calls == [["a"]]
+    assert view.asked == {("base", "a", "whole")}
+
+
+def test_weights_and_copies_have_answers_of_their_own() -> None:
+    calls: list[list[str]] = []
+    view = view_with(calls)
+    view.soft("base", ["a"])
+    view.soft("trained", ["a"])
+    view.soft_of(view.image[:4], "base", ["a"], "upper half")
+    assert len(calls) == len(view.asked) == 3
 
 
 def test_without_a_network_there_is_no_scorer() -> None:
