@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -171,7 +172,7 @@ class _Seed:
             check_split(part, run, self.inputs.split)
             self.runs[part] = run
             if part in WEIGHTS:
-                _merge(part, run)
+                merge_part(part, run)
             what = "reused" if reused else "trained"
             progress.done("part", f"seed {self.seed}, part {number} of {len(parts)}: {part}: {what}: {run}", reused)
 
@@ -293,9 +294,10 @@ def best_weights(results: Mapping[str, RoadResult], groups: Sequence[str]) -> st
     return max((name for name in results if name in WEIGHTS), key=value)
 
 
-def _merge(part: str, run: Path) -> None:
-    """Merge the run's final model, unless the merged one is of these weights."""
+def merge_part(part: str, run: Path) -> None:
+    """Merge the run's final model into `MERGED`, unless the merged one is of these weights."""
     note, digest = run / MERGED / MERGED_FROM, {"final_model": part_digest(part, run)}
     if not note.exists() or read_json(note) != digest:
+        shutil.rmtree(run / MERGED, ignore_errors=True)
         merge_run(run / FINAL, run / MERGED)
         write_json(note, digest)

@@ -17,7 +17,7 @@ from rl_reward_network.compare import stage
 from rl_reward_network.compare.deployed import load_deployed
 from rl_reward_network.compare.measure import measure_road
 from rl_reward_network.compare.parts import PartCommand, part_digest
-from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
+from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET, SUPERVISED
 from rl_reward_network.compare.stage import ComparePlan, run_compare_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
@@ -205,3 +205,19 @@ def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run
     assert truth is not None
     overlap = 2 * (mask & truth).sum() / max(1, mask.sum() + truth.sum())
     assert overlap == pytest.approx(float(line["dice"]), abs=2e-3)
+
+
+def test_weights_are_merged_again_where_they_were_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def merge(final_model: Path, output: Path) -> None:
+        assert not output.exists(), "merge_run would refuse it"
+        write_json(output / "config.json", read_json(final_model / "config.json"))
+
+    monkeypatch.setattr(stage, "merge_run", merge)
+    for steps in (1, 1, 2):
+        write_json(tmp_path / "final_model" / "config.json", {"steps": steps})
+        stage.merge_part(SUPERVISED, tmp_path)
+        assert read_json(tmp_path / stage.MERGED / "config.json") == {"steps": steps}
+    monkeypatch.setattr(stage, "merge_run", None)
+    stage.merge_part(SUPERVISED, tmp_path)
