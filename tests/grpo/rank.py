@@ -193,6 +193,8 @@ def gradients(policy: Any, groups: list[RolloutGroup]) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     train(Path(sys.argv[1]))
+    if sys.argv[2:] == ["train"]:
+        sys.exit()
     resume(Path(sys.argv[1]), curriculum=False)
     resume(Path(sys.argv[1]), curriculum=True)
     validate(Path(sys.argv[1]))
