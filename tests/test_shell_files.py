@@ -200,3 +200,24 @@ def test_they_can_be_started_as_programs() -> None:
         if not listed:
             pytest.skip("not a git checkout, which keeps the mode")
         assert listed.startswith("100755"), file
+
+
+def test_the_check_of_a_gpu_goes_on_after_a_part_that_fails(called: Called, tmp_path: Path) -> None:
+    done, calls = called("scripts/gpu_check.sh", GPU_CHECK_DEVICE="cpu", GPU_CHECK_SIZES="--wrong 1b")
+    assert done.returncode == 0, done.stderr
+    (report,) = tmp_path.glob("gpu_check_*.txt")
+    assert done.stdout.splitlines()[-1] == f"report: {report}"
+    text = report.read_text()
+    assert "error: --wrong\n-- exit status 2" in text
+    for title in ("machine", "stages, 1b", "predicted memory, 1b", "batched prompts", "step 2, quick", "tests"):
+        assert f"== {title}" in text
+    assert str(ROOT) not in text
+    words = [call["words"] for call in calls]
+    assert any("benchmarks.real_size --size 1b --device cpu" in line for line in words)
+    assert any(line.startswith("-m pytest") for line in words)
+
+
+def test_the_check_of_a_gpu_explains_itself(called: Called) -> None:
+    done, calls = called("scripts/gpu_check.sh", "--help")
+    assert "bash scripts/gpu_check.sh" in done.stdout
+    assert not calls
