@@ -47,7 +47,8 @@ def _cells(row: Row, size: Size, memory_gib: float) -> tuple[str, str]:
     if not result.fits:
         return f"{NAMES[size]} does not fit", needed
     words = changed_flags(usual, result.settings, row.flags)
-    return f"`{f'{row.command} --model_path ByteDance/{NAMES[size]} {words}'.strip()}`", needed
+    command = f"{row.command} --model_path ByteDance/{NAMES[size]} --data_root DATA {words}"
+    return f"`{command.strip()}`", needed
 
 
 if __name__ == "__main__":

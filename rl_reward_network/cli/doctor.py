@@ -70,7 +70,7 @@ def main(args: Args) -> None:
     if args.memory:
         from rl_reward_network.cli.memory import show_memory
 
-        sys.exit(0 if show_memory(args.model_path, args.needs) else 1)
+        sys.exit(0 if show_memory(args.model_path, args.data_root, args.needs) else 1)
     table = Table(title="pre-flight")
     for column in ("what", "state", "details"):
         table.add_column(column)

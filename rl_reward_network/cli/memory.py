@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.memory.advice import Fit, changed_flags, fit, memory_gib, needed_gib
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
-from rl_reward_network.models.default import is_small
+from rl_reward_network.models.default import DEFAULT_MODEL, is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
@@ -44,11 +46,12 @@ ROWS = (
 )
 
 
-def show_memory(model_path: str, asked: MemorySettings) -> bool:
+def show_memory(model_path: str, data_root: Path, asked: MemorySettings) -> bool:
     """Print the table, and for each stage a command; whether all stages fit.
 
     Args:
         model_path: of Sa2VA; of a hub id only the configuration is downloaded.
+        data_root: for the commands.
         asked: the settings as given.
 
     Raises:
@@ -64,13 +67,20 @@ def show_memory(model_path: str, asked: MemorySettings) -> bool:
         table.add_row(result.asked.name, _needed(result, device), _parts(result.stage))
     merging = merge_stage(config, settings)
     table.add_row("merge (main memory)", f"{needed_gib(merging, 'cpu'):.1f}", _parts(merging))
-    console = Console()
+    console, named = Console(), _named(model_path, data_root)
     console.print(table)
     for row, result in zip(ROWS, results, strict=True):
         if row.command:
             words = changed_flags(usual, result.settings, row.flags)
-            console.print(_advice(result, f"{row.command} --model_path {model_path} {words}".strip()), soft_wrap=True)
+            console.print(_advice(result, f"{row.command} {named} {words}".strip()), soft_wrap=True)
     return all(result.fits for result in results)
+
+
+def _named(model_path: str, data_root: Path) -> str:
+    """Model and data as flags; the data of the embedded model need no name."""
+    if model_path == DEFAULT_MODEL and data_root == DEFAULT_DATA:
+        return f"--model_path {model_path}"
+    return f"--model_path {model_path} --data_root {'DATA' if data_root == DEFAULT_DATA else data_root}"
 
 
 def _needed(result: Fit, device: str) -> str:
