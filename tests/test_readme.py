@@ -25,7 +25,7 @@ from tests.conftest import smooth_image, tube_image
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 EVERYTHING = "\n".join(PAGES.values())
-WIDE_TABLES = ("docs/specification.md", "docs/log.md")  # three columns of sentences; history
+WIDE_TABLES = ("docs/getting-started.md", "docs/specification.md", "docs/log.md")  # three columns of sentences; history
 SHELL_FILES = {
     "run_step2_finetune.sh": "prompts",
     "run_experiment1.sh": "prompts",
