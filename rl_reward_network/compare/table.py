@@ -146,7 +146,7 @@ def _as_good(row: TableRow, best: TableRow, images: TestImages, seed: int) -> bo
 
 
 def _price(row: TableRow) -> tuple[float, float, int]:
-    """What is compared first to last: minutes of training, masks of Sa2VA per image, labelled images."""
+    """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
     return row.cost.minutes, row.asked, row.cost.labelled_images
 
 
@@ -203,7 +203,7 @@ def _named(row: TableRow) -> str:
 def _price_words(row: TableRow) -> str:
     return (
         f"{row.minutes} minutes of training, {row.cost.labelled_images} labelled images, "
-        f"{row.asked:.2g} masks of Sa2VA per image"
+        f"answers of Sa2VA per image: {row.asked:.2g}"
     )
 
 
