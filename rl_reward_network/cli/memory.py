@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.memory.advice import Fit, changed_flags, fit, memory_gib, needed_gib
+from rl_reward_network.memory.advice import CUDA_CONTEXT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL, is_small
@@ -19,6 +19,9 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 SHOWN_GIB = 0.05  # smaller parts are not named
+CAPTION = (
+    f"needed: {MARGIN['cpu']} x the sum of all parts in main memory; {MARGIN['cuda']} x and {CUDA_CONTEXT} GiB on a GPU"
+)
 SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
 TRAINING_FLAGS = tuple(
     field.name for field in fields(MemorySettings) if field.name not in ("device", "memory_gib", "segment_batch")
@@ -61,7 +64,8 @@ def show_memory(model_path: str, data_root: Path, asked: MemorySettings) -> bool
     settings = asked.on_device("cuda" if torch.cuda.is_available() else "cpu").of_model(small)
     usual, device = MemorySettings().of_model(small), settings.device or "cpu"
     available = settings.memory_gib or memory_gib(device)
-    table = Table("stage", "needed (GiB)", "largest parts", title=f"{model_path} on {device}, {available:.1f} GiB")
+    title = f"{model_path} on {device}, {available:.1f} GiB"
+    table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=CAPTION)
     results = [fit(partial(row.predict, config), settings, available) for row in ROWS]
     for result in results:
         table.add_row(result.asked.name, _needed(result, device), _parts(result.stage))

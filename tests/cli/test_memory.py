@@ -22,6 +22,7 @@ def test_each_stage_has_its_memory_and_its_command(capsys: pytest.CaptureFixture
     code, text = shown(capsys, "--memory_gib", "20")
     assert code == 0
     assert "sa2va-nano on cpu, 20.0 GiB" in text
+    assert "needed: 1.25 x the sum of all parts in main memory; 1.1 x and 0.6 GiB on a GPU" in text
     for word in ("load 0.", "segment (steps 1, 2)", "GRPO step", "merge (main memory)", "process 0.6"):
         assert word in text
     assert "GRPO step: sa2va-rl grpo full --model_path sa2va-nano" in text
