@@ -11,7 +11,6 @@ no labels. With --resume the newest run of these settings is resumed.
 
 import os
 from dataclasses import replace
-from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +46,7 @@ def main(args: Args) -> None:
     check(args)
     from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.inputs import open_grpo_inputs
+    from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.stage import run_grpo_stage
     from rl_reward_network.grpo.startup import meanings
     from rl_reward_network.runs.resume import run_line
@@ -58,7 +58,8 @@ def main(args: Args) -> None:
     if judge is not None:
         plan = replace(plan, judge=args.rewards.judge_facts(judge.client.config.model))
     resumed = _to_resume(args, inputs, plan) if args.resume else None
-    run = resumed or args.run_folder or one_run_folder(args.inputs.output_dir, inputs.device == "cpu")
+    connect(inputs.device == "cpu")
+    run = resumed or args.run_folder or one_run_folder(args.inputs.output_dir)
     if _first_process():
         print("\n".join([run_line(run, args.resume), f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
     if resumed and (resumed / FINAL).exists():
@@ -72,14 +73,12 @@ def main(args: Args) -> None:
             print(line)
 
 
-def one_run_folder(output_dir: Path, cpu: bool) -> Path:
-    """A new folder; the same in all processes of torchrun."""
-    from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list
-
+def one_run_folder(output_dir: Path) -> Path:
+    """A new folder; the same in all processes, which `connect` has connected."""
     names = [str(new_run_folder(output_dir, GRPO_RUN))]
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        PartialState(cpu=cpu, timeout=timedelta(minutes=30))  # one process may wait so long for a judge
+        from accelerate.utils import broadcast_object_list
+
         broadcast_object_list(names)
     return Path(names[0])
 

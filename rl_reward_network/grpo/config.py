@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from rl_reward_network.grpo.loss.losses import LossSettings
+from rl_reward_network.grpo.ranks import LONGEST_WAIT
 from rl_reward_network.grpo.settings import (
     GRPOSettings,
     MaskPolicyName,
@@ -46,6 +47,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     ddp_find_unused_parameters: bool | None = field(default=False)  # every step reaches every trainable tensor
     average_tokens_across_devices: bool = field(default=False)
     logging_nan_inf_filter: bool = field(default=False)
+    ddp_timeout: int = field(default=int(LONGEST_WAIT.total_seconds()))
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be trained with."""

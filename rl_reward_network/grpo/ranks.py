@@ -1,13 +1,28 @@
-"""Decisions that all processes (ranks) of a run must take alike. Every rank must call these functions."""
+"""What all processes (ranks) of a run do together: every rank must call these functions."""
 
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 Value = TypeVar("Value")
+LONGEST_WAIT = timedelta(days=1)  # for a process with a slow judge, or for validation, which the first one makes alone
+
+
+def connect(cpu: bool) -> None:
+    """Connect the processes of torchrun; nothing without torchrun.
+
+    On CPUs the Trainer would ignore `ddp_timeout`, and a process would wait for others for half an hour at most.
+
+    Args:
+        cpu: whether the run is on CPUs, also on a machine that has a GPU.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
 def from_first_rank(accelerator: Accelerator, make: Callable[[], Value]) -> Value:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
-from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
+from rl_reward_network.grpo.ranks import any_rank, connect, first_message, from_first_rank
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback
@@ -45,9 +45,18 @@ def train(folder: Path, accumulation: int = 1) -> None:
     logs = [line for line in trainer.state.log_history if "total_loss" in line]
     state = {
         "wrapped": type(trainer.model_wrapped).__name__,
+        "longest_wait": longest_wait(),
         "spread": trainer.rollout_generator.spread_controller.spread,
     }
     (folder / f"record_{rank}.json").write_text(json.dumps({"logs": logs, "rollouts": rollouts, **state}))
+
+
+def longest_wait() -> float | None:
+    """Seconds after which a process gives up waiting for another; None without another."""
+    if not distributed.is_initialized():
+        return None
+    backend = distributed.group.WORLD._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
 
 
 def resume(folder: Path, curriculum: bool) -> None:
@@ -192,6 +201,7 @@ def gradients(policy: Any, groups: list[RolloutGroup]) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
+    connect(cpu=True)
     train(Path(sys.argv[1]))
     if sys.argv[2:] == ["train"]:
         sys.exit()

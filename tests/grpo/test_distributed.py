@@ -171,6 +171,11 @@ def wait_for(found: Callable[[], Any], seconds: float) -> None:
         time.sleep(0.2)
 
 
+def test_ranks_wait_for_one_with_a_slow_judge(ranks: Path) -> None:
+    """A request may take `timeout_s` x (`max_retries` + 1), and a rank sends thousands of them, one after another."""
+    assert [recorded(ranks, rank)["longest_wait"] for rank in range(RANKS)] == [24 * 3600] * RANKS
+
+
 @pytest.mark.parametrize("curriculum", [False, True])
 def test_two_ranks_cut_off_inside_a_later_epoch_go_on_with_the_same_prompts(ranks: Path, curriculum: bool) -> None:
     """With the curriculum the weights of the loops follow the gradients as well: all the state that there is."""
