@@ -1,4 +1,4 @@
-"""What only a GPU can show: bfloat16 against float32, tokens per second, and recovery when memory runs out.
+"""What only a GPU can show: number formats, speed, whether compilation pays, and recovery when memory runs out.
 
     python -m benchmarks.gpu                     # the embedded model; on the CPU without the last part
     python -m benchmarks.gpu --model_path MODEL
@@ -7,13 +7,15 @@ Texts are compared word by word, masks by IoU, on rendered images and the built-
 by a limit a little above the model's own.
 """
 
-import time
+import statistics
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from benchmarks.segment import seconds
 from rl_reward_network.cli.app import run
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.prompts import PROMPTS
@@ -24,6 +26,7 @@ from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
 from rl_reward_network.rewards.masks import iou
 
 SIDE = 512  # pixels
+REPEATS = 10  # of an encoder
 ROOM = 1.05  # share of the model's memory that is allowed where it is to run out
 
 
@@ -47,6 +50,7 @@ def main(args: Args) -> None:
     overlap = [iou(_mask(a)[None], _mask(b)[None])[0] for a, b in zip(whole, half, strict=True)]
     print(f"bfloat16 against float32: {same:.1%} of {len(whole)} texts equal, mask IoU {np.mean(overlap):.4f}")
     print(f"decoding: {_tokens_per_second(args, images[0]):.0f} tokens per second")
+    print(_compilation(args, images[0]))
     if args.device.startswith("cuda"):
         print(f"out of memory: {_recovery(args, images[0])}")
 
@@ -68,15 +72,42 @@ def _tokens_per_second(args: Args, image: np.ndarray) -> float:
     """Captions of one image, all rows at once, to the last token."""
     model, processor = load_sa2va_model(args.model_path, args.device)
     processor.max_tiles = 1
-    count, rounds = 0, [0.0, 0.0]
-    for number in range(2):  # the first one is not counted
-        start = time.perf_counter()
-        answers = model.segment([image], ["Please describe the image."] * 16, processor, max_new_tokens=128)[0]
-        if args.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        rounds[number] = time.perf_counter() - start
-        count = sum(len(processor.token_ids(answer.answer)) for answer in answers)
-    return count / rounds[1]
+    answers: list[Segmentation] = []
+
+    def caption() -> None:
+        answers[:] = model.segment([image], ["Please describe the image."] * 16, processor, max_new_tokens=128)[0]
+
+    caption()  # is not counted
+    taken = seconds(caption)
+    return sum(len(processor.token_ids(answer.answer)) for answer in answers) / taken
+
+
+def _compilation(args: Args, image: np.ndarray) -> str:
+    """Both image encoders with and without `torch.compile`: the parts whose shapes never change."""
+    model, processor = load_sa2va_model(args.model_path, args.device)
+    tile = processor.pixel_values(processor.tiles(image)[:1]).to(model.device)
+    pixels = processor.sam_pixel_values(image).to(model.device)
+
+    @torch.no_grad()
+    def encode() -> None:
+        model.model.get_vision_features(tile)
+        model.get_sam_features(pixels)
+
+    eager = _median_seconds(encode)
+    model.model.vision_tower.compile()
+    model.grounding_encoder.vision_encoder.compile()
+    first = seconds(encode)
+    compiled = _median_seconds(encode)
+    return (
+        f"encoders: {1 / eager:.1f} images per second, compiled {eager / compiled:.2f} times as fast, "
+        f"after {first:.0f} s of compilation"
+    )
+
+
+def _median_seconds(work: Callable[[], None]) -> float:
+    """Of one call, after one that is not counted."""
+    work()
+    return statistics.median(seconds(work) for _ in range(REPEATS))
 
 
 def _recovery(args: Args, image: np.ndarray) -> str:
