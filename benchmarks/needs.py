@@ -11,7 +11,7 @@ from functools import partial
 
 from benchmarks.random_checkpoint import Size, official_config
 from rl_reward_network.cli.app import run
-from rl_reward_network.cli.memory import ROWS, Row
+from rl_reward_network.cli.memory import SEGMENT, TRAIN, Row
 from rl_reward_network.memory.advice import changed_flags, fit, needed_gib
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
@@ -31,21 +31,21 @@ class Args:
 
 def main(args: Args) -> None:
     """Print one line after the other."""
-    print("| GPU (GiB) | step 2 | needs | GRPO | needs |\n|---|---|---|---|---|")
+    print("| model | GPU (GiB) | step 2 | needs | GRPO | needs |\n|---|---|---|---|---|---|")
     for size in args.sizes:
         for memory in args.memory_gib:
-            cells = [cell for row in ROWS[1:] for cell in _cells(row, size, memory)]
-            print(f"| {memory:g} | {' | '.join(cells)} |", flush=True)
+            cells = [cell for row in (SEGMENT, TRAIN) for cell in _cells(row, size, memory)]
+            print(f"| {NAMES[size]} | {memory:g} | {' | '.join(cells)} |", flush=True)
 
 
 def _cells(row: Row, size: Size, memory_gib: float) -> tuple[str, str]:
     """The command that fits, and the memory that it needs in GiB."""
     config = config_from_original(official_config(size), HIERA_L, size)
     usual = MemorySettings(device="cuda").of_model(small=False)
-    result = fit(partial(row.predict, config), usual, memory_gib)
+    result = fit(partial(row.predict, config), usual, memory_gib, row.flags)
     needed = f"{needed_gib(result.stage, 'cuda'):.1f}"
     if not result.fits:
-        return f"{NAMES[size]} does not fit", needed
+        return "does not fit", needed
     words = changed_flags(usual, result.settings, row.flags)
     command = f"{row.command} --model_path ByteDance/{NAMES[size]} --data_root DATA {words}"
     return f"`{command.strip()}`", needed

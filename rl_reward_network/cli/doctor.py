@@ -10,7 +10,7 @@ starts and suspicious masks are reported. Nothing is rendered. The exit status i
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +27,10 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 if TYPE_CHECKING:
     from rl_reward_network.inputs.doctor import Finding
 
-IGNORE_UNKNOWN = True  # the shell files hand on the flags of the next command
+
+def ignore_unknown(words: Sequence[str]) -> bool:
+    """The shell files hand on the flags of the next command; they never ask for the memory."""
+    return "--memory" not in words
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def main(args: Args) -> None:
     if args.memory:
         from rl_reward_network.cli.memory import show_memory
 
-        sys.exit(0 if show_memory(args.model_path, args.data_root, args.needs) else 1)
+        needs = args.needs if args.gpu is None else args.needs.on_device("cpu" if args.gpu < 0 else "cuda")
+        sys.exit(0 if show_memory(args.model_path, args.data_root, args.reward_net, needs) else 1)
     table = Table(title="pre-flight")
     for column in ("what", "state", "details"):
         table.add_column(column)

@@ -54,8 +54,9 @@ def _call(words: list[str], prog: str) -> None:
         from rl_reward_network.cli.app import run  # not at the top: the overview needs no tyro
 
         module = import_module(f"rl_reward_network.cli.{SUBCOMMANDS.get(name, name).replace('-', '_')}")
-        check, ignore_unknown = getattr(module, "check", None), getattr(module, "IGNORE_UNKNOWN", False)
-        run(module.main, module.Args, prog or f"sa2va-rl {name}", words[len(name.split()) :], check, ignore_unknown)
+        flags, ignoring = words[len(name.split()) :], getattr(module, "ignore_unknown", None)
+        ignored = ignoring is not None and ignoring(flags)
+        run(module.main, module.Args, prog or f"sa2va-rl {name}", flags, getattr(module, "check", None), ignored)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)

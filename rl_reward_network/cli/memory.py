@@ -1,7 +1,7 @@
 """The table of `sa2va-rl doctor --memory`: what each stage will need, and the commands that fit."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,10 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
+from rl_reward_network.cli.grpo_flags import ROLLOUT_FLAGS
+from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.memory.advice import CUDA_CONTEXT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
@@ -19,13 +22,10 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 SHOWN_GIB = 0.05  # smaller parts are not named
-CAPTION = (
-    f"needed: {MARGIN['cpu']} x the sum of all parts in main memory; {MARGIN['cuda']} x and {CUDA_CONTEXT} GiB on a GPU"
-)
+CAPTION = f"needed: {MARGIN} x the sum of all parts, and {CUDA_CONTEXT} GiB more on a GPU"
 SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
-TRAINING_FLAGS = tuple(
-    field.name for field in fields(MemorySettings) if field.name not in ("device", "memory_gib", "segment_batch")
-)
+OTHERS = ("device", "memory_gib", "segment_batch", "images")  # are not flags of training
+TRAINING_FLAGS = tuple(field.name for field in fields(MemorySettings) if field.name not in OTHERS)
 
 
 class Row(NamedTuple):
@@ -41,20 +41,25 @@ class Row(NamedTuple):
     command: str
     flags: tuple[str, ...]
 
-
-ROWS = (
-    Row(load_stage, "", ()),
-    Row(segment_stage, "bash run_step2_finetune.sh full", SEGMENT_FLAGS),
-    Row(training_stage, "sa2va-rl grpo full", TRAINING_FLAGS),
-)
+    def flags_of(self, settings: MemorySettings) -> tuple[str, ...]:
+        """Those flags that have an effect with these settings."""
+        unused = ROLLOUT_FLAGS if settings.objective == "supervised" else ()
+        return tuple(name for name in self.flags if name not in unused)
 
 
-def show_memory(model_path: str, data_root: Path, asked: MemorySettings) -> bool:
+LOAD = Row(load_stage, "", ())
+SEGMENT = Row(segment_stage, "bash run_step2_finetune.sh full", SEGMENT_FLAGS)
+TRAIN = Row(training_stage, "sa2va-rl grpo full", TRAINING_FLAGS)
+MERGE = Row(merge_stage, "sa2va-rl merge --model_path RUN --output merged", ("dtype",))
+
+
+def show_memory(model_path: str, data_root: Path, reward_net: str, asked: MemorySettings) -> bool:
     """Print the table, and for each stage a command; whether all stages fit.
 
     Args:
         model_path: of Sa2VA; of a hub id only the configuration is downloaded.
         data_root: for the commands.
+        reward_net: for the command of training.
         asked: the settings as given.
 
     Raises:
@@ -66,28 +71,54 @@ def show_memory(model_path: str, data_root: Path, asked: MemorySettings) -> bool
     available = settings.memory_gib or memory_gib(device)
     title = f"{model_path} on {device}, {available:.1f} GiB"
     table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=CAPTION)
-    results = [fit(partial(row.predict, config), settings, available) for row in ROWS]
-    for result in results:
-        table.add_row(result.asked.name, _needed(result, device), _parts(result.stage))
-    merging = merge_stage(config, settings)
-    table.add_row("merge (main memory)", f"{needed_gib(merging, 'cpu'):.1f}", _parts(merging))
-    console, named = Console(), _named(model_path, data_root)
+    results = [
+        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings)))
+        for row in tqdm((LOAD, SEGMENT, TRAIN), "predicting", leave=False)
+    ]
+    results.append((MERGE, _merging(config, settings, available)))
+    for _, result in results:
+        table.add_row(result.asked.name, _needed(result), _parts(result.stage))
+    console, flags = Console(), _inputs(model_path, data_root)
     console.print(table)
-    for row, result in zip(ROWS, results, strict=True):
+    for row, result in results:
         if row.command:
-            words = changed_flags(usual, result.settings, row.flags)
-            console.print(_advice(result, f"{row.command} {named} {words}".strip()), soft_wrap=True)
-    return all(result.fits for result in results)
+            inputs = "" if row is MERGE else flags + _rewards(row, data_root, reward_net, settings)
+            words = changed_flags(usual, result.settings, row.flags_of(settings))
+            console.print(_advice(result, " ".join(filter(None, (row.command, inputs, words)))), soft_wrap=True)
+    return all(result.fits for _, result in results)
 
 
-def _named(model_path: str, data_root: Path) -> str:
+def _merging(config: Sa2VAConfig, settings: MemorySettings, available: float) -> Fit:
+    """In main memory: that which was given, or that of this machine; of another machine with a GPU it is not known."""
+    if settings.device == "cuda":
+        available = float("inf") if settings.memory_gib else memory_gib("cpu")
+    return fit(partial(merge_stage, config), replace(settings, device="cpu"), available, MERGE.flags)
+
+
+def _inputs(model_path: str, data_root: Path) -> str:
     """Model and data as flags; the data of the embedded model need no name."""
     if model_path == DEFAULT_MODEL and data_root == DEFAULT_DATA:
         return f"--model_path {model_path}"
     return f"--model_path {model_path} --data_root {'DATA' if data_root == DEFAULT_DATA else data_root}"
 
 
-def _needed(result: Fit, device: str) -> str:
+def _rewards(row: Row, data_root: Path, reward_net: str, settings: MemorySettings) -> str:
+    """The reward network as a flag, where GRPO has no captions to close a loop."""
+    if row is not TRAIN or settings.objective == "supervised" or data_root == DEFAULT_DATA or _captioned(data_root):
+        return f" --reward_net {reward_net}" if reward_net and row is TRAIN else ""
+    return f" --reward_net {reward_net or 'NET'}"
+
+
+def _captioned(data_root: Path) -> bool:
+    """Whether these are captioned regions; what does not exist or is unknown is taken for annotated images."""
+    try:
+        return recognise(data_root) in REGIONS
+    except ValueError:
+        return False
+
+
+def _needed(result: Fit) -> str:
+    device = result.settings.device or "cpu"
     needed = f"{needed_gib(result.asked, device):.1f}"
     if result.harm:
         needed += f", lowered {needed_gib(result.stage, device):.1f}"

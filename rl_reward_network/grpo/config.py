@@ -7,6 +7,7 @@ from transformers import TrainingArguments
 
 from rl_reward_network.grpo.loss.losses import LossSettings
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
+from rl_reward_network.grpo.rollouts.image_context import ROWS_AT_ONCE
 from rl_reward_network.grpo.settings import (
     GRPOSettings,
     MaskPolicyName,
@@ -42,7 +43,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
     mask_epsilon: float = 1e-3
     supervised_mask_weight: float = 1.0
     feature_cache_gib: float = 4.0
-    rows_at_once: int = 128
+    rows_at_once: int = ROWS_AT_ONCE
     remove_unused_columns: bool = field(default=False)
     ddp_find_unused_parameters: bool | None = field(default=False)  # every step reaches every trainable tensor
     average_tokens_across_devices: bool = field(default=False)

@@ -17,11 +17,12 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.image_context import ImageContext
 from rl_reward_network.grpo.trainable import mixed_precision
+from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.masks import dice, iou, precision, recall
 
-BATCH_SIZE = 32  # prompts whose image is one tile
+BATCH_SIZE = {"small": 32, "large": 8}  # prompts whose image is one tile, by kind of model, as in training
 SAMPLED = 4  # captions per prompt for the expected reward
 OVERLAPS = {"dice": dice, "iou": iou, "precision": precision, "recall": recall}
 Seed = tuple[int, int]
@@ -68,7 +69,7 @@ def measure(
     1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
     caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask for the prompt's question.
     """
-    size = batch_size(cache)
+    size = batch_size(model.config, cache.processor.max_tiles)
     with mixed_precision(model):
         parts = [
             _measure_batch(model, prompts[start : start + size], cache, max_completion_length, (seed, start))
@@ -88,7 +89,7 @@ def iou_of_captions(
 ) -> np.ndarray:
     """float64 (N,): IoU of the model's mask of each caption with the prompt's region."""
     values: list[float] = []
-    size = batch_size(cache)
+    size = batch_size(model.config, cache.processor.max_tiles)
     with mixed_precision(model):
         for start in range(0, len(prompts), size):
             batch, texts = open_batch(prompts[start : start + size], cache), captions[start : start + size]
@@ -98,9 +99,15 @@ def iou_of_captions(
     return np.array(values)
 
 
-def batch_size(cache: FeatureCache) -> int:
-    """Prompts of one batch: fewer if images are split into tiles, all of which the language model reads."""
-    return max(1, BATCH_SIZE // cache.processor.max_tiles)
+def batch_size(config: Any, max_tiles: int) -> int:
+    """Prompts of one batch: fewer if images are split into tiles, all of which the language model reads.
+
+    Args:
+        config: of the model.
+        max_tiles: of an image.
+    """
+    kind = "small" if config.text_config.hidden_size <= SMALL_HIDDEN_SIZE else "large"
+    return max(1, BATCH_SIZE[kind] // max_tiles)
 
 
 def _measure_batch(

@@ -170,6 +170,8 @@ def check_settings(settings: Any) -> None:
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
             "checkpoint holds no half-used rollouts"
         )
+    if not 0 <= settings.ema_decay < 1:
+        raise ValueError(f"ema_decay is {settings.ema_decay}, expected 0 or more and less than 1")
     loops = (settings.mask_to_caption_weight, settings.caption_to_mask_weight)
     if not any(loops) and settings.pathwise_weight == 0:
         raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")
@@ -201,7 +203,7 @@ def _check_counts(settings: Any) -> None:
             f"per_device_train_batch_size is {batch} generations, not divisible by num_generations {group}: whole "
             "groups stay together; give a multiple of it"
         )
-    check_at_least(settings, 1, "num_iterations", "max_completion_length")
+    check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps")
     if settings.max_steps == 0:  # -1 leaves it to the epochs
         raise ValueError("max_steps is 0, expected 1 or more")
 

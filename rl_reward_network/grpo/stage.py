@@ -124,6 +124,7 @@ def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGR
         data_seed=inputs.config.seed,
         use_cpu=not cuda,
         bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
+        feature_cache_gib=inputs.regions.feature_cache_gib,
         report_to="none",
         disable_tqdm=True,
         **settings,

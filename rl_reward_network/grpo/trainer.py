@@ -196,6 +196,7 @@ class Sa2VAGRPOTrainer(Trainer):
         for _ in range(num_batches):
             next(epoch_iterator)
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
+            self.buffer.clear()  # in place, for the Trainer holds this list, too: image features of both are too much
             self.buffer = self._generate_step()
         counts = torch.tensor(count_step(self.buffer), device=device)
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size

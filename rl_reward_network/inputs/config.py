@@ -111,6 +111,8 @@ class RegionConfig:
     attention, since it is trained on packed rows with a mask."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"]), RARE] = 1
     """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
+    feature_cache_gib: Rare[float] = 4.0
+    """Main memory for the features of images, which are then encoded once; with less, images are encoded again."""
     max_regions: Rare[int | None] = None
     """Read at most so many regions; by default all."""
     describe_question: Rare[str | None] = None
@@ -124,6 +126,8 @@ class RegionConfig:
             raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
         if self.max_regions is not None and self.max_regions < 4:
             raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
+        if not self.feature_cache_gib >= 0:
+            raise ValueError(f"feature_cache_gib is {self.feature_cache_gib}, expected 0 or more")
 
 
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:

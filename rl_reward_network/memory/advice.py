@@ -1,6 +1,6 @@
 """Whether a stage fits a device, and what to lower if it does not, in the order of least harm."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,10 +10,10 @@ import torch
 from rl_reward_network.memory.predict import GIB, Stage
 from rl_reward_network.memory.settings import MemorySettings
 
-MARGIN = {"cpu": 1.25, "cuda": 1.1}  # measured on CPUs: at most 1.23 times the prediction (docs/results.md)
+MARGIN = 1.25  # of the prediction: on CPUs at most 1.23 times as much was measured (docs/results.md), on GPUs nothing
 CUDA_CONTEXT = 0.6  # GiB, of a GPU, which torch does not count
 LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
-FEWEST_TOKENS, SMALLEST_R = 32, 16
+FEWEST_TOKENS, SMALLEST_R, SMALLEST_CACHE_GIB = 32, 16, 0.25
 SAVES = 0.995  # share of the memory; a change that leaves more than this is not worth its cost
 FLAGS = {
     "per_device_train_batch_size": "batch_size",
@@ -59,28 +59,36 @@ def memory_gib(device: str) -> float:
 
 def needed_gib(stage: Stage, device: str) -> float:
     """What a device must have: the prediction with a margin, and the context of a GPU."""
-    return stage.gib * MARGIN[device] + (CUDA_CONTEXT if device == "cuda" else 0.0)
+    return stage.gib * MARGIN + (CUDA_CONTEXT if device == "cuda" else 0.0)
 
 
-def fit(predict: Predict, settings: MemorySettings, available_gib: float) -> Fit:
-    """Lower one setting after the other until the stage fits; what saves nothing is left as it is.
+def fit(predict: Predict, settings: MemorySettings, available_gib: float, names: Collection[str]) -> Fit:
+    """Lower one setting after the other until the stage fits, then raise again those that it fits without.
+
+    What saves nothing is left as it is.
 
     Args:
         predict: the stage of settings.
         settings: as asked for.
         available_gib: memory of the device.
+        names: the settings that the stage's command has.
     """
-    device = settings.device or "cpu"
+    device, usual = settings.device or "cpu", settings
     asked = stage = predict(settings)
-    harm: list[str] = []
-    for lower, cost in CHANGES:
-        while needed_gib(stage, device) > available_gib and (changed := lower(settings)):
-            smaller = predict(changed)
+    changes = [change for change in CHANGES if set(change.names) <= set(names)]
+    for change in changes:
+        while needed_gib(stage, device) > available_gib and (lowered := change.lower(settings)):
+            smaller = predict(lowered)
             if smaller.gib > SAVES * stage.gib:
                 break
-            settings, stage = changed, smaller
-            harm.append(cost)
-    return Fit(asked, stage, settings, list(dict.fromkeys(harm)), needed_gib(stage, device) <= available_gib)
+            settings, stage = lowered, smaller
+    fits = needed_gib(stage, device) <= available_gib
+    for change in reversed(changes):
+        raised = replace(settings, **{name: getattr(usual, name) for name in change.names})
+        if fits and raised != settings and needed_gib(larger := predict(raised), device) <= available_gib:
+            settings, stage = raised, larger
+    harm = [change.harm for change in changes if change.differs(usual, settings)]
+    return Fit(asked, stage, settings, harm, fits)
 
 
 def changed_flags(before: MemorySettings, after: MemorySettings, names: Iterable[str]) -> str:
@@ -89,6 +97,11 @@ def changed_flags(before: MemorySettings, after: MemorySettings, names: Iterable
     return " ".join(
         f"--{FLAGS.get(name, name)}" + ("" if value is True else f" {value}") for name, value in changed.items()
     )
+
+
+def _cache(settings: MemorySettings) -> MemorySettings | None:
+    size = settings.feature_cache_gib / 2
+    return replace(settings, feature_cache_gib=size) if size >= SMALLEST_CACHE_GIB else None
 
 
 def _checkpointing(settings: MemorySettings) -> MemorySettings | None:
@@ -130,13 +143,33 @@ def _partner(settings: MemorySettings) -> MemorySettings | None:
     return replace(settings, ema_decay=0.0) if settings.ema_decay else None
 
 
-CHANGES: tuple[tuple[Callable[[MemorySettings], MemorySettings | None], str], ...] = (
-    (_checkpointing, "the same result, slower"),
-    (_segment_batch, "the same masks, slower"),
-    (_batch, "the same prompts per step, slower"),
-    (_dtype, "weights are rounded"),
-    (_tiles, "small objects are seen less well"),
-    (_length, "longer captions are cut off"),
-    (_rank, "fewer weights train"),
-    (_partner, "rewards measure the model's agreement with itself, too"),
+@dataclass(frozen=True)
+class Change:
+    """A way to need less memory.
+
+    Args:
+        lower: one step of it; None if there is none.
+        harm: what it costs, in words.
+        names: of the settings that it changes.
+    """
+
+    lower: Callable[[MemorySettings], MemorySettings | None]
+    harm: str
+    names: tuple[str, ...]
+
+    def differs(self, first: MemorySettings, second: MemorySettings) -> bool:
+        """Whether these settings differ in what it changes."""
+        return any(getattr(first, name) != getattr(second, name) for name in self.names)
+
+
+CHANGES = (  # in the order of least harm
+    Change(_cache, "the same result, images are encoded again", ("feature_cache_gib",)),
+    Change(_checkpointing, "the same result, slower", ("activation_checkpointing",)),
+    Change(_segment_batch, "the same masks, slower", ("segment_batch",)),
+    Change(_batch, "the same prompts per step, slower", ("per_device_train_batch_size", "gradient_accumulation_steps")),
+    Change(_dtype, "weights are rounded", ("dtype",)),
+    Change(_tiles, "small objects are seen less well", ("max_dynamic_patch",)),
+    Change(_length, "longer captions are cut off", ("max_completion_length",)),
+    Change(_rank, "fewer weights train", ("lora_r",)),
+    Change(_partner, "rewards measure the model's agreement with itself, too", ("ema_decay",)),
 )

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.loss.policy import token_log_probs
+from rl_reward_network.grpo.measure import SAMPLED, batch_size
+from rl_reward_network.grpo.rollouts.image_context import rows_within_limits
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.memory.live import live_memory
 from rl_reward_network.memory.settings import MemorySettings
@@ -22,9 +24,9 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 
 GIB = 2**30
 PROCESS = 0.55 * GIB  # Python with torch, transformers and the tokenizer, in main memory
-TEXT_TOKENS = 112  # of a row besides image and completions: the system turn, both questions, a region, an answer
+TEXT_TOKENS = 112  # of a row besides image, region and completions: the system turn, both questions, an answer
+REGION_SHARE = 0.5  # of an image's tokens, which a large region repeats
 GUESSED_TOKENS = 12  # of the answer that is verified together with the question
-ROWS_AT_ONCE = 128
 OFFICIAL_DTYPE = torch.bfloat16  # of the weight files, where config.json does not say it
 SIDE = 512  # pixels of the images that are assumed; masks have their size
 
@@ -127,7 +129,8 @@ def _segment_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
 
 def _add_lora(model: Any, settings: MemorySettings) -> None:
     r = int(settings.lora_r or 1)
-    prepare_model(model, r, 2 * r)
+    with torch.device("meta"):
+        prepare_model(model, r, 2 * r)
 
 
 def _merge_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
@@ -147,27 +150,53 @@ def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
         "moments of AdamW": 2 * size,
         "moving average": size if settings.ema_decay and settings.objective == "grpo" else 0.0,
         "reference": others,
+        "image features": _kept_features(model, settings),
     }
     model.to(
         dtype
     )  # in which autocast computes; its casts of trainable tensors, and their float32 gradients, are added
     casts = size / 2 if dtype == torch.bfloat16 else 0.0
-    maps = float(_prompts(settings) * sum(level.nbytes for level in _maps(model).maps))
     phases = {
         "encoders": _encoders(model, settings),
-        "loss and gradients": maps + _loss(model, settings) + 2 * casts,
-        "AdamW": size * (2 if settings.device == "cuda" else 1),  # gradients; a GPU updates all tensors together
+        "loss and gradients": _loss(model, settings) + 2 * casts,
+        "AdamW": size,  # gradients
+        "validation": _validation(model, settings) + casts,
     }
     if settings.objective == "grpo":
-        phases["rollouts"] = maps + _rollouts(model, settings) + casts
+        phases["rollouts"] = _rollouts(model, settings) + casts
     return kept | _largest(phases)
+
+
+def _kept_features(model: Any, settings: MemorySettings) -> float:
+    """Of the images of a step; in main memory these are part of the cache."""
+    if settings.device == "cpu":
+        return min(settings.feature_cache_gib * GIB, settings.images * _features(model, settings))
+    return settings.gradient_accumulation_steps * _prompts(settings) * _features(model, settings)
 
 
 def _rollouts(model: Any, settings: MemorySettings) -> float:
     prompts = _prompts(settings)
-    rows = prompts * max(settings.num_generations, settings.num_mask_generations)
-    prefill = _prefill(model, prompts, image_tokens(model.config, settings))
-    return prefill + _decoding(model, rows, settings, int(settings.max_completion_length or 1))
+    return _answers(model, settings, prompts, prompts * max(settings.num_generations, settings.num_mask_generations))
+
+
+def _validation(model: Any, settings: MemorySettings) -> float:
+    """A batch of validation prompts with captions, greedy and sampled, and their masks."""
+    prompts = batch_size(model.config, settings.max_dynamic_patch)
+    features = prompts * _features(model, settings) if settings.device == "cuda" else 0.0
+    return features + _answers(model, settings, prompts, prompts * (SAMPLED + 1))
+
+
+def _answers(model: Any, settings: MemorySettings, prompts: int, rows: int) -> float:
+    """Captions of regions, `rows` of them at once if the limit allows."""
+    tokens = image_tokens(model.config, settings)
+    rows, region = rows_within_limits(tokens, rows), _region_tokens(model.config)
+    return _prefill(model, prompts, tokens + region) + _decoding(
+        model, rows, settings, region + int(settings.max_completion_length or 1)
+    )
+
+
+def _region_tokens(config: Sa2VAConfig) -> int:
+    return int(REGION_SHARE * config.tokens_per_tile)
 
 
 def _largest(phases: dict[str, float]) -> dict[str, float]:
@@ -202,10 +231,22 @@ def _maps(model: Any) -> Sam2Features:
     return features
 
 
+def _tile_pixels(model: Any, settings: MemorySettings) -> Tensor:
+    """The tiles of one image."""
+    side = model.config.vision_config.image_size[0]
+    return _meta(model, _tiles(settings), 3, side, side)
+
+
+@torch.no_grad()
+def _features(model: Any, settings: MemorySettings) -> float:
+    """Of one image, from both encoders."""
+    vision = model.model.get_vision_features(_tile_pixels(model, settings))
+    return float(vision.nbytes + sum(level.nbytes for level in _maps(model).maps))
+
+
 def _encoders(model: Any, settings: MemorySettings) -> float:
     """The larger of SAM 2's image encoder and the vision tower, one image."""
-    side = model.config.vision_config.image_size[0]
-    tiles = _meta(model, _tiles(settings), 3, side, side)
+    tiles = _tile_pixels(model, settings)
     return max(_peak(model, lambda: _maps(model)), _peak(model, lambda: model.model.get_vision_features(tiles)))
 
 
@@ -227,7 +268,6 @@ def _decoding(model: Any, rows: int, settings: MemorySettings, length: int) -> f
     text = model.config.text_config
     width = text.num_key_value_heads * (getattr(text, "head_dim", 0) or text.hidden_size // text.num_attention_heads)
     tokens = image_tokens(model.config, settings) + TEXT_TOKENS + length
-    rows = min(rows, ROWS_AT_ONCE)
     kept = 2.0 * text.num_hidden_layers * width * tokens * rows * model.dtype.itemsize
     logits = rows * GUESSED_TOKENS * text.vocab_size * (model.dtype.itemsize + 4.0 + 4.0)
     return kept + logits
@@ -239,7 +279,8 @@ def _loss(model: Any, settings: MemorySettings) -> float:
     completions = settings.num_generations * int(settings.max_completion_length or 1)
     if settings.objective == "supervised":
         completions = TEXT_TOKENS // 2
-    tokens, features = image_tokens(model.config, settings) + TEXT_TOKENS + completions, _maps(model)
+    tokens = image_tokens(model.config, settings) + _region_tokens(model.config) + TEXT_TOKENS + completions
+    features = _maps(model)
     embeds = _meta(model, prompts, tokens, hidden_size)
     mask = torch.ones(prompts, 1, tokens, tokens, dtype=torch.bool, device="meta")
     positions = torch.zeros(prompts, tokens, dtype=torch.long, device="meta")

@@ -1,12 +1,14 @@
 """What the memory of a run depends on, as flags. Imports no torch, so that `--help` is fast."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from rl_reward_network.flags import Rare
-from rl_reward_network.grpo.settings import LARGE, LORA_R, SMALL, Objective
+from rl_reward_network.grpo.settings import LARGE, LORA_R, SMALL, GRPOSettings, Objective, check_settings
+from rl_reward_network.inputs.config import RegionConfig
 
 
 @dataclass(frozen=True)
@@ -14,43 +16,53 @@ class MemorySettings:
     """Settings of training and prediction that decide how much memory is needed; names as in these commands."""
 
     device: Literal["cpu", "cuda"] | None = None
-    """Where the run will be: cpu or cuda; by default a GPU if there is one."""
+    """Where the run will be: cpu or cuda; by default that of --gpu, or a GPU if there is one."""
     memory_gib: float | None = None
     """Memory of that device in GiB; by default that of this machine."""
     dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
-    """As in training: auto is bfloat16 on a GPU and float32 on the CPU."""
+    """Number format of the weights: auto is bfloat16 on a GPU and float32 on the CPU."""
     objective: Objective = "grpo"
-    """As in `grpo`."""
+    """Of training: grpo or supervised."""
     lora_r: Rare[int | None] = None
-    """As in `grpo`."""
+    """Rank of LoRA, by default that of training: 16 on a model of the embedded one's size, else 128."""
     per_device_train_batch_size: Annotated[
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
-    """As in `grpo`."""
+    """Captions per process and forward pass, by default 64 on a model of the embedded one's size, else 8."""
     gradient_accumulation_steps: Rare[int] = 1
-    """As in `grpo`; it needs no memory."""
+    """Forward passes per optimisation step; a GPU keeps the image features of all of them."""
     num_generations: int = 4
-    """As in `grpo`."""
+    """Captions per region."""
     num_mask_generations: Rare[int] = 8
-    """As in `grpo`."""
+    """Masks per phrase."""
     max_completion_length: Rare[int | None] = None
-    """As in `grpo`."""
+    """Tokens of a caption, by default 24 on a model of the embedded one's size, else 128."""
     activation_checkpointing: Annotated[bool, tyro.conf.arg(aliases=["--gradient-checkpointing"])] = False
-    """As in `grpo`."""
+    """Compute activations of training twice, to save memory."""
     ema_decay: Rare[float] = 0.999
-    """As in `grpo`: 0 keeps no moving average."""
+    """Decay of the moving average; 0 keeps none."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"])] = 1
-    """As in `grpo`; in steps 1 and 2 it is max_tiles."""
+    """Most tiles of an image, as --max_dynamic_patch of training and --max_tiles of steps 1 and 2."""
     segment_batch: int = 16
-    """As in steps 1 and 2 (SEGMENT_BATCH)."""
+    """Prompts decoded at once in steps 1 and 2 (SEGMENT_BATCH)."""
+    images: Rare[int] = 1000
+    """Images of training and validation; a run on the CPU keeps the features of all in its memory, up to:"""
+    feature_cache_gib: Rare[float] = RegionConfig.feature_cache_gib
+    """Memory for the features of images, as in training."""
 
     def __post_init__(self) -> None:
-        """Refuse counts out of range."""
-        counts = ("lora_r", "per_device_train_batch_size", "num_generations", "num_mask_generations")
-        for name in (*counts, "max_completion_length", "max_dynamic_patch", "segment_batch"):
+        """Refuse what training would refuse, and numbers out of range.
+
+        Raises:
+            ValueError: names the field, its value and what is expected.
+        """
+        shared = {field.name for field in fields(self)} & {field.name for field in fields(GRPOSettings)}
+        check_settings(GRPOSettings(**{name: getattr(self, name) for name in shared}))
+        for name in ("lora_r", "segment_batch", "images"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}, expected 1 or more")
-        if self.memory_gib is not None and self.memory_gib <= 0:
+        RegionConfig(max_dynamic_patch=self.max_dynamic_patch, feature_cache_gib=self.feature_cache_gib)
+        if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
             raise ValueError(f"memory_gib is {self.memory_gib}, expected more than 0")
 
     def on_device(self, device: Literal["cpu", "cuda"]) -> "MemorySettings":

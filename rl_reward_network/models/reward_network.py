@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.backends import cudnn
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.models.fingerprint import weights_fingerprint
@@ -214,13 +215,13 @@ class RewardNetwork(nn.Module):
         """Foreground probability by each of K members, float (K, B, 1, H, W); `image` as in `forward`.
 
         Images larger than a tile are processed in tiles with margins: the same result in bounded memory. Computed in
-        float32 also under autocast, because half precision would change every score.
+        float32, also under autocast and without the TF32 of GPUs, because fewer digits would change every score.
         """
         step = self.config.stride
         margin = 8 * step  # more than the receptive field reaches
         tile = max(step, TILE // step * step)
         height, width = image.shape[-2:]
-        with torch.autocast(image.device.type, enabled=False):
+        with torch.autocast(image.device.type, enabled=False), cudnn.flags(enabled=True, allow_tf32=False):
             padded = F.pad(image, (0, -width % step, 0, -height % step), mode="replicate")
             tops, lefts = range(0, padded.shape[-2], tile), range(0, padded.shape[-1], tile)
             rows = [torch.cat([self._tile(padded, top, left, tile, margin) for left in lefts], dim=-1) for top in tops]

@@ -33,7 +33,7 @@ class ForegroundMaps:
     """The maps of a reward network: from memory, else from disk, else computed.
 
     Maps are rounded to float16 (6 bytes per pixel with three members), whether they are computed or read, so a resumed
-    run gets the same numbers. The error of a map is at most 2**-11 of its value; that of a score is below 2e-5. The
+    run gets the same numbers. The error of a map is at most 2**-11 of its value; that of a score was below 5e-5. The
     maps used last stay in memory. Files are written atomically, so several processes may share a folder; a damaged file
     is computed again, with a warning.
 

@@ -1,12 +1,20 @@
 """`sa2va-rl doctor --memory`, as its user reads it."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from rl_reward_network.cli import doctor, grpo, memory
 from rl_reward_network.cli.compare_parts import parsed
+from rl_reward_network.cli.main import main as command
+from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions
 from rl_reward_network.memory import advice
+from rl_reward_network.memory.predict import GIB, Stage
+from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 SMALL = ["--memory", "--device", "cpu"]
 
@@ -22,8 +30,8 @@ def test_each_stage_has_its_memory_and_its_command(capsys: pytest.CaptureFixture
     code, text = shown(capsys, "--memory_gib", "20")
     assert code == 0
     assert "sa2va-nano on cpu, 20.0 GiB" in text
-    assert "needed: 1.25 x the sum of all parts in main memory; 1.1 x and 0.6 GiB on a GPU" in text
-    for word in ("load 0.", "segment (steps 1, 2)", "GRPO step", "merge (main memory)", "process 0.6"):
+    assert "needed: 1.25 x the sum of all parts, and 0.6 GiB more on a GPU" in text
+    for word in ("load 0.", "segment (steps 1, 2)", "GRPO step", "merge 0.", "process 0.6"):
         assert word in text
     assert "GRPO step: sa2va-rl grpo full --model_path sa2va-nano" in text
     assert "does not fit" not in text
@@ -43,6 +51,42 @@ def test_a_small_device_gets_lowered_settings_or_a_refusal(capsys: pytest.Captur
     assert "take a smaller model" in text
 
 
+def test_flags_that_are_unknown_or_without_effect_are_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command(["doctor", *SMALL, "--memory_gb", "1"])
+    assert "--memory_gb" in capsys.readouterr().err
+    _, text = shown(capsys, "--objective", "supervised", "--ema_decay", "0")
+    assert "--objective supervised" in text
+    assert "--ema_decay" not in text, "training refuses it"
+
+
+def test_the_device_may_be_named_as_in_training(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        doctor.main(parsed(doctor.Args, ["--memory", "--gpu", "0", "--memory_gib", "10"]))
+    assert "sa2va-nano on cuda, 10.0 GiB" in capsys.readouterr().out
+
+
+def test_annotated_images_need_a_reward_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    images, regions = embedded_angiograms(tmp_path), embedded_regions(tmp_path)
+    assert (
+        f"GRPO step: sa2va-rl grpo full --model_path sa2va-nano --data_root {images} --reward_net NET"
+        in (shown(capsys, "--data_root", str(images))[1])
+    )
+    assert "--reward_net" not in shown(capsys, "--data_root", str(regions))[1]
+    assert "--reward_net" not in shown(capsys, "--data_root", str(images), "--objective", "supervised")[1]
+
+
+def test_merging_may_need_a_smaller_number_format(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def merging(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
+        return Stage("merge", {"weights": GIB * (2.0 if settings.dtype == "bfloat16" else 4.0)})
+
+    monkeypatch.setattr(memory, "merge_stage", merging)
+    for size, said in (("4", "--output merged --dtype bfloat16 (weights"), ("1", "merge: too large")):
+        assert said in shown(capsys, "--memory_gib", size, "--feature_cache_gib", "0.1")[1]
+
+
 def test_the_flags_that_are_printed_exist() -> None:
     words = [word for name in memory.TRAINING_FLAGS for word in example(name)]
     args = parsed(grpo.Args, ["full", *words])
@@ -58,3 +102,15 @@ def example(name: str) -> list[str]:
 def test_a_folder_that_is_no_model_is_refused() -> None:
     with pytest.raises(ValueError, match="nowhere: no such folder"):
         doctor.main(parsed(doctor.Args, [*SMALL, "--model_path", "nowhere"]))
+
+
+@pytest.mark.parametrize("damage", ["missing", "wrong type"])
+def test_a_damaged_configuration_is_refused(tmp_path: Path, damage: str) -> None:
+    config = json.loads((EMBEDDED["sa2va-nano"] / "config.json").read_text())
+    if damage == "missing":
+        del config["text_config"]
+    else:
+        config["text_config"]["hidden_size"] = "128"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json: (text_config is missing|damaged)"):
+        doctor.main(parsed(doctor.Args, [*SMALL, "--model_path", str(tmp_path)]))

@@ -1,6 +1,7 @@
 """Metrics of held-out prompts, computed by hand from plain predictions."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_expected_rewards_are_means_over_sampled_captions(parts: tuple[Any, Any]
 def test_items_at_once_change_no_greedy_number(
     parts: tuple[Any, Any], measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure_file, "BATCH_SIZE", 1)
+    monkeypatch.setattr(measure_file, "BATCH_SIZE", {"small": 1})
     single = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
     assert single.captions == measured.captions
     for name in (CAPTIONED | MASKED) - {"expected_iou_of_drawn", "expected_meteor"}:
@@ -107,12 +108,10 @@ def test_items_at_once_change_no_greedy_number(
     assert len(single.masks) == 2
 
 
-def test_tiles_make_batches_smaller(parts: tuple[Any, Any]) -> None:
-    cache = FeatureCache(*parts)
-    for tiles, items in ((1, 32), (12, 2), (40, 1)):
-        cache.processor.max_tiles = tiles
-        assert batch_size(cache) == items
-    cache.processor.max_tiles = 1
+@pytest.mark.parametrize(("hidden_size", "tiles", "items"), [(128, 1, 32), (128, 12, 2), (128, 40, 1), (896, 1, 8)])
+def test_tiles_and_large_models_make_batches_smaller(hidden_size: int, tiles: int, items: int) -> None:
+    config = SimpleNamespace(text_config=SimpleNamespace(hidden_size=hidden_size))
+    assert batch_size(config, tiles) == items
 
 
 def test_masks_of_given_captions(parts: tuple[Any, Any]) -> None:

@@ -1,17 +1,22 @@
 """Predicted memory: exact where it can be counted, and in the right direction where it depends on settings."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.random_checkpoint import TINY_SAM2, official_config
 from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.memory import predict
+from rl_reward_network.memory.live import LiveMemory
 from rl_reward_network.memory.predict import GIB, Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.ema import trainable_tensors
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from tests.grpo.nano import make_trainer, regions
 
 CPU = MemorySettings(device="cpu").of_model(small=True)
 GPU = replace(CPU, device="cuda")
@@ -84,10 +89,36 @@ def test_supervised_training_has_no_partner(config: Sa2VAConfig) -> None:
     assert stage.parts["moving average"] == 0
 
 
+def test_images_of_a_step_stay_on_the_gpu_and_those_of_a_run_in_main_memory(config: Sa2VAConfig) -> None:
+    one = training(config, per_device_train_batch_size=4).parts["image features"]
+    four = training(config, per_device_train_batch_size=8, gradient_accumulation_steps=2).parts["image features"]
+    assert (one > 0, four) == (True, 4 * one)
+    assert training(config, CPU, images=7).parts["image features"] == 7 * one * 2, "float32, not bfloat16"
+    assert training(config, CPU, images=10**9, feature_cache_gib=1.5).parts["image features"] == 1.5 * GIB
+
+
+def test_validation_counts_where_a_step_needs_less(config: Sa2VAConfig) -> None:
+    stage = training(config, per_device_train_batch_size=4, num_mask_generations=2)
+    assert "validation" in stage.parts
+    assert "loss and gradients" in training(config, per_device_train_batch_size=512).parts
+
+
+def test_a_real_step_needs_no_more_than_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are fewer than those that are assumed; it does not validate."""
+    monkeypatch.setattr(predict, "_validation", lambda *_: 0.0)
+    trainer = make_trainer(tmp_path, regions(1), caption=1.0, loop2_iou=1.0, num_mask_generations=8)
+    with LiveMemory([*trainer.sa2va.parameters(), *trainer.sa2va.buffers()]) as live:
+        trainer.train()
+    settings = replace(CPU, per_device_train_batch_size=8, max_completion_length=16, lora_r=4, images=1)
+    predicted = training_stage(open_checkpoint("sa2va-nano").model_config(), settings).parts
+    step = sum(predicted[name] for name in ("moments of AdamW", "image features", "loss and gradients"))
+    assert 0.4 * step < live.peak < step
+
+
 def test_real_sizes_are_predicted_without_weights() -> None:
     config = config_from_original(official_config("1b"), HIERA_L, "config.json")
     settings = MemorySettings(device="cuda").of_model(small=False)
     stage = training_stage(config, settings)
     assert stage.parts["weights"] / GIB == pytest.approx(1_163_665_458 * 2 / GIB, rel=0.01)
-    assert 4 < stage.gib < 8
+    assert 5 < stage.gib < 9
     assert training_stage(config, replace(settings, activation_checkpointing=True)).gib < stage.gib - 1

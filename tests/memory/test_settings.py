@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.memory.settings import MemorySettings
 
 
@@ -22,6 +23,8 @@ def test_defaults_are_those_of_grpo() -> None:
     shared = vars(ours).keys() & vars(theirs).keys()
     assert len(shared) >= 8
     assert {name: getattr(ours, name) for name in shared} == {name: getattr(theirs, name) for name in shared}
+    regions = RegionConfig()
+    assert (ours.max_dynamic_patch, ours.feature_cache_gib) == (regions.max_dynamic_patch, regions.feature_cache_gib)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,13 @@ def test_defaults_are_those_of_grpo() -> None:
         ({"lora_r": 0}, "lora_r is 0, expected 1 or more"),
         ({"segment_batch": -1}, "segment_batch is -1"),
         ({"memory_gib": 0.0}, "memory_gib is 0.0, expected more than 0"),
+        ({"memory_gib": float("nan")}, "memory_gib is nan, expected more than 0"),
+        ({"feature_cache_gib": -1.0}, "feature_cache_gib is -1.0, expected 0 or more"),
+        ({"max_dynamic_patch": 0}, "max_dynamic_patch is 0, expected 1 or more"),
+        ({"per_device_train_batch_size": 10}, "not divisible by num_generations 4"),
+        ({"num_generations": 1}, "num_generations is 1, expected 2 or more"),
+        ({"gradient_accumulation_steps": -3}, "gradient_accumulation_steps is -3, expected 1 or more"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0, expected 0 or more and less than 1"),
     ],
 )
 def test_what_cannot_be_is_refused(field: dict[str, Any], message: str) -> None:

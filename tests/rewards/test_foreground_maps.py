@@ -46,7 +46,7 @@ def test_float16_does_not_change_scores_or_gradients(size: tuple[int, int]) -> N
     exact, kept = ImageScorer(network, image), ForegroundMaps(network).scorer(image)
     assert kept.probs.dtype == torch.float32
     for name, values in exact.quality(masks(*size)).items():
-        np.testing.assert_allclose(kept.quality(masks(*size))[name], values, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(kept.quality(masks(*size))[name], values, atol=5e-5, err_msg=name)
 
     def gradient(probs: Tensor) -> Tensor:
         mask = torch.from_numpy(masks(*size)[:, None]).requires_grad_()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_reward_network.grpo.image_features import FeatureCache, ImageFeatures
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
-from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question, make_question
+from rl_reward_network.grpo.rollouts.image_context import ROWS_AT_ONCE, ImageContext, Question, make_question
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -42,7 +42,7 @@ class PromptBatch:
     features: list[ImageFeatures]
     processor: Sa2VAProcessor
 
-    def context(self, model: Any, rows_at_once: int = 128) -> ImageContext:
+    def context(self, model: Any, rows_at_once: int = ROWS_AT_ONCE) -> ImageContext:
         """Keys and values of all images under the model's current weights."""
         prefixes = [self.prefix_ids(index) for index in range(len(self.features))]
         return ImageContext(model, self.processor, self.features, prefixes, rows_at_once)

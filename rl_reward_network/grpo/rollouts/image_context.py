@@ -18,6 +18,7 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 MASKS_AT_ONCE = 64
+ROWS_AT_ONCE = 128  # most answers of one batch
 TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-4B in bfloat16
 
 
@@ -36,6 +37,11 @@ class Question:
     prefix_ids: list[int]
     suffix_ids: list[int]
     region_cells: Tensor | None = None
+
+
+def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> int:
+    """Most answers of one batch: fewer if the prefixes of their images are long."""
+    return min(rows_at_once, max(1, TOKENS_AT_ONCE // prefix_tokens))
 
 
 def make_question(
@@ -71,10 +77,10 @@ class ImageContext:
         processor: Sa2VAProcessor,
         features: Sequence[ImageFeatures],
         prefixes: Sequence[list[int]],
-        rows_at_once: int = 128,
+        rows_at_once: int = ROWS_AT_ONCE,
     ) -> None:
         self.model, self.processor, self.features = model, processor, features
-        self.rows_at_once = min(rows_at_once, max(1, TOKENS_AT_ONCE // max(map(len, prefixes))))
+        self.rows_at_once = rows_within_limits(max(map(len, prefixes)), rows_at_once)
         with evaluating(model):
             self.image_tokens = [model.model.project(image.vision) for image in features]  # (tiles, tokens, D) each
             padded = self._pad(prefixes)

@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 
@@ -55,11 +60,17 @@ class CheckpointFolder:
         """The configuration as a `Sa2VAConfig`, from either layout.
 
         Raises:
-            ValueError: a model that this version cannot build.
+            ValueError: a model that this version cannot build, or a damaged file.
         """
-        if not self.original:
+        file = self.path / "config.json"
+        try:
+            if self.original:
+                return config_from_original(self.config, self.sam2_sizes, str(file))
+            if missing := [name for name in Sa2VAConfig.sub_configs_defaults if name not in self.config]:
+                raise ValueError(f"{file}: {missing[0]} is missing; download or copy the folder again")
             return Sa2VAConfig.from_dict(self.config)
-        return config_from_original(self.config, self.sam2_sizes, str(self.path / "config.json"))
+        except (KeyError, TypeError, AttributeError, StrictDataclassError) as error:  # of transformers
+            raise ValueError(f"{file}: damaged ({error!r}); download or copy it again") from error
 
     def tokenizer(self, config: Sa2VAConfig) -> PreTrainedTokenizerBase:
         """The folder's tokenizer, in the class of its language-model family; remote code is neither run nor requested.

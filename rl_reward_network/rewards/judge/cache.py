@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rl_reward_network.artefacts import locked
+
 TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT, parsed TEXT, model TEXT, time TEXT)"
 WAIT_S = 30.0  # for another process that holds the lock
 
@@ -38,15 +40,23 @@ class ReplyCache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        with self._with_remedy():
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
+        with self._with_remedy(), self._alone():
             self._base = sqlite3.connect(
                 ":memory:" if path is None else path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
             )
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=NORMAL")  # a power cut may lose the last replies, never the file
             self._base.execute(TABLE)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Lock the file's folder, for switching a new file to its log waits for no other process that does the same."""
+        if self.path is None:
+            yield
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.parent):
+            yield
 
     def get(self, key: str) -> str | None:
         """The raw reply of `key`, None if it is not cached."""

@@ -3,12 +3,13 @@
 import sqlite3
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from rl_reward_network.artefacts import locked
 from rl_reward_network.rewards.judge.cache import ReplyCache, cache_key
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,6 +58,15 @@ def test_threads_and_processes_share_a_file(tmp_path: Path) -> None:
     assert other.wait(timeout=30) == 0
     assert [cache.get(f"own {number}") for number in range(100)] == ["A"] * 100
     assert [cache.get(f"other {number}") for number in range(100)] == ["B"] * 100
+
+
+def test_processes_open_a_new_file_one_after_the_other(tmp_path: Path) -> None:
+    """SQLite switches a file to its log without waiting: several ranks that did so at once failed."""
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path):
+            opening = pool.submit(ReplyCache, tmp_path / "cache.sqlite")
+            assert not wait([opening], timeout=0.3).done
+        assert opening.result(timeout=10).get("k") is None
 
 
 def test_a_key_depends_on_every_value_and_not_on_the_order() -> None:
