@@ -39,7 +39,7 @@ def main(args: Args) -> None:
     config = args.inputs
     if ranks > 1:
         distributed.init_process_group("gloo", timeout=timedelta(days=7))  # ranks may have very uneven work
-        if config.gpu is None and torch.cuda.is_available():
+        if config.gpu != -1 and torch.cuda.is_available():  # one for each process, whichever is named
             config = replace(config, gpu=int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
         inputs = open_inputs(config, args.prompting)

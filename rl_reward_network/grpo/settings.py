@@ -112,8 +112,7 @@ class GRPOSettings:
     save_steps: Rare[int] = 50
     """Steps between checkpoints."""
     deepspeed: Rare[str | None] = None
-    """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json. Tried in float32 on CPUs only: its
-    effect on the float32 weights of a bfloat16 model on a GPU is unknown."""
+    """A DeepSpeed configuration of ZeRO-1 or 2, as scripts/deepspeed_zero2.json, with --dtype float32."""
 
 
 SMALL = {"learning_rate": 1e-3, "per_device_train_batch_size": 64, "max_completion_length": 24}  # see docs/log.md

@@ -360,6 +360,11 @@ def check_supported(args: Any, pathwise: PathwiseReward | None) -> None:
             f"{args.deepspeed}: zero_optimization.stage is {plugin.zero_stage}, expected 1 or 2: ZeRO-3 splits the "
             "weights, which rollouts and the partner need whole"
         )
+    if plugin is not None and args.bf16:
+        raise ValueError(
+            f"{args.deepspeed}: DeepSpeed would round trained tensors to bfloat16; give --dtype float32, or use "
+            "torchrun alone (DDP), which keeps them in float32"
+        )
     if args.pathwise_weight and pathwise is None:
         raise ValueError(
             f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"

@@ -285,8 +285,11 @@ def test_deepspeed_resumes_with_the_same_weights(tmp_path: Path) -> None:
 
 def test_split_weights_are_refused(tmp_path: Path) -> None:
     plugin = SimpleNamespace(zero_stage=3)
-    args = SimpleNamespace(fsdp="", deepspeed="zero3.json", deepspeed_plugin=plugin, pathwise_weight=0.0)
+    args = SimpleNamespace(fsdp="", deepspeed="zero3.json", deepspeed_plugin=plugin, pathwise_weight=0.0, bf16=False)
     with pytest.raises(ValueError, match=r"zero3\.json: zero_optimization\.stage is 3, expected 1 or 2"):
         check_supported(args, None)
     plugin.zero_stage = 2
     check_supported(args, None)
+    args.bf16 = True
+    with pytest.raises(ValueError, match="would round trained tensors to bfloat16; give --dtype float32"):
+        check_supported(args, None)

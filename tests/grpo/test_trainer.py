@@ -94,6 +94,22 @@ def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
     assert clipped[1] > 0.1, "and is not once the weights moved"
 
 
+def test_old_rollouts_are_dropped_before_new_ones_are_made(tmp_path: Path) -> None:
+    """They hold the features of their images, and the Trainer's loop holds their list."""
+    trainer = make_trainer(tmp_path, max_steps=3)
+    generate, held = trainer._generate_step, []
+
+    def noted() -> Any:
+        assert not any(held), "the list of the step before is empty"
+        groups = generate()
+        held.append(groups)
+        return groups
+
+    trainer._generate_step = noted  # type: ignore[method-assign]
+    trainer.train()
+    assert len(held) == 3
+
+
 def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
     """Supervised, where nothing is sampled: the loss must be that of all prompts together, for every loss type."""
     for loss_type in ("dapo", "grpo"):
