@@ -14,7 +14,7 @@ from tqdm import tqdm
 from rl_reward_network.cli.grpo_flags import ROLLOUT_FLAGS
 from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.memory.advice import CUDA_CONTEXT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
+from rl_reward_network.memory.advice import CUDA_CONTEXT, EXACT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL, is_small
@@ -22,7 +22,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 SHOWN_GIB = 0.05  # smaller parts are not named
-CAPTION = f"needed: {MARGIN} x the sum of all parts, and {CUDA_CONTEXT} GiB more on a GPU"
+CAPTION = f"needed: {' and '.join(EXACT)}, {MARGIN} x the other parts, and {CUDA_CONTEXT} GiB more on a GPU"
 SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
 OTHERS = ("device", "memory_gib", "segment_batch", "images")  # are not flags of training
 TRAINING_FLAGS = tuple(field.name for field in fields(MemorySettings) if field.name not in OTHERS)

@@ -10,7 +10,8 @@ import torch
 from rl_reward_network.memory.predict import GIB, Stage
 from rl_reward_network.memory.settings import MemorySettings
 
-MARGIN = 1.25  # of the prediction: on CPUs at most 1.23 times as much was measured (docs/results.md), on GPUs nothing
+MARGIN = 1.5  # of what is not known exactly: on CPUs at most 1.43 times as much was measured (docs/results.md)
+EXACT = ("weights", "process")
 CUDA_CONTEXT = 0.6  # GiB, of a GPU, which torch does not count
 LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
 FEWEST_TOKENS, SMALLEST_R, SMALLEST_CACHE_GIB = 32, 16, 0.25
@@ -58,8 +59,9 @@ def memory_gib(device: str) -> float:
 
 
 def needed_gib(stage: Stage, device: str) -> float:
-    """What a device must have: the prediction with a margin, and the context of a GPU."""
-    return stage.gib * MARGIN + (CUDA_CONTEXT if device == "cuda" else 0.0)
+    """What a device must have: the prediction, with a margin for all but the weights, and the context of a GPU."""
+    exact = sum(stage.parts.get(name, 0.0) for name in EXACT) / GIB
+    return exact + (stage.gib - exact) * MARGIN + (CUDA_CONTEXT if device == "cuda" else 0.0)
 
 
 def fit(predict: Predict, settings: MemorySettings, available_gib: float, names: Collection[str]) -> Fit:
