@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def answers(self) -> list[Any]:
-        """What shows an answer about the image."""
+        """What shows an answer about the image, the drawing last."""
         return [self.overlay, self.soft, self.errors, self.fused, self.words, self.gallery, self.caption, self.drawing]
 
 

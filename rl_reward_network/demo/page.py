@@ -58,10 +58,31 @@ def _connect(answers: Answers, parts: Parts) -> None:
         parts.every.click(guarded(answers.all_prompts, lock), [parts.image], [parts.gallery], **hidden),
         parts.ask.click(guarded(describe, lock), [parts.image, parts.drawing], [parts.caption], **hidden),
     ]
-    nothing = [None] * len(parts.answers)  # answers about another image
-    cleared = parts.image.change(lambda: nothing, None, parts.answers, queue=False, cancels=running, **hidden)
-    cleared.then(guarded(lambda path: answers.open(path) if path else None), [parts.image], [parts.drawing], **hidden)
+    last = gr.State()
+    changed = image_change(answers, len(parts.answers))
+    parts.image.change(changed, [parts.image, last], [last, *parts.answers], cancels=running, **hidden)
     parts.prompt.input(lambda: False, None, [parts.by_policy], queue=False, **hidden)  # the user has chosen
+
+
+def image_change(answers: Answers, count: int) -> Callable[..., Any]:
+    """What happens with another image: answers about the last one disappear, and the new one can be drawn on.
+
+    Args:
+        answers: the model.
+        count: of components that show answers; the drawing is the last.
+    """
+
+    def changed(path: str | None, last: str | None) -> Any:
+        if path == last:  # for Gradio, an upload in place of another image is two changes
+            return gr.skip()
+        picture = None
+        try:
+            picture = guarded(answers.open)(path) if path else None
+        except gr.Error as error:  # as a warning, since nothing disappears after an error
+            gr.Warning(error.message, duration=MESSAGE_SECONDS)
+        return [path, *[None] * (count - 1), picture]
+
+    return changed
 
 
 def guarded(call: Callable[..., Any], lock: AbstractContextManager[Any] = UNLOCKED) -> Callable[..., Any]:
