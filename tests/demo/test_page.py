@@ -56,13 +56,6 @@ def test_errors_become_escaped_messages() -> None:
     assert "the model failed (MemoryError)" in message_of(MemoryError())
 
 
-def test_no_stub_is_written_beside_the_source() -> None:
-    from rl_reward_network.demo import components
-
-    assert components.upload(render=False).get_block_name() == "image"
-    assert not list(Path(components.__file__).parent.glob("*.pyi"))
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a demo of the embedded model, served by the command as a user starts it."""
