@@ -10,6 +10,9 @@ and nothing is sent anywhere.
 """
 
 import os
+import signal
+import socket
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,17 +44,55 @@ def main(args: Args) -> None:
     """Load the models, and serve the page.
 
     Raises:
-        ValueError: Gradio is not installed, or a model, policy or reward network is refused.
+        ValueError: Gradio is not installed, or a port, device, model, policy or reward network is refused.
     """
     if find_spec("gradio") is None:
         raise ValueError("the demo needs Gradio, which is not installed: pip install -e '.[demo]'")
+    check_port(args.port)
+    check_demo_device(args.device)
+    stop_on_signals()
+    with TemporaryDirectory() as folder:
+        serve(args, Path(folder))
+
+
+def serve(args: Args, folder: Path) -> None:
+    """Load the models, and serve the page until the process is stopped; uploads are kept in `folder`."""
     from rl_reward_network.demo.answers import load_answers
     from rl_reward_network.demo.examples import write_examples
 
-    answers = load_answers(args.model_path, args.policy, args.reward_net, args.device, args.dtype)
-    with TemporaryDirectory() as folder:
-        os.environ |= {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False"}  # read by the import below
-        from rl_reward_network.demo.page import launch, make_page
+    answers = load_answers(folder, args.model_path, args.policy, args.reward_net, args.device, args.dtype)
+    os.environ |= {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False"}  # read by the import below
+    from rl_reward_network.demo.page import launch, make_page
 
-        examples = write_examples(Path(folder) / "examples")
-        launch(make_page(answers, examples), args.share, args.port)
+    launch(make_page(answers, write_examples(folder / "examples")), args.share, args.port)
+
+
+def check_port(port: int | None) -> None:
+    """Raise a ValueError for a port that cannot be served, before a model is loaded for minutes."""
+    if port is None:
+        return
+    try:
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+            trial.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--port is {port} ({error}), expected a free port of 1 to 65535; leave it out") from None
+
+
+def check_demo_device(device: str | None) -> None:
+    """Raise a ValueError for a device that PyTorch does not have."""
+    from rl_reward_network.models.sa2va.loading_sa2va import check_device
+
+    try:
+        check_device(device or "cpu")
+    except ValueError as error:
+        reason = str(error).split(";")[0].removeprefix("device ")  # its remedy names a flag of other commands
+        raise ValueError(f"--device {reason}; give cpu or an available cuda:INDEX, or leave it out") from None
+
+
+def stop_on_signals() -> None:
+    """Let `kill` and a closed terminal end the process as an exception does, so that uploads are deleted."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(number, lambda received, _: sys.exit(128 + received))

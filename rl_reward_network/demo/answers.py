@@ -8,19 +8,20 @@ import numpy as np
 from matplotlib import colormaps
 
 from rl_reward_network.compare.masks import fusion
-from rl_reward_network.data.images import load_for_model
+from rl_reward_network.demo.uploads import open_upload
 from rl_reward_network.env.actions import action_masks, prompts_of
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.evaluation.overlays import BLUE, ORANGE, paint_mask
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
 from rl_reward_network.models.default import is_small
-from rl_reward_network.models.reward_network import error_map
+from rl_reward_network.models.reward_network import RewardNetworkConfig, error_map
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.segment.loading import default_model, load_mask_maker
 from rl_reward_network.segment.maker import Answered, MaskMaker
 
-MOST_PIXELS = 4096 * 4096  # larger uploads would hold the server for minutes
 CAPTION_TOKENS = 64
+LONGEST_PROMPT = 2000  # characters; the time of an answer grows with the prompt
+SEGMENTER = "Sa2VA"  # the source of masks that intervals are taken of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Pictures:
         soft: the soft mask, black 0 to white 1.
         errors: where the reward network expects errors of the mask, black 0 to yellow 1.
         fused: the mask of the mean of logits with the reward network's map, on the image.
-        words: prompt, answer and predicted quality, in Markdown.
+        words: prompt, answer and predicted quality; plain text.
     """
 
     overlay: np.ndarray
@@ -50,25 +51,22 @@ class Answers:
         maker: Sa2VA, perhaps with a policy and a reward network.
         prompts: built-in prompts, or those of the policy.
         model_path: of Sa2VA.
+        folder: of uploads and examples; no file elsewhere is read for a user.
     """
 
     maker: MaskMaker
     prompts: tuple[str, ...]
     model_path: str
+    folder: Path
+
+    @property
+    def first_prompt(self) -> str:
+        """The prompt to begin with: the best fixed one, where a run deploys it instead of its policy."""
+        return self.maker.prompt if self.maker.policy is None else self.prompts[0]
 
     def open(self, path: str | None) -> np.ndarray:
-        """An uploaded image, uint8 (H, W, 3).
-
-        Raises:
-            ValueError: no image, a file that is none, or one that is too large.
-        """
-        if not path:
-            raise ValueError("there is no image yet: upload one, or pick an example")
-        image, _ = load_for_model(Path(path), self.maker.white_level)
-        if image.shape[0] * image.shape[1] > MOST_PIXELS:
-            size = f"{image.shape[1]} x {image.shape[0]} pixels"
-            raise ValueError(f"the image has {size}, expected at most {MOST_PIXELS:,}; make it smaller")
-        return image
+        """An uploaded image, uint8 (H, W, 3), shrunk if it is large; errors as in `open_upload`."""
+        return open_upload(path, self.folder, self.maker.white_level).image
 
     def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
         """The answer to a prompt.
@@ -80,37 +78,43 @@ class Answers:
             weight: of the reward network's map in the fused mask, in [0, 1].
 
         Raises:
-            ValueError: as `open`; an empty prompt; no policy.
+            ValueError: as `open`; an empty or long prompt; no policy.
         """
-        image = self.open(path)
+        opened = open_upload(path, self.folder, self.maker.white_level)
         if by_policy and self.maker.policy is None:
             raise ValueError("no policy was loaded: start the demo with --policy RUN, or choose a prompt")
-        if not by_policy and not (prompt or "").strip():
-            raise ValueError("the prompt is empty: choose one, or type your own")
-        result = self.maker.answer(image, None if by_policy else str(prompt).strip())
-        return self._pictures(image, result, weight)
+        result = self.maker.answer(opened.image, None if by_policy else checked_prompt(prompt))
+        return self._pictures(opened.image, result, weight, opened.note)
 
-    def _pictures(self, image: np.ndarray, result: Answered, weight: float) -> Pictures:
+    def _pictures(self, image: np.ndarray, result: Answered, weight: float, note: str) -> Pictures:
         errors = fused = None
         if result.scorer is not None:
             expected = error_map(result.mask.astype(np.float32), result.scorer.foreground_prob)
             errors = (255 * colormaps["inferno"](expected)[..., :3]).astype(np.uint8)
             fused = paint_mask(image, fusion(result.soft, result.scorer.foreground_prob, weight) > 0.5, ORANGE)
         soft = np.repeat((255 * result.soft).astype(np.uint8)[..., None], 3, axis=2)
-        return Pictures(paint_mask(image, result.mask, BLUE), soft, errors, fused, self._words(result))
+        return Pictures(paint_mask(image, result.mask, BLUE), soft, errors, fused, self._words(result, note))
 
-    def _words(self, result: Answered) -> str:
-        lines = [f"**Prompt:** {result.prompt}", f"**Answer:** {result.answer.replace('<|im_end|>', '')}"]
+    def _words(self, result: Answered, note: str) -> str:
+        lines = [f"Image: {note}"] if note else []
+        lines += [f"Prompt: {result.prompt}", f"Answer: {result.answer.replace('<|im_end|>', '').strip()}"]
         share = f"{result.mask.mean():.1%} of the image"
-        lines.append(f"**Mask:** {share if result.segs else 'none, the answer has no [SEG]'}")
-        if result.scorer is not None:
-            quality = result.scorer.quality(result.mask[None].astype(np.float32))
-            spread = f"spread between the networks {float(quality['spread'][0]):.3f}"
-            lines.append(f"**Predicted Dice [90 %]:** {self.maker.quality(result)}; {spread}")
-        return "\n\n".join(line.replace("<", "&lt;") for line in lines)
+        lines.append(f"Mask: {share if result.segs else 'none, the answer has no [SEG]'}")
+        return "\n".join(lines + self._quality(result))
+
+    def _quality(self, result: Answered) -> list[str]:
+        """Lines of predicted Dice, interval or why there is none, and spread; none without a reward network."""
+        if result.scorer is None or self.maker.network is None:
+            return []
+        quality = result.scorer.quality(result.mask[None].astype(np.float32))
+        reason = interval_refusal(self.maker.network.config)
+        title = "Predicted Dice" if reason else "Predicted Dice [90 % interval]"
+        predicted = self.maker.quality(result).replace(" (no interval can be given)", "")
+        lines = [f"{title}: {predicted}", f"Spread between the networks: {float(quality['spread'][0]):.3f}"]
+        return lines + ([f"No 90 % interval: {reason}"] if reason else [])
 
     def all_prompts(self, path: str | None) -> list[tuple[np.ndarray, str]]:
-        """The masks of all prompts on the image; each with its score, if there is a reward network, and its prompt.
+        """The masks of all prompts on the image; each with its predicted Dice, if it can be predicted, and its prompt.
 
         A beginning that all prompts share is left out, so that the rest fits under a small picture.
 
@@ -126,7 +130,7 @@ class Answers:
         scorer = maker.scorer(image)
         scores = [""] * len(masks)
         if scorer is not None:
-            scores = [f"{score:.3f} " for score in scorer.quality(masks.astype(np.float32))["score"]]
+            scores = [f"{dice:.3f} " for dice in scorer.quality(masks.astype(np.float32))["dice"]]
         shared = commonprefix(self.prompts).rfind(" ") + 1 if len(self.prompts) > 1 else 0  # noqa: RUF071 (words)
         labels = [score + prompt[shared:] for prompt, score in zip(self.prompts, scores, strict=True)]
         return [(paint_mask(image, mask, BLUE), label) for mask, label in zip(masks, labels, strict=True)]
@@ -157,13 +161,30 @@ class Answers:
         return str(result["prediction"]).replace("<|im_end|>", "").strip()
 
 
+def checked_prompt(prompt: str | None) -> str:
+    """The prompt, without space around it; ValueError for one that is empty or long."""
+    words = (prompt or "").strip()
+    if not words:
+        raise ValueError("the prompt is empty: choose one, or type your own")
+    if len(words) > LONGEST_PROMPT:
+        raise ValueError(f"the prompt has {len(words):,} characters, expected at most {LONGEST_PROMPT:,}; shorten it")
+    return words
+
+
+def interval_refusal(config: RewardNetworkConfig) -> str | None:
+    """Why a reward network gives no interval of the Dice of Sa2VA's masks; None if it gives one."""
+    interval = config.intervals.get(SEGMENTER)
+    return "none was fitted to masks of these weights" if interval is None else interval.refusal
+
+
 def load_answers(
+    folder: Path,
     model_path: str | None,
     policy: Path | None = None,
     reward_net: Path | None = None,
     device: str | None = None,
     dtype: Dtype | None = None,
 ) -> Answers:
-    """The model behind the page; arguments and errors as in `load_mask_maker`."""
+    """The model behind the page, for images in a folder; other arguments and errors as in `load_mask_maker`."""
     maker = load_mask_maker(model_path, PROMPTS[0], policy, reward_net, device, dtype=dtype)
-    return Answers(maker, tuple(maker.trained.get("prompts", PROMPTS)), model_path or default_model(policy))
+    return Answers(maker, tuple(maker.trained.get("prompts", PROMPTS)), model_path or default_model(policy), folder)

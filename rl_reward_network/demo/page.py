@@ -1,7 +1,9 @@
-"""The page: components, buttons and what they call."""
+"""The page: what its buttons call, and its server."""
 
+import html
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,19 @@ import gradio as gr
 import numpy as np
 
 from rl_reward_network.demo.answers import Answers
+from rl_reward_network.demo.components import Parts, make_parts
 
 TITLE = "Sa2VA: prompts, masks, predicted quality"
-BUTTONS = ["download", "fullscreen"]  # not the one that sends a picture to the hub
+GUIDE = "Upload an image or pick an example, choose a prompt, then press Segment; draw over an object to describe it."
 KEPT_SECONDS = 3600  # how often uploads are deleted, and how old they are then; what is shown needs its file
+MESSAGE_SECONDS = 10
+UNLOCKED = nullcontext()
 FONT = ("system-ui", "sans-serif")  # of the user's computer: nothing is loaded from elsewhere
+CSS = """
+.grid-wrap { max-height: none !important; height: auto !important; }
+.grid-container { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)) !important; padding-top: 1.5rem; }
+.caption-label { white-space: normal !important; max-width: 100% !important; }
+"""  # all prompts are shown, with all their words
 
 
 def make_page(answers: Answers, examples: list[Path]) -> gr.Blocks:
@@ -23,66 +33,78 @@ def make_page(answers: Answers, examples: list[Path]) -> gr.Blocks:
         answers: the model.
         examples: image files to pick from.
     """
-    one_at_a_time = threading.Lock()  # of all users: the model is one
+    with gr.Blocks(analytics_enabled=False, title=TITLE, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)) as page:
+        gr.Markdown(f"# {TITLE}\n{GUIDE} Model: `{Path(answers.model_path).name}`.")
+        _connect(answers, make_parts(answers, examples))
+    return page
 
-    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, with errors of the user as messages on the page."""
 
-        def called(*words: Any) -> Any:
-            try:
-                with one_at_a_time:
-                    return call(*words)
-            except (ValueError, OSError) as error:
-                raise gr.Error(str(error), duration=None, print_exception=False) from None
+def _connect(answers: Answers, parts: Parts) -> None:
+    """Let the components call the model, one call at a time of all users: the model is one."""
+    lock = threading.Lock()
 
-        return called
-
-    def segment(path: str | None, prompt: str, by_policy: bool, weight: float) -> tuple[Any, ...]:
-        shown = answers.segment(path, prompt, by_policy, weight)
+    def segment(*asked: Any) -> tuple[Any, ...]:
+        shown = answers.segment(*asked)
         return shown.overlay, shown.soft, shown.errors, shown.fused, shown.words
 
     def describe(path: str | None, drawing: dict[str, Any] | None) -> str:
         return answers.caption(path, drawn_region(drawing))
 
-    has_network = answers.maker.network is not None
-    with gr.Blocks(analytics_enabled=False, title=TITLE, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)) as page:
-        gr.Markdown(f"# {TITLE}\nModel: `{Path(answers.model_path).name}`")
-        with gr.Row():
-            with gr.Column(scale=1):
-                image = gr.Image(type="filepath", image_mode=None, sources=["upload", "clipboard"], label="image")
-                gr.Examples([[str(example)] for example in examples], [image], label="examples")
-                prompt = gr.Dropdown(
-                    list(answers.prompts), value=answers.prompts[0], allow_custom_value=True, label="prompt"
-                )
-                by_policy = gr.Checkbox(
-                    label="let the policy choose the prompt", visible=answers.maker.policy is not None
-                )
-                weight = gr.Slider(
-                    0, 1, 0.5, step=0.05, visible=has_network, label="weight of the reward network in the fused mask"
-                )
-                start = gr.Button("Segment", variant="primary")
-                every = gr.Button("All prompts side by side")
-            with gr.Column(scale=2):
-                words = gr.Markdown()
-                with gr.Row():
-                    overlay = gr.Image(label="mask", interactive=False, buttons=BUTTONS)
-                    soft = gr.Image(label="soft mask: black 0, white 1", interactive=False, buttons=BUTTONS)
-                with gr.Row(visible=has_network):
-                    errors = gr.Image(label="expected errors: black 0, yellow 1", interactive=False, buttons=BUTTONS)
-                    fused = gr.Image(label="fused mask", interactive=False, buttons=BUTTONS)
-        gallery = gr.Gallery(label="all prompts", columns=4, object_fit="contain", height="auto", buttons=BUTTONS)
-        with gr.Row():
-            drawing = gr.ImageEditor(
-                label="draw over an object", sources=[], layers=False, transforms=[], eraser=gr.Eraser()
-            )
-            with gr.Column():
-                ask = gr.Button("Describe the region")
-                caption = gr.Textbox(label="caption", interactive=False)
-        image.change(guarded(lambda path: answers.open(path) if path else None), [image], [drawing])
-        start.click(guarded(segment), [image, prompt, by_policy, weight], [overlay, soft, errors, fused, words])
-        every.click(guarded(answers.all_prompts), [image], [gallery])
-        ask.click(guarded(describe), [image, drawing], [caption])
-    return page
+    asked = [parts.image, parts.prompt, parts.by_policy, parts.weight]
+    shown = [parts.overlay, parts.soft, parts.errors, parts.fused, parts.words]
+    hidden: dict[str, Any] = {"api_visibility": "private"}
+    running = [
+        parts.start.click(guarded(segment, lock), asked, shown, **hidden),
+        parts.every.click(guarded(answers.all_prompts, lock), [parts.image], [parts.gallery], **hidden),
+        parts.ask.click(guarded(describe, lock), [parts.image, parts.drawing], [parts.caption], **hidden),
+    ]
+    last = gr.State()
+    changed = image_change(answers, len(parts.answers))
+    parts.image.change(changed, [parts.image, last], [last, *parts.answers], cancels=running, **hidden)
+    parts.prompt.input(lambda: False, None, [parts.by_policy], queue=False, **hidden)  # the user has chosen
+
+
+def image_change(answers: Answers, count: int) -> Callable[..., Any]:
+    """What happens with another image: answers about the last one disappear, and the new one can be drawn on.
+
+    Args:
+        answers: the model.
+        count: of components that show answers; the drawing is the last.
+    """
+
+    def changed(path: str | None, last: str | None) -> Any:
+        if path == last:  # for Gradio, an upload in place of another image is two changes
+            return gr.skip()
+        picture = None
+        try:
+            picture = guarded(answers.open)(path) if path else None
+        except gr.Error as error:  # as a warning, since nothing disappears after an error
+            gr.Warning(error.message, duration=MESSAGE_SECONDS)
+        return [path, *[None] * (count - 1), picture]
+
+    return changed
+
+
+def guarded(call: Callable[..., Any], lock: AbstractContextManager[Any] = UNLOCKED) -> Callable[..., Any]:
+    """The call, with errors of the user and of the device as messages on the page, which shows them as HTML.
+
+    Args:
+        call: what a button does.
+        lock: held meanwhile.
+    """
+
+    def called(*given: Any) -> Any:
+        try:
+            with lock:
+                return call(*given)
+        except (ValueError, OSError) as error:
+            message = str(error)
+        except (RuntimeError, MemoryError) as error:  # out of memory, most often
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"the model failed ({reason}); a smaller image or a shorter prompt needs less memory"
+        raise gr.Error(html.escape(message), duration=MESSAGE_SECONDS, print_exception=False)
+
+    return called
 
 
 def drawn_region(drawing: dict[str, Any] | None) -> np.ndarray | None:
@@ -93,15 +115,21 @@ def drawn_region(drawing: dict[str, Any] | None) -> np.ndarray | None:
 
 def launch(page: gr.Blocks, share: bool, port: int | None) -> None:
     """Serve the page until the process is stopped; on this computer alone, unless `share`."""
-    theme = gr.themes.Default(font=FONT, font_mono=("monospace",))
     page.queue(default_concurrency_limit=4, api_open=False)
-    page.launch(
+    _, address, public = page.launch(
         server_name="127.0.0.1",
         server_port=port,
         share=share,
-        theme=theme,
+        theme=gr.themes.Default(font=FONT, font_mono=("monospace",)),
+        css=CSS,
         max_file_size="64mb",
         footer_links=[],
-        show_error=True,
+        show_error=False,  # messages of unexpected errors are not escaped; the terminal has them
         run_history=False,
+        quiet=True,
+        prevent_thread_lock=True,
     )
+    if share:
+        address = f"{public} and {address}" if public else f"{address}; the public link could not be opened"
+    print(f"the page is at {address} (Ctrl-C stops it)", flush=True)
+    page.block_thread()

@@ -1,10 +1,18 @@
 """`sa2va-rl demo`: what is refused before a page is served."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_reward_network.cli import demo
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_missing_gradio_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +25,50 @@ def test_a_missing_model_is_refused_before_the_server_starts(monkeypatch: pytest
     monkeypatch.setattr(demo, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match="no such folder"):
         demo.main(demo.Args(model_path=str(tmp_path / "missing")))
+
+
+def test_a_port_that_cannot_be_served_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: object())
+    monkeypatch.setattr(demo, "serve", lambda *_: pytest.fail("a model would be loaded"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        used = other.getsockname()[1]
+        for port in (used, -1, 65536):
+            with pytest.raises(ValueError, match=rf"--port is {port} .*expected a free port of 1 to 65535"):
+                demo.main(demo.Args(port=port))
+    demo.check_port(used)  # free again
+
+
+def test_a_missing_gpu_is_named_with_the_flag_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"--device is 'cuda:0', but 0 GPUs are visible; give cpu") as error:
+        demo.main(demo.Args(device="cuda:0"))
+    assert "--gpu" not in str(error.value)
+    with pytest.raises(ValueError, match=r"--device is 'tpus', expected cpu"):
+        demo.main(demo.Args(device="tpus"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_signals_remove_the_folder_of_uploads(name: str, tmp_path: Path) -> None:
+    script = (
+        "import os, time\n"
+        "from rl_reward_network.cli import demo\n"
+        "demo.find_spec = lambda name: object()\n"
+        "def serve(args, folder):\n"
+        "    (folder / 'upload.png').touch()\n"
+        "    print(folder, flush=True)\n"
+        "    time.sleep(60)\n"
+        "demo.serve = serve\n"
+        "demo.main(demo.Args())\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, cwd=ROOT) as server:
+        assert server.stdout is not None
+        folder = Path(server.stdout.readline().decode().strip())
+        assert (folder / "upload.png").exists()
+        server.send_signal(getattr(signal, name))
+        assert server.wait(20) == 128 + getattr(signal, name)
+    assert folder.parent == tmp_path
+    assert not folder.exists()

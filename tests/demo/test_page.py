@@ -1,14 +1,18 @@
 """The page in a server, and in headless Chromium with real clicks."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -16,10 +20,11 @@ import pytest
 gradio = pytest.importorskip("gradio", reason="needs Gradio: pip install -e '.[demo]'")
 
 from rl_reward_network.demo.examples import write_examples  # noqa: E402
-from rl_reward_network.demo.page import drawn_region  # noqa: E402
+from rl_reward_network.demo.page import drawn_region, guarded  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7897
+FOREIGN = "![a](http://example.com/b.png) <img src=http://example.com/c.png>"  # as Markdown or HTML it would be loaded
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -35,18 +40,37 @@ def test_the_region_is_where_the_user_has_drawn() -> None:
     assert drawn_region({"layers": []}) is None
 
 
+def message_of(error: Exception) -> str:
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(gradio.Error) as raised:
+        guarded(fails)()
+    assert raised.value.duration == 10
+    return str(raised.value.message)
+
+
+def test_errors_become_escaped_messages() -> None:
+    assert message_of(ValueError("<img src=x>.png: too large")) == "&lt;img src=x&gt;.png: too large"
+    assert "the model failed (CUDA out of memory)" in message_of(RuntimeError("CUDA out of memory\nframe 1"))
+    assert "the model failed (MemoryError)" in message_of(MemoryError())
+
+
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a demo of the embedded model, served by the command as a user starts it."""
     command = [sys.executable, "-m", "rl_reward_network.cli", "demo", "--device", "cpu", "--port", str(PORT)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    uploads = tmp_path_factory.mktemp("uploads")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(uploads)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
         url = f"http://127.0.0.1:{PORT}"
         try:
             _wait_for(url, server)
+            assert len(list(uploads.iterdir())) == 1
             yield url
         finally:
             server.terminate()
+    assert not list(uploads.iterdir()), "uploads stay on the disk"
 
 
 def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
@@ -61,8 +85,37 @@ def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.slow
+def test_no_call_over_http_reads_a_file_of_the_computer(address: str, tmp_path: Path) -> None:
+    """Whoever opens the page can send any path; the calls are those of the page itself."""
+    write_examples(tmp_path / "examples")
+    secret = {"path": str(tmp_path / "examples" / "plain.png")}
+    meta = {"meta": {"_type": "gradio.FileData"}}
+    with urlopen(f"{address}/config", timeout=20) as reply:
+        calls = json.load(reply)["dependencies"]
+    editor = {"background": secret | meta, "layers": [secret | meta], "composite": secret | meta}
+    replies = []
+    for call in calls:
+        for file in (secret, secret | meta):
+            values = [file, "Please segment the vessel.", False, 0.5] if len(call["inputs"]) == 4 else [file, editor]
+            replies.append(_answer(address, call["id"], values[: len(call["inputs"])]))
+    assert not [reply for reply in replies if "/file=" in reply]  # the address of a picture
+    assert sum("no upload and no example" in reply for reply in replies) >= 3  # segment, all prompts, a new image
+
+
+def _answer(address: str, call: int, values: list[Any]) -> str:
+    """What the server says to a call of the page, as a browser makes it."""
+    session = uuid4().hex
+    body = json.dumps({"data": values, "fn_index": call, "session_hash": session}).encode()
+    headers = {"Content-Type": "application/json"}
+    urlopen(Request(f"{address}/gradio_api/queue/join", body, headers), timeout=20).close()
+    with urlopen(f"{address}/gradio_api/queue/data?session_hash={session}", timeout=60) as stream:
+        lines = takewhile(lambda line: b"close_stream" not in line, stream)
+        return b"".join(lines).decode()
+
+
+@pytest.mark.slow
 def test_clicks_in_a_browser(address: str, tmp_path: Path) -> None:
-    """Mask and caption appear, errors are messages, the server lives on, and nothing leaves the computer."""
+    """Masks appear, errors are messages, another image clears, the server lives on, and nothing leaves the computer."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright, a driver of browsers")
     if CHROMIUM is None:
         pytest.skip("needs Chromium on the path, or its file in the variable CHROMIUM")
@@ -80,16 +133,25 @@ def test_clicks_in_a_browser(address: str, tmp_path: Path) -> None:
         for page in pages:  # two users at once
             page.get_by_role("button", name="Segment").click()
         for page in pages:
-            page.get_by_text("of the image").wait_for(timeout=20_000)
+            api.expect(page.get_by_label("answer")).to_have_value(re.compile("of the image"), timeout=20_000)
+        pages[1].get_by_label("prompt").fill(FOREIGN)
+        pages[1].get_by_label("prompt").press("Enter")
+        pages[1].get_by_role("button", name="Segment").click()
+        api.expect(pages[1].get_by_label("answer")).to_have_value(re.compile(re.escape(f"Prompt: {FOREIGN}")))
         pages[0].get_by_role("button", name="All prompts").click()
-        pages[0].get_by_text("the main vessel trunk").first.wait_for(timeout=20_000)
+        pages[0].locator(".caption-label", has_text="the main vessel trunk").wait_for(timeout=20_000)
+        grid = pages[0].locator(".grid-wrap")
+        assert grid.evaluate("box => box.scrollHeight <= box.clientHeight"), "prompts are cut off"
         pages[0].get_by_role("button", name="Describe").click()
         pages[0].get_by_text("no region is drawn").wait_for(timeout=20_000)
+        pages[0].locator("button.gallery-item").last.click()
+        api.expect(pages[0].get_by_label("answer")).to_have_value("", timeout=20_000)
+        api.expect(pages[0].locator(".caption-label")).to_have_count(0, timeout=20_000)
         pages.append(_opened(browser, address, asked))
         pages[2].locator("input[type=file]").first.set_input_files(str(words))
-        pages[2].wait_for_timeout(2000)
+        pages[2].get_by_text("words.png: not a readable image").first.wait_for(timeout=20_000)
         pages[2].get_by_role("button", name="Segment").click()
-        pages[2].get_by_text("cannot identify image file").first.wait_for(timeout=20_000)
+        pages[2].get_by_text("words.png: not a readable image").first.wait_for(timeout=20_000)
         browser.close()
     assert asked
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
