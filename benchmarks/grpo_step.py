@@ -6,6 +6,9 @@ The usual layout (as in trainers for text): both image encoders for every genera
 generation, logits of the whole text over the whole vocabulary; generations are batched there, too. Both layouts get the
 same samples for the loss, so that their gradients can be compared; they are timed in turn. Rewards, optimiser and the
 partner's update are the same in both and left out. FLOP at the size of Sa2VA-4B: grpo_flops.
+
+Gradients are compared in float32, where equal layouts agree; times are those of the device's own dtype, which is
+bfloat16 with float32 trainable tensors on a GPU, under autocast as in the trainer.
 """
 
 import statistics
@@ -24,7 +27,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.segment import exact_float32
 from rl_reward_network.cli.app import run
+from rl_reward_network.embedded.datasets import embedded_regions
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_policy_loss
@@ -32,15 +37,17 @@ from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_questio
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
+from rl_reward_network.grpo.trainable import freeze_unreached, mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
-from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
+from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+
+BAR = 1e-3  # of gradients: sums in another order differ by 1e-5, a wrong layout by 1
 
 
 @dataclass(frozen=True)
@@ -78,22 +85,33 @@ class Seconds:
 
 
 def main(args: Args) -> None:
-    """Measure and print."""
+    """Measure and print; the times first, which need less memory."""
     with TemporaryDirectory() as folder:
-        trainer, prompts = make_trainer(args, Path(folder))
-        groups = samples(trainer, prompts)
-        different = gradient_difference(trainer, prompts, groups)
-        ours(trainer, prompts, groups), usual(trainer, prompts, groups)
-        pairs = [(ours(trainer, prompts, groups), usual(trainer, prompts, groups)) for _ in range(args.repeats)]
-    show(pairs)
-    print(f"largest difference of a gradient, relative to its tensor's largest: {different:.1e}")
+        show(timed_pairs(args, Path(folder)))
+        with exact_float32():
+            different = float32_difference(args, Path(folder))
+    print(f"largest difference of a float32 gradient, relative to its tensor's largest: {different:.1e} (bar {BAR:g})")
 
 
-def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
+def timed_pairs(args: Args, folder: Path) -> list[tuple[Seconds, Seconds]]:
+    """Both layouts in turn, after a pair that is not counted."""
+    trainer, prompts = make_trainer(args, folder)
+    groups = samples(trainer, prompts)
+    ours(trainer, prompts, groups), usual(trainer, prompts, groups)
+    return [(ours(trainer, prompts, groups), usual(trainer, prompts, groups)) for _ in range(args.repeats)]
+
+
+def float32_difference(args: Args, folder: Path) -> float:
+    """`gradient_difference` of a float32 model."""
+    trainer, prompts = make_trainer(args, folder, "float32")
+    return gradient_difference(trainer, prompts, samples(trainer, prompts))
+
+
+def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
     """A trainer on the embedded regions, and the prompts of one step, all about different images."""
-    inputs = open_grpo_inputs(RunConfig(data_root=DEFAULT_REGIONS))
+    inputs = open_grpo_inputs(RunConfig(data_root=embedded_regions()))
     prompts = {prompt.image_id: prompt for prompt in inputs.pick("policy")}
-    model, processor = load_sa2va_model(args.model_path, args.device)
+    model, processor = load_sa2va_model(args.model_path, args.device, dtype=dtype)
     prepare_model(model, 16, 32)
     settings = Sa2VAGRPOConfig(
         output_dir=str(folder),
@@ -114,12 +132,13 @@ def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, list[GRPOP
 
 def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> list[RolloutGroup]:
     """Groups with advantages of both signs, so that each completion has a gradient, and the reference's outputs."""
-    groups, _ = trainer.rollout_generator.generate(prompts, (0, 0, 0))
+    with mixed_precision(trainer.sa2va):
+        groups, _ = trainer.rollout_generator.generate(prompts, (0, 0, 0))
     for group in groups:
         group.caption_advantages = torch.linspace(-1, 1, len(group.completion_ids))
         assert group.actions is not None
         group.mask_advantages = torch.linspace(-1, 1, len(group.actions))
-    with torch.no_grad(), trainer.reference_weights():
+    with torch.no_grad(), trainer.reference_weights(), mixed_precision(trainer.sa2va):
         for group, output in zip(groups, trainer.policy(groups)[0], strict=True):
             group.ref_output = output.detached()
     return groups
@@ -131,7 +150,15 @@ def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> list[Rollou
 def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
     """One step as in the trainer, with image features computed anew as for new images."""
     seconds = Seconds()
-    generator, policy = trainer.rollout_generator, trainer.policy
+    with mixed_precision(trainer.sa2va):
+        our_rollouts(trainer, prompts, seconds)
+    learn(trainer, groups, lambda: trainer.policy(groups)[0], seconds)
+    return seconds
+
+
+def our_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: Seconds) -> None:
+    """Both loops' generations, those about an image from one computation of its prefix."""
+    generator = trainer.rollout_generator
     generator.cache.entries.clear()
     batch = seconds.of("image encoders", lambda: open_batch(prompts, generator.cache))
     rng, empty = seeded_generator((0, 0, 0)), generator.empty_groups(batch)
@@ -142,14 +169,24 @@ def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[Roll
     seconds.of("drawing captions", lambda: generator.masks_of_captions(batch, partner, captions))
     seconds.of("describing masks", lambda: generator.captions_of_masks(batch, partner, masks))
 
+
+def learn(
+    trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: Callable[[], list[GroupOutput]], seconds: Seconds
+) -> None:
+    """The reference's outputs, then loss and gradients; as in the trainer, autocast covers the forward passes alone."""
+
     def reference() -> None:
-        with torch.no_grad(), trainer.reference_weights():
-            policy(groups)
+        with torch.no_grad(), trainer.reference_weights(), mixed_precision(trainer.sa2va):
+            outputs()
+
+    def loss() -> None:
+        with mixed_precision(trainer.sa2va):
+            current = outputs()
+        total_loss(trainer, groups, current).backward()
 
     seconds.of("reference", reference)
     trainer.sa2va.zero_grad()
-    seconds.of("loss and gradients", lambda: total_loss(trainer, groups, policy(groups)[0]).backward())
-    return seconds
+    seconds.of("loss and gradients", loss)
 
 
 def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: list[GroupOutput]) -> Tensor:
@@ -167,7 +204,16 @@ def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: l
 
 def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
     """The same step, each generation computed separately."""
-    seconds, loaded = Seconds(), [prompt.load() for prompt in prompts]
+    seconds = Seconds()
+    with mixed_precision(trainer.sa2va):
+        usual_rollouts(trainer, prompts, seconds)
+    learn(trainer, groups, lambda: repeated(trainer, prompts, groups), seconds)
+    return seconds
+
+
+def usual_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: Seconds) -> None:
+    """Both loops' generations, each from its whole text and image."""
+    loaded = [prompt.load() for prompt in prompts]
     count, masks = trainer.args.num_generations, trainer.args.num_mask_generations
     regions = [(image, DESCRIBE, mask) for image, mask in loaded for _ in range(count)]
     answers = seconds.of("sampling captions", lambda: answered(trainer, regions, 1.0))
@@ -180,15 +226,6 @@ def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[Rol
     sampled = seconds.of("sampling masks", lambda: segmented(trainer, questions))
     describe = [(image, DESCRIBE, mask) for (image, _, _), mask in zip(questions, sampled, strict=True) if mask.any()]
     seconds.of("describing masks", lambda: answered(trainer, describe, 0.0))
-
-    def reference() -> None:
-        with torch.no_grad(), trainer.reference_weights():
-            repeated(trainer, prompts, groups)
-
-    seconds.of("reference", reference)
-    trainer.sa2va.zero_grad()
-    seconds.of("loss and gradients", lambda: total_loss(trainer, groups, repeated(trainer, prompts, groups)).backward())
-    return seconds
 
 
 def answered(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]], temperature: float) -> list[Any]:
@@ -266,8 +303,10 @@ def _repeated_captions(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, group: Rol
 def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> float:
     """Largest difference between the two layouts' gradients, relative to the largest number of each tensor."""
     gradients = []
-    for outputs in (trainer.policy(groups)[0], repeated(trainer, prompts, groups)):
+    for layout in (lambda: trainer.policy(groups)[0], lambda: repeated(trainer, prompts, groups)):
         trainer.sa2va.zero_grad()
+        with mixed_precision(trainer.sa2va):
+            outputs = layout()
         total_loss(trainer, groups, outputs).backward()
         named = trainer.sa2va.named_parameters()
         gradients.append({name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None})

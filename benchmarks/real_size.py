@@ -5,17 +5,22 @@
 
 Each stage runs in a process of its own, so that its peak memory is its own: on the CPU that of the process, on a GPU
 what torch reserved there. Images have 512 x 512 pixels and one tile, answers are short (24 tokens at most): times grow
-with tiles and tokens, memory hardly does. A stage that runs out of memory ends the run, and the table says so.
+with tiles and tokens, memory hardly does. Where a stage fails, the table says so, and the exit status is 1. Predicted
+is what `sa2va-rl doctor --memory` adds its margin to, without validation, which is switched off here. Writing and
+merging use main memory alone.
 """
 
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,24 +28,33 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.grpo.callbacks import StepCallback
+from rl_reward_network.grpo.stage import PROBED
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.memory import predict
+from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
+from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.fingerprint import weights_fingerprint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.runs.memory import peak_memory_gib
 
 SIDE = 512  # pixels
-IMAGES = 4  # in the mask bank
-STEPS = 2  # of training: the moments of AdamW exist from the second one on
+IMAGES = {"cpu": 4, "cuda": 20}  # in the mask bank
+STEPS = 2  # of training: the moments of AdamW exist from the second one on, whose seconds count
+TOKENS = 24  # of an answer, at most
+LAST_LINES = 30  # of the traceback of a stage
 ALL = ("write", "load", "segment", "mask bank", "GRPO step", "supervised step", "merge", "load merged")
 
 WRITTEN = ("model", "bank", "data", "grpo", "supervised", "merged")
+MARKER = "written_by_real_size"  # in --folder: what is named above is ours, and may be deleted
 
 
 @dataclass(frozen=True)
@@ -79,24 +93,54 @@ class Measured:
 
 
 def main(args: Args) -> None:
-    """Run all stages, each in a process, and print the table."""
-    table = Table("stage", "seconds", "peak memory (GiB)", "", title=_title(args))
+    """Run all stages, each in a process, and print the table, also of a run that is interrupted."""
+    table, status = Table("stage", "seconds", "peak memory (GiB)", "predicted (GiB)", "", title=_title(args)), 0
+    claim(args.folder)
     try:
         for name in args.stages:
-            if (result := _in_process(args, name)) is None:
-                table.add_row(name, "-", "-", "failed, see above; the stages after it were not run")
-                break
-            table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", result.note)
+            status = status if _add_row(table, args, name) else 1
+    except KeyboardInterrupt:
+        status = 130
+        table.add_row("interrupted", "-", "-", "-", "the stages after it were not run")
     finally:
         if not args.keep:
             _delete(args.folder)
-    Console(width=120).print(table)
+        Console(width=160).print(table)
+    if status:
+        sys.exit(status)
+
+
+def _add_row(table: Table, args: Args, name: str) -> bool:
+    """Run a stage; whether it succeeded."""
+    if (result := _in_process(args, name)) is None:
+        table.add_row(name, "-", "-", "-", "failed, see above")
+        return False
+    table.add_row(name, f"{result.seconds:.1f}", f"{result.peak_gib:.2f}", _predicted(args, name), result.note)
+    return True
+
+
+def claim(folder: Path) -> None:
+    """Mark a folder as this benchmark's, so that its own parts may be deleted.
+
+    Raises:
+        ValueError: it holds something under our names that this benchmark did not write.
+    """
+    if (folder / MARKER).exists():
+        return
+    if foreign := [name for name in WRITTEN if (folder / name).exists()]:
+        raise ValueError(
+            f"folder is {folder}, which holds {', '.join(foreign)}, not written by this benchmark, which would delete "
+            "it; give a new folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
 
 
 def _delete(folder: Path) -> None:
-    """What the stages wrote, and the folder if nothing else is in it."""
+    """What the stages wrote into a folder that is ours, and the folder if nothing else is in it."""
     for name in WRITTEN:
         shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / MARKER).unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -113,10 +157,55 @@ def _in_process(args: Args, name: str) -> Measured | None:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             result = pool.submit(STAGES[name], args).result()
     except (Exception, SystemExit) as error:  # what failed is part of the measurement
-        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+        where = str(error.__cause__ or "").splitlines()[-LAST_LINES:]  # in the stage's process
+        told = [] if isinstance(error, SystemExit) else where  # a command has said why it ends
+        print("\n".join([*told, f"{name}: {type(error).__name__}: {error}"]), file=sys.stderr)
         return None
     print(f"{name}: {result.seconds:.1f} s, {result.peak_gib:.2f} GiB {result.note}", flush=True)
     return result
+
+
+# ---- prediction ----
+
+
+def _predicted(args: Args, name: str) -> str:
+    """GiB of a stage, without margin; writing the checkpoint is not predicted."""
+    if name not in PREDICTIONS:
+        return "-"
+    folder = args.folder / ("merged" if name == "load merged" else "model")
+    return f"{predicted_gib(args, name, open_checkpoint(folder, weights=False).model_config()):.2f}"
+
+
+def predicted_gib(args: Args, name: str, config: Sa2VAConfig) -> float:
+    """Of a stage as it runs here, where training has no validation."""
+    with mock.patch.object(predict, "_validation", return_value=0.0):
+        return PREDICTIONS[name](config, _memory_settings(args)).gib
+
+
+def _memory_settings(args: Args) -> MemorySettings:
+    settings = MemorySettings(
+        device="cuda" if args.device.startswith("cuda") else "cpu",
+        dtype=args.dtype,
+        max_completion_length=TOKENS,
+        activation_checkpointing=args.gradient_checkpointing,
+    ).of_model(small=args.size == "tiny")
+    prompts = (settings.per_device_train_batch_size or 1) // settings.num_generations
+    return replace(settings, images=PROBED + STEPS * prompts)  # whose features a run of so few steps keeps
+
+
+def _supervised_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
+    return training_stage(config, replace(settings, objective="supervised"))
+
+
+PREDICTIONS: dict[str, Callable[[Sa2VAConfig, MemorySettings], Stage]] = {
+    "load": load_stage,
+    "segment": segment_stage,
+    "mask bank": segment_stage,
+    "GRPO step": training_stage,
+    "supervised step": _supervised_stage,
+    "merge": merge_stage,
+    "load merged": load_stage,
+}
 
 
 # ---- the stages ----
@@ -125,18 +214,32 @@ def _in_process(args: Args, name: str) -> Measured | None:
 def _timed(args: Args, work: Callable[[], str]) -> Measured:
     start = time.perf_counter()
     note = work()
+    return _measured(args, _now(args) - start, note)
+
+
+def _now(args: Args) -> float:
+    """The clock in seconds, when the GPU is done."""
     if args.device.startswith("cuda"):
         torch.cuda.synchronize()
-    return Measured(time.perf_counter() - start, peak_memory_gib(args.device), note)
+    return time.perf_counter()
+
+
+def _measured(args: Args, seconds: float, note: str) -> Measured:
+    """With the peak so far; of a GPU also what tensors took of the reserved memory."""
+    if args.device.startswith("cuda"):
+        note = f"{note}; allocated {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB".removeprefix("; ")
+    return Measured(seconds, peak_memory_gib(args.device), note)
 
 
 def _write(args: Args) -> Measured:
+    claim(args.folder)
+
     def work() -> str:
         shutil.rmtree(args.folder / "model", ignore_errors=True)
         count = write_random_checkpoint(args.folder / "model", args.size)
         return f"{count:,} parameters, {_gib(args.folder / 'model'):.2f} GiB on disk"
 
-    return _timed(args, work)
+    return _timed(_in_main_memory(args), work)
 
 
 def _load(args: Args) -> Measured:
@@ -153,28 +256,32 @@ def _read(args: Args, name: str) -> str:
 
 
 def _segment(args: Args) -> Measured:
-    segmenter, (image, *_) = _segmenter(args), _images()
+    segmenter, (image,) = _segmenter(args), _images(1)
+    segmenter.segment(image, list(PROMPTS))  # the first call loads the GPU's kernels
     return _timed(args, lambda: f"{len(segmenter.segment(image, list(PROMPTS)).mask_logits)} prompts, 1 image")
 
 
 def _bank(args: Args) -> Measured:
     segmenter = _segmenter(args)
+    images = _images(IMAGES["cuda" if args.device.startswith("cuda") else "cpu"])
     shutil.rmtree(args.folder / "bank", ignore_errors=True)  # answers of an earlier measurement
     bank = MaskBank(args.folder / "bank", segmenter.segment, segmenter.fingerprint, list(PROMPTS))
+    segmenter.segment(images[0], list(PROMPTS))  # the first call loads the GPU's kernels
 
     def work() -> str:
-        for image in _images():
+        for image in images:
             bank.answer(image)
-        return f"{IMAGES} images, {_gib(args.folder / 'bank') * 2**20 / IMAGES:.0f} KiB on disk each"
+        return f"{len(images)} images, {_gib(args.folder / 'bank') * 2**20 / len(images):.0f} KiB on disk each"
 
-    return _timed(args, work)
+    result = _timed(args, work)
+    return replace(result, note=f"{result.note}, {len(images) / result.seconds:.2f} images/s")
 
 
 def _grpo(args: Args) -> Measured:
     result = _train(args, "grpo", ["--data_root", str(embedded_regions(args.folder / "data"))])
     checkpoint = next((args.folder / "grpo").glob("checkpoint-*"))
     sizes = f"final_model {_gib(args.folder / 'grpo' / 'final_model'):.2f} GiB, checkpoint {_gib(checkpoint):.2f} GiB"
-    return Measured(result.seconds, result.peak_gib, f"both loops, 8 captions, 16 masks; {sizes}")
+    return replace(result, note="; ".join(filter(None, [f"both loops, 8 captions, 16 masks; {sizes}", result.note])))
 
 
 def _supervised(args: Args) -> Measured:
@@ -183,16 +290,30 @@ def _supervised(args: Args) -> Measured:
 
 
 def _train(args: Args, name: str, words: list[str]) -> Measured:
-    """`STEPS` steps of `sa2va-rl grpo`; the seconds are those of one, without loading."""
+    """`STEPS` steps of `sa2va-rl grpo`; the seconds are those of the last one alone."""
     folder = args.folder / name
     shutil.rmtree(folder, ignore_errors=True)
     words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", str(STEPS)]
-    words += ["--save_steps", str(STEPS), "--watch_every", "0", "--max_completion_length", "24", "--dtype", args.dtype]
-    words += ["--gpu", "0" if args.device.startswith("cuda") else "-1"]
+    words += ["--save_steps", str(STEPS), "--watch_every", "0", "--max_completion_length", str(TOKENS)]
+    words += ["--dtype", args.dtype, "--gpu", "0" if args.device.startswith("cuda") else "-1"]
     words += ["--gradient_checkpointing"] * args.gradient_checkpointing
-    command(["grpo", "full", *words])
-    config = read_json(folder / "final_model" / "config.json")
-    return Measured(config["minutes"] * 60 / STEPS, peak_memory_gib(args.device))
+    with _step_ends(args) as ends:
+        command(["grpo", "full", *words])
+    return _measured(args, ends[-1] - ends[-2], "")
+
+
+@contextmanager
+def _step_ends(args: Args) -> Iterator[list[float]]:
+    """The times at which optimisation steps end inside the block; loading, checkpoints and checks lie outside."""
+    ends: list[float] = []
+    whole = StepCallback.on_step_end
+
+    def on_step_end(self: StepCallback, *words: Any, **named: Any) -> None:
+        whole(self, *words, **named)
+        ends.append(_now(args))
+
+    with mock.patch.object(StepCallback, "on_step_end", on_step_end):
+        yield ends
 
 
 def _merge(args: Args) -> Measured:
@@ -205,7 +326,7 @@ def _merge(args: Args) -> Measured:
         command(["merge", *words])
         return f"{_gib(merged):.2f} GiB on disk"
 
-    return _timed(args, work)
+    return _timed(_in_main_memory(args), work)
 
 
 def _load_merged(args: Args) -> Measured:
@@ -215,13 +336,18 @@ def _load_merged(args: Args) -> Measured:
     return _timed(args, work)
 
 
+def _in_main_memory(args: Args) -> Args:
+    """For stages that never use a GPU: the process's memory counts."""
+    return replace(args, device="cpu")
+
+
 def _segmenter(args: Args) -> Sa2VASegmenter:
-    return load_segmenter(args.folder / "model", args.device, max_new_tokens=24, dtype=args.dtype)
+    return load_segmenter(args.folder / "model", args.device, max_new_tokens=TOKENS, dtype=args.dtype)
 
 
-def _images() -> list[np.ndarray]:
+def _images(count: int) -> list[np.ndarray]:
     """Rendered scenes, uint8 (SIDE, SIDE, 3)."""
-    return [scene.image for scene in make_scenes(IMAGES, 0, SIDE)]
+    return [scene.image for scene in make_scenes(count, 0, SIDE)]
 
 
 def _gib(folder: Path) -> float:

@@ -8,7 +8,8 @@ in turn, so that a slower machine slows both.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,13 @@ def main(args: Args) -> None:
         )
         return np.array(result["prediction_masks"], dtype=bool).reshape(-1, *image.shape[:2])
 
-    different = share_of_different_pixels(batched_call(), single_calls())
+    masks, expected = batched_call(), single_calls()
     pairs = [(seconds(batched_call), seconds(single_calls)) for _ in range(args.repeats)]
     batched, singly = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(b / a for a, b in pairs)
     print(f"segment, {len(prompts)} prompts: {batched:.3f} s; {len(prompts)} x predict_forward: {singly:.3f} s")
     print(f"ratio: {ratio:.2f}x (pairs {min(b / a for a, b in pairs):.2f} to {max(b / a for a, b in pairs):.2f})")
-    print(f"mask pixels that differ: {different:.4%}")
+    print(f"mask pixels that differ: {share_of_different_pixels(masks, expected):.4%}")
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -78,6 +79,18 @@ def seconds(function: Callable[[], Any]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Full float32 inside the block: by default a GPU rounds the factors of float32 convolutions to ten bits (TF32)."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def share_of_different_pixels(a: list[np.ndarray], b: list[np.ndarray]) -> float:

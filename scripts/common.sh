@@ -21,12 +21,13 @@ new_log() {  # $1: logs/NAME_ -> LOG, with the time
   LOG="$root/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
 }
 
-# Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed.
+# Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed. Status 1
+# when packages cannot be installed, also where the caller has no set -e.
 ensure_environment() {  # $1: extras, e.g. "[test]" or ""
   if [[ -z "${VIRTUAL_ENV:-}" ]]; then
     if [[ ! -f "$root/.venv/bin/activate" || ! -x "$root/.venv/bin/pip" ]]; then
       python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 2; }
-      python3 -m venv --clear "$root/.venv"
+      python3 -m venv --clear "$root/.venv" || return 1
     fi
     source "$root/.venv/bin/activate"
   fi
@@ -34,8 +35,8 @@ ensure_environment() {  # $1: extras, e.g. "[test]" or ""
   wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $root"
   if ! grep -qsxF "$wanted $1" "$stamp"; then
     echo "installing packages into $VIRTUAL_ENV (once; later runs skip this)"
-    python -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt"
-    python -m pip install --quiet --disable-pip-version-check --editable "$root$1"
+    python -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt" || return 1
+    python -m pip install --quiet --disable-pip-version-check --editable "$root$1" || return 1
     printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # with extras installed, those without need them no more
   fi
 }

@@ -1,58 +1,135 @@
 #!/usr/bin/env bash
 # Measures this project on a GPU, and writes one text file to send to us. Nothing is downloaded but Python packages.
-#   bash scripts/gpu_check.sh              # at most 30 minutes
+#   bash scripts/gpu_check.sh              # at most 30 minutes once packages are installed; Ctrl-C keeps what it has
 #   GPU_CHECK_DEVICE=cpu GPU_CHECK_SIZES=tiny bash scripts/gpu_check.sh    # a rehearsal without a GPU
-# Every part has a limit of its own; one that fails or runs out of time is noted, and the next one begins.
+# About 20 GB are written below TMPDIR, or below outputs/, and deleted at the end. Every part has a limit of its own; one
+# that fails or runs out of time is noted, and the next one begins.
 set -uo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/common.sh"
 if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
-  sed -n '2,5s/^# \{0,1\}//p' "$0"
+  sed -n '2,6s/^# \{0,1\}//p' "$0"
   exit
 fi
-ensure_environment "[test]"
-report="$PWD/gpu_check_$(date +%Y%m%d_%H%M%S).txt" end=$((SECONDS + 1800))
-cd "$root"
-device="${GPU_CHECK_DEVICE:-cuda}" sizes="${GPU_CHECK_SIZES:-1b 4b}"
-[[ "$device" == cpu ]] || python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
-  echo "no GPU is visible to torch; install a CUDA build of torch $(python -c 'import torch; print(torch.__version__)'), or set CUDA_VISIBLE_DEVICES" >&2
-  exit 2
-}
-work="$(mktemp -d)"
+unset MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET NPROC EVAL_IMAGES SEED N_ENVS SEGMENT_BATCH OUTPUT_DIR  # the user's
+ensure_environment "[test]" || exit
+report="$PWD/gpu_check_$(date +%Y%m%d_%H%M%S).txt"
+cd "$root" || exit
+device="${GPU_CHECK_DEVICE:-cuda}" sizes="${GPU_CHECK_SIZES:-1b 4b}" gib=0
+if [[ "$device" != cpu ]]; then
+  gib="$(python -c 'import torch; print(torch.cuda.get_device_properties(0).total_memory >> 30)' 2> /dev/null)" || {
+    echo "no GPU is visible to torch; install a CUDA build of torch $(python -c 'import torch; print(torch.__version__)'), or set CUDA_VISIBLE_DEVICES" >&2
+    exit 2
+  }
+fi
+mkdir -p "${TMPDIR:-$root/outputs}"
+work="$(cd "$(mktemp -d "${TMPDIR:-$root/outputs}/gpu_check.XXXXXX")" && pwd)" || exit
+model="$work/real_size" home="${HOME:-/}" python_home="$(python -c 'import sys; print(sys.base_prefix)')"
+shopt -u checkwinsize  # or bash sets COLUMNS to the width of the window
+export COLUMNS=160 TORCHINDUCTOR_CACHE_DIR="$work/inductor"  # wide tables; a cache whose name holds no user's name
+began=$SECONDS planned=0 running="" stopped="" summary=()
 trap 'rm -rf "$work"' EXIT
+trap 'stopped=yes; [[ -z "$running" ]] || kill -INT "$running"' INT TERM
 
-part() {  # $1: title, $2: seconds at most, $3...: command
-  local title="$1" limit="$2" left=$((end - SECONDS)) start=$SECONDS status
-  shift 2
-  ((limit < left)) || limit=$left
-  echo "$title ..."
-  {
-    echo "== $title: $*"
-    if ((limit < 10)); then
-      echo "no time left"
-    else
-      timeout --signal INT --kill-after 20 "$limit" "$@" > "$work/output" 2>&1
-      status=$?
-      tr '\r' '\n' < "$work/output" | grep -v '%|' | sed "s|$work|WORK|g; s|$root|.|g; s|${HOME:-$root}|~|g" | tail -n 60  # no bars, no names of folders
-      echo "-- exit status $status after $((SECONDS - start)) s$( ((status != 124)) || echo ", out of time")"
-    fi
-    echo
-  } >> "$report"
+clean() {  # stdin, without progress bars, empty lines and names of folders
+  local text tilde="~"
+  text="$(tr -d '\0' | tr '\r' '\n' | grep -av -e '%|' -e '^ *$' | tail -n 150)"
+  text="${text//"$work"/WORK}" text="${text//"$root"/.}" text="${text//"$VIRTUAL_ENV"/VENV}"
+  [[ "$home" == / ]] || text="${text//"$home"/"$tilde"}"
+  [[ "${python_home:-/usr}" == /usr ]] || text="${text//"$python_home"/PYTHON}"
+  printf '%s\n' "$text"
 }
 
-model="$work/real_size"
+run_limited() {  # $1: seconds, $2...: command -> status
+  set -m  # or a job in the background ignores Ctrl-C; it is there because bash handles signals only while it waits
+  timeout --signal INT --kill-after 20 "$@" > "$work/output" 2>&1 < /dev/null &
+  running=$!
+  set +m
+  [[ -z "$stopped" ]] || kill -INT "$running"  # Ctrl-C while it began
+  wait "$running"
+  status=$?
+  while kill -0 "$running" 2> /dev/null; do  # Ctrl-C ended the wait, not yet the part
+    wait "$running"
+    status=$?
+  done
+  running=""
+}
+
+result() {  # $1: exit status, $2: seconds, $3: seconds at most
+  if [[ -n "$stopped" ]]; then echo "interrupted"
+  elif (($1 == 0)); then echo "ok"
+  elif (($1 == 124 || ($1 == 137 && $2 >= $3))); then echo "out of time"
+  elif (($1 == 137)); then echo "failed (killed; did main memory run out?)"
+  else echo "failed"; fi
+}
+
+part() {  # $1: title, $2: seconds at most, besides those that earlier parts left over; $3...: command
+  local title="$1" limit start=$SECONDS status=0 told="no time left"
+  [[ -z "$stopped" ]] || finish
+  planned=$((planned + $2)) limit=$((began + planned - SECONDS))
+  shift 2
+  echo "$title ..."
+  : > "$work/output"
+  if ((limit >= 10)); then
+    run_limited "$limit" "$@"
+    told="$(result "$status" $((SECONDS - start)) "$limit"), $((SECONDS - start)) s"
+  fi
+  summary+=("$title: $told")
+  { echo "== $title: $*" | clean; clean < "$work/output"; echo "-- $told, exit status $status"; echo; } >> "$report"
+  [[ -z "$stopped" ]] || finish
+}
+
+finish() {
+  { echo "== summary"; printf '%s\n' "${summary[@]}"; } | tee -a "$report"
+  echo "report: $report"
+  [[ -z "$stopped" ]] || exit 130
+  exit 0
+}
+
+free_gb() { df -Pk "$work" | awk 'NR == 2 { print int($4 / 1000000) }'; }
+
+machine() {
+  echo "== machine"
+  git rev-parse HEAD 2> /dev/null || python -c 'import rl_reward_network; print(rl_reward_network.__version__)'
+  [[ "$device" == cpu ]] || nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
+  python -c 'import platform, torch, transformers as t; print(platform.python_version(), torch.__version__, t.__version__, torch.cuda.is_available())'
+  echo "$(nproc) cores, $(free_gb) GB of disk are free"
+  free -g
+  echo
+}
+
+stages() {  # $1: size, $2: seconds, $3...: flags; the rendered data stay for the next size
+  local size="$1" limit="$2"
+  shift 2
+  rm -rf "${model:?}"/{model,bank,grpo,supervised,merged}
+  part "stages, $size" "$limit" python -m benchmarks.real_size --size "$size" --device "$device" --folder "$model" --keep "$@"
+}
+
 flag=$([[ "$device" == cpu ]] && echo -1 || echo 0)
-part "machine" 30 bash -c 'git rev-parse HEAD; nvidia-smi; python -c "import platform, torch, transformers; print(platform.python_version(), torch.__version__, transformers.__version__, torch.cuda.is_available())"; nproc; free -g'
-part "number formats, tokens per second, out of memory" 180 python -m benchmarks.gpu --device "$device"
-for size in $sizes; do
-  part "stages, $size" 420 python -m benchmarks.real_size --size "$size" --device "$device" --folder "$model" --keep
-  part "predicted memory, $size" 120 python -m rl_reward_network.cli doctor --memory --model_path "$model/model" --device "$device" --max_completion_length 24
-  part "batched prompts against single calls, $size" 180 python -m benchmarks.segment --model_path "$model/model" --image docs/demo.png --device "$device" --max_new_tokens 24 --repeats 3
-  rm -rf "$model"
+first="${sizes%% *}" cores="$(nproc)" workers=() checkpointing=()
+((cores < 2)) || workers=(-n $((cores < 4 ? cores : 4)) --dist loadfile)
+[[ "$device" == cpu ]] || ((${gib:-0} >= 30)) || checkpointing=(--gradient_checkpointing)
+gpu=(python -m benchmarks.gpu --device "$device")
+prompts=(python -m benchmarks.segment --model_path "$model/model" --image docs/demo.png --device "$device" --max_new_tokens 24 --repeats 3)
+
+machine 2>&1 | clean >> "$report"
+part "number formats, decoding, memory, compilation, nano" 100 "${gpu[@]}"
+stages "$first" 240
+part "predicted memory, $first" 30 python -m rl_reward_network.cli doctor --memory --model_path "$model/model" --device "$device" --max_completion_length 24 --images 8
+part "number formats, decoding, memory, compilation, $first" 140 "${gpu[@]}" --model_path "$model/model"
+part "batched prompts against single calls, $first" 45 "${prompts[@]}"
+part "step 2, quick" 220 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_step2_finetune.sh quick
+part "GRPO, quick" 220 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_rl_train.sh quick
+part "one GRPO step against the usual layout" 60 python -m benchmarks.grpo_step --device "$device"
+part "tests" 200 env OMP_NUM_THREADS=1 python -m pytest --maxfail=20 --tb=short --basetemp="$work/pytest" "${workers[@]}" tests/models tests/grpo tests/rewards tests/env
+for size in ${sizes#"$first"}; do
+  if [[ "$size" == 4b ]] && (($(free_gb) < 40)); then
+    summary+=("$size: left out, since $(free_gb) GB of disk are free, and 40 are needed")
+    continue
+  fi
+  stages "$size" 300 --stages write load segment "mask bank" "GRPO step" "supervised step" "${checkpointing[@]}"
+  part "number formats, decoding, memory, $size" 90 "${gpu[@]}" --model_path "$model/model" --parts formats decoding recovery
+  part "batched prompts against single calls, $size" 45 "${prompts[@]}"
 done
-part "float32, ${sizes%% *}" 240 python -m benchmarks.real_size --size "${sizes%% *}" --device "$device" --dtype float32 --folder "$model" --stages write load segment "GRPO step"
-part "one GRPO step against the usual layout" 120 python -m benchmarks.grpo_step --device "$device"
-part "step 2, quick" 420 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_step2_finetune.sh quick
-part "GRPO, quick" 420 env GPU="$flag" OUTPUT_DIR="$work/outputs" bash run_rl_train.sh quick
-part "tests" 900 python -m pytest -q -x tests/models tests/grpo tests/rewards tests/env
-echo "report: $report"
+stages "$first" 110 --dtype float32 --stages write load segment "GRPO step"
+finish

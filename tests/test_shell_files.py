@@ -1,6 +1,7 @@
 """The shell files, with a `python` that only notes how it is called: what runs, in which order, and what is refused."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,6 +24,9 @@ words="$*"
 check="${SA2VA_RL_ONLY_CHECK:-}"
 line="$(printf '%s|%s|%s|%s' "$words" "$check" "${LOCAL_RANK:-}" "${SA2VA_RL_CALLED_AS:-}")"
 printf '%s\\n' "$line" >> "$CALLS"
+[[ "$words" != *"pip install"* || -z "${NO_NETWORK:-}" ]] || exit 1
+[[ "$words" != *benchmarks.gpu* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
+[[ "$words" != *benchmarks.real_size* || -z "${SLOW:-}" ]] || exec sleep 60
 [[ "$words" != *--wrong* ]] || { echo "error: --wrong" >&2; exit 2; }
 [[ "$words" != *"cli grpo"* || -n "$check" ]] || echo "fine-tuned model: out/run/final_model"
 [[ "$words" != *"cli prompts"* || -n "$check" ]] || echo "prompt policy: out/run/final_model"
@@ -202,19 +206,92 @@ def test_they_can_be_started_as_programs() -> None:
         assert listed.startswith("100755"), file
 
 
-def test_the_check_of_a_gpu_goes_on_after_a_part_that_fails(called: Called, tmp_path: Path) -> None:
-    done, calls = called("scripts/gpu_check.sh", GPU_CHECK_DEVICE="cpu", GPU_CHECK_SIZES="--wrong 1b")
+@pytest.fixture
+def on_cpu(tmp_path: Path) -> dict[str, str]:
+    """The environment of a rehearsal."""
+    (tmp_path / "work").mkdir()
+    return {"GPU_CHECK_DEVICE": "cpu", "TMPDIR": str(tmp_path / "work"), "HOME": str(tmp_path / "home")}
+
+
+def test_the_check_of_a_gpu_goes_on_after_a_part_that_fails(
+    called: Called, tmp_path: Path, on_cpu: dict[str, str]
+) -> None:
+    done, calls = called("scripts/gpu_check.sh", GPU_CHECK_SIZES="--wrong 1b", **on_cpu)
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.glob("gpu_check_*.txt")
     assert done.stdout.splitlines()[-1] == f"report: {report}"
     text = report.read_text()
-    assert "error: --wrong\n-- exit status 2" in text
-    for title in ("machine", "stages, 1b", "predicted memory, 1b", "batched prompts", "step 2, quick", "tests"):
+    assert "error: --wrong\n-- failed, 0 s, exit status 2" in text
+    for title in ("machine", "stages, 1b", "predicted memory", "batched prompts", "step 2, quick", "tests"):
         assert f"== {title}" in text
-    assert str(ROOT) not in text
+    summary = text.partition("== summary\n")[2].splitlines()
+    assert [line.split(": ")[-1].split(",")[0] for line in summary].count("failed") == 2, "both runs of that size"
+    assert len(summary) == text.count("\n-- "), "a line for each part"
     words = [call["words"] for call in calls]
     assert any("benchmarks.real_size --size 1b --device cpu" in line for line in words)
-    assert any(line.startswith("-m pytest") for line in words)
+    assert any(line.startswith("-m pytest --maxfail=20") for line in words)
+    assert not any((tmp_path / "work").iterdir())
+
+
+def test_the_report_names_no_folder_and_has_no_bars(called: Called, tmp_path: Path, on_cpu: dict[str, str]) -> None:
+    called("scripts/gpu_check.sh", GPU_CHECK_SIZES="tiny", **on_cpu)
+    (report,) = tmp_path.glob("gpu_check_*.txt")
+    text = report.read_text()
+    assert "~/mine VENV/lib\n" in text
+    assert "--folder WORK/real_size" in text
+    assert "%|" not in text
+    assert not [name for name in (str(ROOT), str(tmp_path)) if name in text]
+
+
+def test_the_check_of_a_gpu_knows_none_of_the_users_settings(called: Called, on_cpu: dict[str, str]) -> None:
+    mine = {"SEED": "77", "MODEL_PATH": "mine", "DATA_ROOT": "mine", "REWARD_NET": "mine", "OUTPUT_DIR": "mine"}
+    _, calls = called("scripts/gpu_check.sh", GPU_CHECK_SIZES="tiny", NPROC="2", EVAL_IMAGES="77", **mine, **on_cpu)
+    assert modules(calls).count("grpo") == 1
+    assert not [call["words"] for call in calls if "mine" in call["words"] or "77" in call["words"]]
+
+
+def test_ctrl_c_ends_the_check_of_a_gpu_with_a_report(called: Called, tmp_path: Path, on_cpu: dict[str, str]) -> None:
+    called("scripts/gpu_check.sh", "--help")  # for the environment
+    environment = {"PATH": f"{tmp_path}/venv/bin:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path / "venv"), **on_cpu}
+    process = subprocess.Popen(
+        ["bash", str(ROOT / "scripts/gpu_check.sh")],
+        cwd=tmp_path,
+        env=environment | {"CALLS": str(tmp_path / "calls"), "SLOW": "yes"},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("stages, 1b"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=20)[0]
+    assert process.returncode == 130
+    (report,) = tmp_path.glob("gpu_check_*.txt")
+    assert report.read_text().splitlines()[-1].startswith("stages, 1b: interrupted, ")
+    assert rest.splitlines()[-1] == f"report: {report}"
+    assert not any((tmp_path / "work").iterdir())
+
+
+def test_a_part_that_was_killed_late_ran_out_of_time() -> None:
+    script = (ROOT / "scripts" / "gpu_check.sh").read_text()
+    function = script[script.index("result() {") : script.index("part() {")]
+    calls = "; ".join(f"result {words}" for words in ("0 9 60", "1 9 60", "124 60 60", "137 80 60", "137 9 60"))
+    done = subprocess.run(["bash", "-c", f"stopped=\n{function}\n{calls}"], capture_output=True, text=True, check=True)
+    killed = "failed (killed; did main memory run out?)"
+    assert done.stdout.splitlines() == ["ok", "failed", "out of time", "out of time", killed]
+
+
+def test_packages_that_cannot_be_installed_end_the_check_of_a_gpu(
+    called: Called, tmp_path: Path, on_cpu: dict[str, str]
+) -> None:
+    stamp = tmp_path / "venv" / ".rl_reward_network_installed"
+    stamp.unlink()
+    done, calls = called("scripts/gpu_check.sh", NO_NETWORK="yes", **on_cpu)
+    assert done.returncode == 1
+    assert len(calls) == 1
+    assert not stamp.exists(), "the next run tries again"
+    assert not list(tmp_path.glob("gpu_check_*.txt"))
 
 
 def test_the_check_of_a_gpu_explains_itself(called: Called) -> None:
