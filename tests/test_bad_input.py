@@ -261,7 +261,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "config incomplete": (
         lambda: Path("model/config.json").write_text(json.dumps({"model_type": "sa2va", "text_config": "qwen"})),
         (),
-        ("model: config.json or the tokenizer's files are damaged (", "download or copy them again"),
+        ("model/config.json: vision_config is missing", "download or copy the folder again"),
     ),
     "prompts missing": (
         nothing,

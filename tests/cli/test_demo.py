@@ -53,7 +53,8 @@ def test_a_missing_gpu_is_named_with_the_flag_of_the_demo(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_signals_remove_the_folder_of_uploads(name: str, tmp_path: Path) -> None:
     script = (
-        "import os, time\n"
+        "import signal, time\n"
+        f"signal.signal(signal.{name}, signal.SIG_DFL)\n"  # nohup, under which tests may run, ignores SIGHUP
         "from rl_reward_network.cli import demo\n"
         "demo.find_spec = lambda name: object()\n"
         "def serve(args, folder):\n"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -18,6 +19,7 @@ from tests.conftest import tube_image
 from tests.grpo.test_merge import write_run
 
 IMAGE, _ = tube_image(64, 0)
+ROUNDING = 1e-5  # on some processors weights that are mapped from a file round otherwise than copied ones
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +49,10 @@ def test_the_lines_of_a_final_models_card_load_it(run: tuple[Path, Any], image: 
     expected = trained.predict_forward(image=picture, text=whole["text"], processor=whole["processor"])
     assert whole["result"]["prediction"] == expected["prediction"]
     for mask, same in zip(whole["result"]["mask_probabilities"], expected["mask_probabilities"], strict=True):
-        assert (mask == same).all()
+        np.testing.assert_allclose(mask, same, atol=ROUNDING)
     assert isinstance(lora["model"], PeftModel)
-    assert torch.equal(logits(lora["model"]), logits(trained))
-    assert not torch.equal(logits(trained), logits(load_sa2va_model("sa2va-nano")[0]))
+    torch.testing.assert_close(logits(lora["model"]), logits(trained), atol=ROUNDING, rtol=0)
+    assert (logits(trained) - logits(load_sa2va_model("sa2va-nano")[0])).abs().max() > 100 * ROUNDING
 
 
 def test_the_lines_of_a_merged_models_card_load_it(run: tuple[Path, Any], image: Path, tmp_path: Path) -> None:

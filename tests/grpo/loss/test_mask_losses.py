@@ -23,6 +23,7 @@ from tests.models.test_reward_network import network_of
 
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 SIDE = 64  # of the square between grid and image
+STEP = 100.0  # times the gradient: small, but its effect is far above the rounding of a score
 
 
 def group(name: str, image: np.ndarray | None = None, truth: np.ndarray | None = None) -> RolloutGroup:
@@ -66,12 +67,12 @@ def test_a_small_step_along_the_gradient_raises_the_score() -> None:
     gradients = torch.autograd.grad(score, [logits for _, logits in shown])
     assert all(gradient.abs().max() > 0 for gradient in gradients)
     up, down = (
-        reward.scores([(g, logits + sign * slope) for (g, logits), slope in zip(shown, gradients, strict=True)]).mean()
-        for sign in (1.0, -1.0)
+        reward.scores([(g, logits + step * slope) for (g, logits), slope in zip(shown, gradients, strict=True)]).mean()
+        for step in (STEP, -STEP)
     )
     assert down < score < up
     slope = sum(gradient.square().sum().item() for gradient in gradients)
-    assert (up - score).item() == pytest.approx(slope, rel=0.05), "a first-order step"
+    assert (up - score).item() == pytest.approx(STEP * slope, rel=0.05), "a first-order step"
 
 
 def test_ascent_draws_the_object_that_the_network_believes_in() -> None:
