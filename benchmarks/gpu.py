@@ -148,7 +148,7 @@ def decoding(args: Args) -> Iterator[str]:
     for rows in ROWS:
         rate = _tokens_per_second(context, [question] * rows)
         single = single or rate
-        yield f"{rows} rows of {TOKENS} tokens: {rate:.0f} tokens/s, batched decoding {rate / single:.1f} x one row"
+        yield f"rows {rows}, {TOKENS} tokens each: {rate:.0f} tokens/s, batched decoding {rate / single:.1f} x one row"
 
 
 def _never_end(processor: Any) -> None:

@@ -35,7 +35,6 @@ from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.callbacks import StepCallback
-from rl_reward_network.grpo.stage import PROBED
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.memory import predict
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
@@ -183,6 +182,8 @@ def predicted_gib(args: Args, name: str, config: Sa2VAConfig) -> float:
 
 
 def _memory_settings(args: Args) -> MemorySettings:
+    from rl_reward_network.grpo.stage import PROBED  # 0.16 GiB, which would count in the process of every stage
+
     settings = MemorySettings(
         device="cuda" if args.device.startswith("cuda") else "cpu",
         dtype=args.dtype,

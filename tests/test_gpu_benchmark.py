@@ -74,7 +74,7 @@ def test_float32_is_exact_inside_the_block_alone() -> None:
 
 def test_decoding_counts_answers_that_cannot_end(args: Args, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = list(gpu.decoding(args))
-    assert [line.split(": ")[0] for line in lines] == ["1 rows of 16 tokens", "3 rows of 16 tokens"]
+    assert [line.split(": ")[0] for line in lines] == ["rows 1, 16 tokens each", "rows 3, 16 tokens each"]
     assert lines[0].endswith("batched decoding 1.0 x one row")
     monkeypatch.setattr(gpu, "_never_end", lambda processor: None)
     with pytest.raises(RuntimeError, match="expected 16"):
