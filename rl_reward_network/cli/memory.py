@@ -104,9 +104,11 @@ def _inputs(model_path: str, data_root: Path) -> str:
 
 def _rewards(row: Row, data_root: Path, reward_net: str, settings: MemorySettings) -> str:
     """The reward network as a flag, where GRPO has no captions to close a loop."""
-    if row is not TRAIN or settings.objective == "supervised" or data_root == DEFAULT_DATA or _captioned(data_root):
-        return f" --reward_net {reward_net}" if reward_net and row is TRAIN else ""
-    return f" --reward_net {reward_net or 'NET'}"
+    if row is not TRAIN:
+        return ""
+    needed = settings.objective != "supervised" and data_root != DEFAULT_DATA and not _captioned(data_root)
+    network = reward_net or ("NET" if needed else "")
+    return f" --reward_net {network}" if network else ""
 
 
 def _captioned(data_root: Path) -> bool:
