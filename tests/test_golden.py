@@ -123,7 +123,7 @@ def language_parts(case: dict[str, Any]) -> dict[str, Any]:
         "response_ids": response[0],
         "full_ids": full_ids[0],
         "labels": labels[0],
-        "inputs_embeds": model.model.embed(inputs["input_ids"], patches)[0],
+        "inputs_embeds": model.model.splice(inputs["input_ids"], model.model.project(patches))["inputs_embeds"][0],
         "prompt_logits": full.logits[0, : start + 1],
         "response_logits": full.logits[0, start:-1],
         "response_logprobs": log_probs.gather(1, response[0][:, None])[:, 0],
@@ -252,7 +252,7 @@ def test_a_negative_object_score_does_not_empty_the_mask(reference: dict[str, An
 
 @both_sources
 def test_training_tokenisation_is_equal(golden: dict[str, Any]) -> None:
-    tokens = golden["processor"].tokenize_conversation(golden["turns"], num_tiles=1)
+    tokens = golden["processor"].tokenize_conversation(golden["turns"], golden["processor"].tokens_per_tile)
     assert torch.equal(tokens["input_ids"], golden["expected"]["train_conversation_input_ids"])
     assert torch.equal(tokens["labels"], golden["expected"]["train_conversation_labels"])
 

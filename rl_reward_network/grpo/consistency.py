@@ -150,7 +150,7 @@ def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Consisten
     expected, used = TEMPLATES[template_name(template)], processor.template
     ids, labels = reference_conversation(processor.tokenizer, expected, processor.tokens_per_tile)
     used_ids, used_labels = (
-        processor.tokenize_conversation(TURNS, num_tiles=1)[name].tolist() for name in ("input_ids", "labels")
+        processor.tokenize_conversation(TURNS, processor.tokens_per_tile)[name].tolist() for name in ("input_ids", "labels")
     )
     prompt = ids[: next(n for n, label in enumerate(labels) if label >= 0)]
     return [

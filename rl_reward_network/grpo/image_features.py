@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from accelerate.utils import send_to_device
 
 from rl_reward_network.models.sa2va.generation_sa2va import evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -21,11 +21,11 @@ class ImageFeatures:
     """Features of one image, before any part that is trained.
 
     Args:
-        vision: (tiles, patches, V), input of `mlp1`.
+        vision: of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL.
         sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1.
     """
 
-    vision: Tensor
+    vision: Any
     sam: Sam2Features
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
@@ -36,7 +36,7 @@ class ImageFeatures:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return sum(tensor.nbytes for tensor in (self.vision, *self.sam.maps))
+        return int(self.vision.nbytes + sum(level.nbytes for level in self.sam.maps))
 
 
 class FeatureCache:
@@ -85,6 +85,12 @@ class FeatureCache:
 def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
     """Output of both encoders for one uint8 (H, W, 3) image."""
     with evaluating(model):
-        pixels = processor.pixel_values(processor.tiles(image)).to(model.device)
         sam_pixels = processor.sam_pixel_values(image).to(model.device)
-        return ImageFeatures(model.model.get_vision_features(pixels), model.get_sam_features(sam_pixels))
+        return ImageFeatures(vision_features(model, processor, image), model.get_sam_features(sam_pixels))
+
+
+@torch.no_grad()
+def vision_features(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> Any:
+    """Output of the vision tower for one uint8 (H, W, 3) image."""
+    pixels, _ = processor.vision_inputs([image])
+    return model.model.get_vision_features(**send_to_device(pixels, model.device))

@@ -34,7 +34,7 @@ def load_model(
     """
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     if use_flash_attn:
-        model.model.vision_tower.set_attn_implementation(FLASH)
+        model.model.vision_encoder.set_attn_implementation(FLASH)
     return model, processor
 
 

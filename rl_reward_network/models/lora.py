@@ -4,7 +4,11 @@ A folder of trained tensors holds LoRA in the format of peft (`adapter_config.js
 other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes (`lora.json`). Up to version
 0.7, LoRA was part of `trainable.safetensors`; both are read.
 
-Source: bytedance/Sa2VA@9832e1a trains LoRA, mlp1, text_hidden_fcs and the mask decoder. Dropout must be 0 in RL, or
+Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`): LoRA, mlp1,
+text_hidden_fcs and the mask decoder in an InternVL; LoRA, the token embeddings, the head, text_hidden_fcs and the mask
+decoder in a Qwen-VL.
+
+Source: bytedance/Sa2VA@06912e2. Dropout must be 0 in RL, or
 the log-probabilities of the old, reference and new policy differ by its noise.
 """
 
@@ -25,19 +29,12 @@ from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
 
-TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
-TRAINABLE = (
-    "model.multi_modal_projector.",  # mlp1
-    "text_hidden_fcs.",
-    "grounding_encoder.mask_decoder.",  # conv_s0 and conv_s1 included
-    "grounding_encoder.prompt_encoder.",
-)
 WEIGHTS, SETTINGS = "trainable.safetensors", "lora.json"
 PEFT_WEIGHTS, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
 
 
 def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora_dropout: float = 0.05) -> None:
-    """Put LoRA layers on the seven linear layers of each language-model block, in place; only they are trainable.
+    """Put LoRA layers on the linear layers of each language-model block, in place; only they are trainable.
 
     Adapters are float32 for any dtype of the model: bfloat16 would round the small steps of RL to nothing.
 
@@ -52,11 +49,12 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
             f"r is {r}, lora_alpha {lora_alpha} and lora_dropout {lora_dropout}, expected r >= 1, lora_alpha > 0 and "
             "0 <= lora_dropout < 1"
         )
-    if not any(re.fullmatch(TARGETS, name) for name, _ in model.named_modules()):
+    targets = model.config.family.lora_targets
+    if not any(re.fullmatch(targets, name) for name, _ in model.named_modules()):
         raise ValueError(
-            f"the model has no layer for LoRA (names like {TARGETS}); give a Sa2VA whose language model has such layers"
+            f"the model has no layer for LoRA (names like {targets}); give a Sa2VA whose language model has such layers"
         )
-    config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=TARGETS, bias="none")
+    config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none")
     model.add_adapter(config)
     config.base_model_name_or_path = None  # transformers writes the word "None" for a model without a hub name
     for name, parameter in model.named_parameters():
@@ -66,15 +64,17 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
 
 
 def freeze_parameters(model: PreTrainedModel) -> None:
-    """Freeze all parameters except LoRA and `TRAINABLE`."""
+    """Freeze all parameters except LoRA and the family's `trainable`."""
+    trainable = model.config.family.trainable
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name or name.startswith(TRAINABLE))
+        parameter.requires_grad_("lora_" in name or name.startswith(trainable))
 
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
     """(part, parameters, trainable parameters) for each part of the model, in the order of the forward pass."""
     parts = {
-        "vision tower": "model.vision_tower.",
+        "merger": ("model.visual.merger.", "model.visual.deepstack_merger_list."),  # of a Qwen-VL
+        "vision tower": ("model.vision_tower.", "model.visual."),
         "mlp1": "model.multi_modal_projector.",
         "language model": "model.language_model.",
         "lm_head": "lm_head.",
@@ -83,13 +83,15 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
         "SAM 2 prompt encoder": "grounding_encoder.prompt_encoder.",
         "SAM 2 mask decoder": "grounding_encoder.mask_decoder.",
     }
-    members: dict[str, list[Tensor]] = {part: [] for part in (*parts, "LoRA", "SAM 2 memory")}
+    members: dict[str, list[Tensor]] = {part: [] for part in ("vision tower", *parts, "LoRA", "SAM 2 memory")}
     for name, parameter in model.named_parameters():
         part = next((part for part, prefix in parts.items() if name.startswith(prefix)), "SAM 2 memory")
         members["LoRA" if "lora_" in name else part].append(parameter)
+    absent = "mlp1" if members["merger"] else "merger"  # an InternVL has one, a Qwen-VL the other
     return [
         (part, sum(p.numel() for p in tensors), sum(p.numel() for p in tensors if p.requires_grad))
         for part, tensors in members.items()
+        if part != absent
     ]
 
 

@@ -78,7 +78,7 @@ def _with_image(conversations: list[Conversation], processor: Sa2VAProcessor) ->
     for conversation, cell in zip(conversations, cells, strict=True):
         (question, answer), *rest = conversation.turns
         turns = [(IMAGE_PLACEHOLDER + question, answer), *rest]
-        texts.append(processor.tokenize_conversation(turns, 1, cell))
+        texts.append(processor.tokenize_conversation(turns, processor.tokens_per_tile, cell))
     return _padded(texts, processor) | {
         "pixel_values": processor.pixel_values([tile for c in conversations for tile in processor.tiles(c.image)]),
         "prompt_masks": [cell for cell in cells if cell is not None],

@@ -86,18 +86,12 @@ class GRPOPolicy(nn.Module):
 
     def _states(self, images: Sequence[Sequence[RolloutGroup]], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
-        device, tiles = self.sa2va.device, [image_groups[0].features.vision for image_groups in images]
-        regions = [
-            [group.region_cells for group in image_groups if group.describe_ids and group.region_cells is not None]
-            for image_groups in images
-        ]
-        cells = [torch.cat(image_regions) for image_regions in regions if image_regions]
-        flags = [torch.zeros(len(vision), dtype=torch.bool) for vision in tiles]  # whether regions follow a tile
-        for tile_flags, image_regions in zip(flags, regions, strict=True):
-            tile_flags[-1] = bool(image_regions)  # they follow the last tile
-        embeds = self.sa2va.model.embed(packed.input_ids.to(device), torch.cat(tiles), cells, torch.cat(flags))
-        output = self.sa2va.model(
-            inputs_embeds=embeds,
+        device, body = self.sa2va.device, self.sa2va.model
+        visions = [image_groups[0].features.vision for image_groups in images]
+        rows = body.image_rows(body.join(visions), *_regions(images))
+        inputs = body.splice(packed.input_ids.to(device), rows)
+        output = body(
+            **inputs,
             attention_mask=packed.attention_mask.to(device),
             position_ids=packed.position_ids.to(device),
             use_cache=False,
@@ -142,6 +136,20 @@ class GRPOPolicy(nn.Module):
         log_probs, entropies = (rows.split([len(group.completion_ids) for group, _ in scored]) for rows in padded)
         for (_, output), *rows in zip(scored, log_probs, entropies, strict=True):
             output.log_probs, output.entropies = rows
+
+
+def _regions(images: Sequence[Sequence[RolloutGroup]]) -> tuple[list[Tensor], Tensor | None]:
+    """Region cells bool (N, g, g) of each image that has some, and whether regions follow a tile; the last one's do."""
+    regions = [
+        [group.region_cells for group in image_groups if group.describe_ids and group.region_cells is not None]
+        for image_groups in images
+    ]
+    if not any(regions):
+        return [], None
+    flags = [torch.zeros(len(image_groups[0].features.vision), dtype=torch.bool) for image_groups in images]
+    for tile_flags, image_regions in zip(flags, regions, strict=True):
+        tile_flags[-1] = bool(image_regions)
+    return [torch.cat(image_regions) for image_regions in regions if image_regions], torch.cat(flags)
 
 
 def token_log_probs(

@@ -49,7 +49,10 @@ class PromptBatch:
 
     def prefix_ids(self, image_index: int) -> list[int]:
         """Token ids at the start of every question about this image."""
-        return make_question(self.processor, image_index, len(self.features[image_index].vision), DESCRIBE).prefix_ids
+        return make_question(self.processor, image_index, self._image_tokens(image_index), DESCRIBE).prefix_ids
+
+    def _image_tokens(self, image_index: int) -> int:
+        return self.processor.num_image_tokens(self.features[image_index].vision)
 
     def caption_question(self, row: int, mask: np.ndarray) -> Question:
         """The question for the caption of a region, bool (H, W), of this prompt's image."""
@@ -58,7 +61,7 @@ class PromptBatch:
     def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
         """A question about this prompt's image, or about a region of it, bool (1, g, g)."""
         index = self.image_indices[row]
-        return make_question(self.processor, index, len(self.features[index].vision), text, cells)
+        return make_question(self.processor, index, self._image_tokens(index), text, cells)
 
     def mask_probabilities(self, row: int, mask_logits: Tensor) -> np.ndarray:
         """float32 (K, H, W) in [0, 1] at the size of this prompt's image, from logits (K, h, w)."""

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 from rl_reward_network.grpo.image_features import ImageFeatures
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 MASKS_AT_ONCE = 64
 ROWS_AT_ONCE = 128  # most answers of one batch
@@ -28,7 +28,7 @@ class Question:
 
     Args:
         image_index: of the image in its batch.
-        prefix_ids: token ids up to and including `</img>`, the same for all questions about an image.
+        prefix_ids: token ids up to and including the end of the image, the same for all questions about an image.
         suffix_ids: the remaining ids, up to the start of the answer.
         region_cells: bool (1, g, g), the region that the question refers to, or None.
     """
@@ -45,11 +45,11 @@ def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> 
 
 
 def make_question(
-    processor: Sa2VAProcessor, image_index: int, tiles: int, text: str, region_cells: Tensor | None = None
+    processor: Sa2VAProcessor, image_index: int, image_tokens: int, text: str, region_cells: Tensor | None = None
 ) -> Question:
-    """The question `text` about an image with this number of tiles, thumbnail included."""
-    prompt = processor.prompt_text(IMAGE_PLACEHOLDER + text, tiles, region_cells)
-    before, end, behind = prompt.partition(IMAGE_END)
+    """The question `text` about an image with this number of tokens."""
+    prompt = processor.prompt_text(IMAGE_PLACEHOLDER + text, image_tokens, region_cells)
+    before, end, behind = prompt.partition(processor.image_tokens.end)
     return Question(image_index, _prefix_ids(processor, before + end), processor.token_ids(behind), region_cells)
 
 
@@ -66,7 +66,7 @@ class ImageContext:
         model: Sa2VA.
         processor: of the model.
         features: of each image.
-        prefixes: token ids up to and including `</img>` of each image.
+        prefixes: token ids up to and including the end of each image.
         rows_at_once: maximum number of answers decoded in one batch; fewer if images have many tokens.
     """
 
@@ -84,10 +84,11 @@ class ImageContext:
         with evaluating(model):
             self.image_tokens = [model.model.project(image.vision) for image in features]  # (tiles, tokens, D) each
             padded = self._pad(prefixes)
-            embeds = self._embed(padded["input_ids"], [tokens.flatten(0, 1) for tokens in self.image_tokens])
             self.mask = padded["attention_mask"]
+            inputs = model.model.splice(padded["input_ids"], model.model.join(self.image_tokens), self.mask)
+            self.position_table = inputs.get("position_table")
             self.cache = DynamicCache(config=model.config.text_config)
-            model.model(inputs_embeds=embeds, attention_mask=self.mask, past_key_values=self.cache, use_cache=True)
+            model.model(**inputs, attention_mask=self.mask, past_key_values=self.cache, use_cache=True)
 
     def _pad(self, token_ids: Sequence[list[int]]) -> dict[str, Tensor]:
         """input_ids and attention_mask, left-padded, on the model's device."""
@@ -123,14 +124,19 @@ class ImageContext:
         embeds = self._embed(padded["input_ids"], self._region_tokens(questions))
         mask = torch.cat([self.mask[images], padded["attention_mask"]], dim=1)
         cache = _selected(self.cache, images, self.model.config.text_config)
+        positions = self._positions(images)
         if num_answers > 1:  # all but the last token of a question is processed once; each answer starts from it
-            self.model.model(
-                inputs_embeds=embeds[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache, use_cache=True
-            )
+            asked = {"attention_mask": mask[:, :-1], "past_key_values": cache, "use_cache": True}
+            self.model.model(inputs_embeds=embeds[:, :-1], **asked, **positions)
             cache.batch_repeat_interleave(num_answers)
             embeds, mask = embeds[:, -1:].repeat_interleave(num_answers, 0), mask.repeat_interleave(num_answers, 0)
-        answers = decode(self.model, self.processor, embeds, mask, decoding, cache)
+            positions = self._positions(images.repeat_interleave(num_answers))
+        answers = decode(self.model, self.processor, {"inputs_embeds": embeds} | positions, mask, decoding, cache)
         return [answers[start : start + num_answers] for start in range(0, len(answers), num_answers)]
+
+    def _positions(self, images: Tensor) -> dict[str, Tensor]:
+        """The position tables of the images (N,) of some rows, for a Qwen-VL; empty for an InternVL."""
+        return {} if self.position_table is None else {"position_table": self.position_table[:, images]}
 
     def segment(self, questions: Sequence[Question], max_new_tokens: int = 32) -> list[tuple[list[int], Tensor | None]]:
         """Greedy answers up to and including their first `[SEG]`, and its embedding (C,).

@@ -21,6 +21,11 @@ class Sa2VAModel(InternVLModel):
 
     config: Sa2VAConfig  # type: ignore[assignment]
 
+    @property
+    def vision_encoder(self) -> Any:
+        """The frozen vision tower."""
+        return self.vision_tower
+
     def get_vision_features(self, pixel_values: Tensor) -> Tensor:
         """(tiles, patches, V) of (tiles, 3, S, S): the frozen vision tower's output without CLS; it may be cached."""
         pixel_values = pixel_values.to(self.dtype)
@@ -28,6 +33,11 @@ class Sa2VAModel(InternVLModel):
         output = self.vision_tower(pixel_values=pixel_values, output_hidden_states=layer != -1)
         states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
         return states[:, 1:]
+
+    @staticmethod
+    def join(features: Sequence[Tensor]) -> Tensor:
+        """Tiles of several images as one batch: features (tiles, patches, V) or projected rows (tiles, tokens, D)."""
+        return torch.cat(list(features))
 
     def project(self, vision_features: Tensor) -> Tensor:
         """(tiles, tokens per tile, D): 2x2 patches joined, then the trainable projector `mlp1`."""
@@ -56,28 +66,27 @@ class Sa2VAModel(InternVLModel):
                 parts += [tile[cells.flatten()] for cells in next(regions).to(tile.device)]
         return torch.cat(parts)
 
-    def embed(
-        self,
-        input_ids: Tensor,
-        vision_features: Tensor | None = None,
-        prompt_masks: Sequence[Tensor] = (),
-        vp_overall_mask: Tensor | None = None,
-    ) -> Tensor:
-        """(B, T, D) token embeddings, with the placeholders replaced by image and region rows.
+    def splice(
+        self, input_ids: Tensor, rows: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Inputs of `forward`: token embeddings, with the placeholders replaced by image and region rows.
+
+        Args:
+            input_ids: int64 (B, T).
+            rows: (R, D) or (tiles, tokens, D), in order; None for texts without an image.
+            attention_mask: unused, as positions do not depend on images.
 
         Raises:
             ValueError: the number of placeholders differs from the number of rows.
         """
         embeds = self.get_input_embeddings()(input_ids)
         places = input_ids == self.config.image_token_id
-        if vision_features is None:
-            count, rows = 0, embeds.new_empty(0)
-        else:
-            rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask).to(embeds.dtype)
-            count = len(rows)
-        if int(places.sum()) != count:
-            raise ValueError(f"the text has {int(places.sum())} image placeholders, the image has {count} feature rows")
-        return embeds.masked_scatter(places[..., None], rows) if count else embeds
+        flat = embeds.new_empty(0, embeds.shape[-1]) if rows is None else rows.reshape(-1, rows.shape[-1])
+        if int(places.sum()) != len(flat):
+            raise ValueError(
+                f"the text has {int(places.sum())} image placeholders, the image has {len(flat)} feature rows"
+            )
+        return {"inputs_embeds": embeds.masked_scatter(places[..., None], flat.to(embeds.dtype)) if len(flat) else embeds}
 
     def forward(
         self,
@@ -99,7 +108,10 @@ class Sa2VAModel(InternVLModel):
             assert input_ids is not None
             if vision_features is None and pixel_values is not None:
                 vision_features = self.get_vision_features(pixel_values)
-            inputs_embeds = self.embed(input_ids, vision_features, prompt_masks, vp_overall_mask)
+            rows = None
+            if vision_features is not None:
+                rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask)
+            inputs_embeds = self.splice(input_ids, rows)["inputs_embeds"]
         if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
             # Padding on the left, or between a shared prefix and its suffixes, must not count as positions.
             position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]

@@ -1,7 +1,7 @@
 """Checkpoints on disk: layout, configuration, tokenizer, tensors and shapes of a folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from huggingface_hub.errors import (
     StrictDataclassError,
 )
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.artefacts import read_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
-from rl_reward_network.models.sa2va.families import family_of
+from rl_reward_network.models.sa2va.families import family_of, supported
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
@@ -79,6 +79,25 @@ class CheckpointFolder:
             ValueError: a language model that this version cannot build.
         """
         return family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
+
+    def image_processor(self, config: Sa2VAConfig) -> Qwen2VLImageProcessorPil | None:
+        """The image processor of a Qwen-VL: patch size and normalisation; None in an InternVL.
+
+        Raises:
+            ValueError: its file is missing or damaged, or its patches are not the model's.
+        """
+        if config.family.body != "qwen_vl":
+            return None
+        file = self.path / "preprocessor_config.json"
+        if not file.exists():
+            raise ValueError(f"{file}: is missing; a Qwen-VL needs it, download or copy the folder again")
+        read_json(file)
+        processor = Qwen2VLImageProcessorPil.from_pretrained(self.path)
+        for field, expected in (("patch_size", "patch_size"), ("merge_size", "spatial_merge_size")):
+            found, needed = getattr(processor, field), getattr(config.vision_config, expected)
+            if found != needed:
+                raise ValueError(f"{file}: {field} is {found!r}, the model's is {needed!r}; copy the right file")
+        return processor
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by their names in the files, memory-mapped: values are read on first use."""
@@ -143,7 +162,7 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(remedy)
     try:
-        patterns = ["*.json", "*.txt", *["*.safetensors"] * weights]
+        patterns = ["*.json", "*.txt", "*.jinja", *["*.safetensors"] * weights]
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if full := write_remedy(error):
@@ -185,6 +204,23 @@ def _open_safetensors(file: Path) -> Any:
         return safe_open(file, "pt")
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{file}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+RELATIVES = {  # parts of tensor names, as their config.json does not tell them apart
+    "grounding_encoder.sam2_model.backbone.vision_backbone.": "Sa2VA with SAM 3",
+    "grounding_encoder.sam2_model.sam_mask_decoder_modified.": "Sa2VA-i",
+}
+
+
+def refuse_relatives(names: Collection[str], where: Path) -> None:
+    """Raise for a relative of Sa2VA with another grounding part, which only the names of its tensors tell.
+
+    Raises:
+        ValueError: names the relative.
+    """
+    for part, relative in RELATIVES.items():
+        if any(name.startswith(part) for name in names):
+            raise ValueError(f"{where}: this is {relative}, which is not supported; {supported()}")
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]], where: Path) -> None:

@@ -7,7 +7,7 @@ from transformers import InternVLVisionConfig, Sam2Config, Sam2VideoConfig
 from transformers.configuration_utils import PreTrainedConfig, SubConfigSpec
 from transformers.models.auto import AutoConfig
 
-from rl_reward_network.models.sa2va.families import FAMILIES, original_family
+from rl_reward_network.models.sa2va.families import Family, family_of, original_family, supported
 from rl_reward_network.models.sa2va.templates import TEMPLATES, template_name
 
 # SAM 2.0 Hiera-L, part of every released Sa2VA; the field names are those of `sam2_sizes.json`.
@@ -28,17 +28,18 @@ HIERA_L: dict[str, Any] = {
 
 @strict
 class Sa2VAConfig(PreTrainedConfig):
-    """InternVL vision tower + language model + SAM 2, and the few numbers that join them.
+    """Vision tower + language model + SAM 2, and the few numbers that join them.
 
     Args:
-        vision_config: InternVLVisionConfig.
+        vision_config: of the family's vision tower, InternVLVisionConfig by default.
         text_config: of a family in `families.FAMILIES`, Qwen2Config by default (`generate` expects this name).
         sam2_config: Sam2VideoConfig (all of an original checkpoint) or Sam2Config (images only, fewer weights).
-        template: prompt template, a key of `templates.TEMPLATES`.
+        template: prompt template, a key of `templates.TEMPLATES`; unused in a Qwen-VL, which has a chat template.
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.
-        image_token_id, seg_token_id: ids of `<IMG_CONTEXT>` and `[SEG]`, looked up by text in a checkpoint's tokenizer.
+        image_token_id, seg_token_id: ids of the image placeholder (`<IMG_CONTEXT>`, or `<|image_pad|>` in a Qwen-VL) and
+            of `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
         original_config: the official `config.json` of this model, for conversion back to that layout.
 
@@ -47,7 +48,7 @@ class Sa2VAConfig(PreTrainedConfig):
 
     model_type = "sa2va"
     sub_configs_defaults: ClassVar[dict[str, Any]] = {
-        "vision_config": InternVLVisionConfig,
+        "vision_config": SubConfigSpec(config_class=AutoConfig, model_type="internvl_vision"),
         "text_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen2"),
         "sam2_config": SubConfigSpec(config_class=AutoConfig, model_type="sam2_video"),
     }
@@ -68,8 +69,13 @@ class Sa2VAConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
 
     @property
+    def family(self) -> Family:
+        """The row of `families.FAMILIES`."""
+        return family_of(self.text_config)
+
+    @property
     def tokens_per_tile(self) -> int:
-        """Image tokens of one tile: 256 for a 448 px tile with 14 px patches."""
+        """Image tokens of one InternVL tile: 256 for a 448 px tile with 14 px patches."""
         side = self.vision_config.image_size[0] // self.vision_config.patch_size[0]
         return int(side * self.downsample_ratio) ** 2
 
@@ -150,30 +156,35 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     """Our configuration from an original `config.json`.
 
     Args:
-        original: the parsed `config.json` of a `Sa2VAChatModel` folder.
+        original: the parsed `config.json` of an official folder.
         sizes: SAM 2 sizes, `HIERA_L` unless the folder has other sizes.
         where: path of the file, for error messages.
 
     Raises:
         ValueError: an architecture, language model or option that this version cannot build.
     """
-    vision, text = original.get("vision_config") or {}, original.get("llm_config") or {}
+    try:
+        family = original_family(original)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    build = _internvl_config if family.body == "internvl" else _qwen_vl_config
+    return build(original, family, sam2_config(sizes), where)
+
+
+def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+    vision = original.get("vision_config") or {}
     _demand(where, "architectures", original.get("architectures"), ["Sa2VAChatModel"])
     _demand(where, "vision_config.architectures", vision.get("architectures"), ["InternVisionModel"])
     _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
     for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
         _demand(where, field, original.get(field, 0), 0)
-    try:
-        family = original_family(text)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}; {_supported()}") from None
     template = template_name(original.get("template"))
     if template not in TEMPLATES:
         raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")
     return Sa2VAConfig(
         vision_config=_vision_config(vision, original.get("force_image_size")),
-        text_config=family.text_config(text),
-        sam2_config=sam2_config(sizes),
+        text_config=family.text_config(original["llm_config"]),
+        sam2_config=sam2,
         template=template,
         downsample_ratio=original.get("downsample_ratio", 0.5),
         vision_feature_layer=original.get("select_layer", -1),
@@ -181,14 +192,29 @@ def config_from_original(original: dict[str, Any], sizes: dict[str, Any], where:
     )
 
 
-def _demand(where: str, field: str, value: Any, expected: Any) -> None:
-    if value != expected:
-        raise ValueError(f"{where}: {field} is {value!r}, expected {expected!r}; {_supported()}")
+def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: str) -> Sa2VAConfig:
+    """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
+    _demand(where, "vision_config.model_type", (original.get("vision_config") or {}).get("model_type"), *_qwen(family))
+    assert family.whole_class is not None
+    whole: Any = family.whole_class(
+        **{name: value for name, value in original.items() if name in ("vision_config", "text_config")},
+        tie_word_embeddings=False,
+    )
+    whole.text_config.tie_word_embeddings = False  # the released head is a tensor of its own
+    return Sa2VAConfig(
+        vision_config=whole.vision_config, text_config=whole.text_config, sam2_config=sam2, original_config=original
+    )
 
 
-def _supported() -> str:
-    models = ", ".join(family.architecture for family in FAMILIES)
-    return f"supported are Sa2VAChatModel checkpoints (InternVL) with merged LoRA and the language model {models}"
+def _qwen(family: Family) -> tuple[str, str]:
+    """The names of a Qwen-VL's vision configuration: the released ones, and transformers'."""
+    assert family.whole_class is not None
+    return family.whole_class.model_type, f"{family.whole_class.model_type}_vision"
+
+
+def _demand(where: str, field: str, value: Any, *expected: Any) -> None:
+    if value not in expected:
+        raise ValueError(f"{where}: {field} is {value!r}, expected {expected[0]!r}; {supported()}")
 
 
 def _vision_config(original: dict[str, Any], force_image_size: int | None) -> InternVLVisionConfig:

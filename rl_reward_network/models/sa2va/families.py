@@ -1,14 +1,24 @@
-"""The table of language-model families that Sa2VA is built on.
+"""The table of families that Sa2VA is built on: InternVL with a language model, or a Qwen-VL.
 
 A new language model under InternVL's vision tower is one row of `FAMILIES`, and one of `templates.TEMPLATES` where its
 checkpoints name a chat template that is not there yet.
+
+Source: bytedance/Sa2VA@06912e2.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Tokenizer
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2Config,
+    Qwen2Tokenizer,
+    Qwen3VLConfig,
+)
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
 # Fields of `llm_config` that every decoder of transformers takes under the same name.
 COMMON_FIELDS = (
@@ -29,26 +39,48 @@ COMMON_FIELDS = (
 )
 # Key names of a checkpoint whose language model was saved by transformers; the syntax is that of `key_map_sa2va`.
 TRANSFORMERS_KEYS = (("language_model.lm_head.*", "lm_head.*"), ("language_model.model.*", "model.language_model.*"))
+# A Qwen-VL checkpoint wraps transformers' whole model, so one `model.` is removed.
+QWEN_VL_KEYS = (("model.lm_head.*", "lm_head.*"), ("model.model.*", "model.*"))
+# The head reads the final norm: `[SEG]` states of Qwen3-VL are those before it (`body_qwen_vl.NormedHead`).
+QWEN3_VL_KEYS = (("model.model.language_model.norm.*", "lm_head.norm.*"), *QWEN_VL_KEYS)
+GROUNDING = ("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder.")
+LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a language model brings to Sa2VA.
+    """What a language model, and the vision model that it was trained with, bring to Sa2VA.
 
     Args:
-        architecture: `llm_config.architectures[0]` in an original `config.json`.
+        name: in messages and documents.
+        architecture: in an original `config.json`, `llm_config.architectures[0]` of an InternVL, and
+            `text_config.model_type` of a Qwen-VL.
         config_class: the text configuration. Its `model_type` identifies the family in our layout, and selects the text
             model's class (`AutoModel`).
         tokenizer_class: reads a checkpoint's tokenizer. `AutoTokenizer` would ask about an original's remote code.
+        body: the kind of vision-language model; decides vision tower, preprocessing and chat template (that of the
+            folder in a Qwen-VL, one of `templates.TEMPLATES` in an InternVL).
         fields: fields of `llm_config` to take over besides `COMMON_FIELDS`.
         renames: (original, ours) key names, as in `key_map_sa2va.RENAMES`.
+        lora_targets: regular expression of the linear layers that get LoRA.
+        trainable: beginnings of the names of the other tensors that the family's own fine-tuning trains.
+        shows_regions: whether the text can refer to a region of the image.
+        seg_before_norm: the `[SEG]` state is the one before the final norm of the language model.
+        whole_class: transformers' configuration of the whole Qwen-VL; None in an InternVL.
     """
 
+    name: str
     architecture: str
     config_class: type[PreTrainedConfig]
     tokenizer_class: type[PreTrainedTokenizerBase]
+    body: Literal["internvl", "qwen_vl"] = "internvl"
     fields: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = TRANSFORMERS_KEYS
+    lora_targets: str = LORA_TARGETS
+    trainable: tuple[str, ...] = ("model.multi_modal_projector.", *GROUNDING)  # the projector is `mlp1`
+    shows_regions: bool = True
+    seg_before_norm: bool = False
+    whole_class: type[PreTrainedConfig] | None = None
 
     def text_config(self, original: dict[str, Any]) -> PreTrainedConfig:
         """The text configuration of an original `llm_config`; rope theta is part of `rope_parameters` now."""
@@ -60,27 +92,68 @@ class Family:
         return self.config_class(**values | {"rope_parameters": rope, "tie_word_embeddings": False})
 
 
+def _qwen_vl(name: str, text: type[PreTrainedConfig], whole: type[PreTrainedConfig], **settings: Any) -> Family:
+    """A row for a Qwen-VL; its own fine-tuning trains the token embeddings and the head, and no part of the vision."""
+    return Family(
+        name=name,
+        architecture=text.model_type,
+        config_class=text,
+        tokenizer_class=Qwen2Tokenizer,
+        body="qwen_vl",
+        trainable=("lm_head.weight", "model.language_model.embed_tokens.", *GROUNDING),
+        shows_regions=False,
+        whole_class=whole,
+        **settings,
+    )
+
+
 FAMILIES = (
     Family(  # Qwen2.5, too
+        name="InternVL with Qwen2",
         architecture="Qwen2ForCausalLM",
         config_class=Qwen2Config,
         tokenizer_class=Qwen2Tokenizer,
         fields=("use_sliding_window", "sliding_window", "max_window_layers"),
     ),
+    _qwen_vl("Qwen2.5-VL", Qwen2_5_VLTextConfig, Qwen2_5_VLConfig, renames=QWEN_VL_KEYS),
+    _qwen_vl("Qwen3-VL", Qwen3VLTextConfig, Qwen3VLConfig, renames=QWEN3_VL_KEYS, seg_before_norm=True),
 )
 
+# Relatives that are not built: what their config.json's names of classes and files contain, and why.
+REFUSED = {
+    "LlavaForConditionalGeneration": "Sa2VA on LLaVA",
+    "Sa2VAChatModelLlava": "Sa2VA on LLaVA",
+    "modeling_sa2va_llava": "Sa2VA on LLaVA",
+    "SaSaSa2VA": "SaSaSa2VA (several [SEG] for each clip)",
+    "sasasa2va": "SaSaSa2VA (several [SEG] for each clip)",
+}
 
-def original_family(llm_config: dict[str, Any]) -> Family:
-    """The family of an original `llm_config`.
+
+def original_family(config: dict[str, Any]) -> Family:
+    """The family of an original `config.json`.
+
+    `architectures` alone does not tell: the official exporter leaves another name there for Qwen2.5-VL.
 
     Raises:
-        ValueError: no family of the table has this architecture.
+        ValueError: no family of the table has this language model.
     """
-    architectures, families = llm_config.get("architectures"), {family.architecture: family for family in FAMILIES}
-    for name, family in families.items():
-        if architectures == [name]:
+    named = str([config.get("architectures"), config.get("auto_map")])
+    if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
+        raise ValueError(f"{refused} is not supported; {supported()}")
+    text, llm = config.get("text_config") or {}, config.get("llm_config") or {}
+    found, field = llm.get("architectures"), "llm_config.architectures"
+    if "llm_config" not in config and ("text_config" in config or "qwen" in named.lower()):
+        found, field = [text.get("model_type")], "text_config.model_type"
+    for family in FAMILIES:
+        if found == [family.architecture] and (family.body == "qwen_vl") == (field == "text_config.model_type"):
             return family
-    raise ValueError(f"llm_config.architectures is {architectures!r}, expected one of {list(families)}")
+    raise ValueError(f"{field} is {found!r}; {supported()}")
+
+
+def supported() -> str:
+    """The families of the table, for error messages."""
+    names = ", ".join(f"{family.name} ({family.architecture})" for family in FAMILIES)
+    return f"supported are Sa2VA checkpoints with SAM 2 and merged LoRA on: {names}"
 
 
 def family_of(text_config: Any) -> Family:

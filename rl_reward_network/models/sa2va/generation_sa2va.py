@@ -75,7 +75,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def decode(
     model: Any,
     processor: Sa2VAProcessor,
-    inputs_embeds: Tensor,
+    inputs: dict[str, Any],
     attention_mask: Tensor,
     how: Decoding,
     cache: DynamicCache | None = None,
@@ -85,7 +85,7 @@ def decode(
     Args:
         model: Sa2VAForConditionalGeneration; put it into evaluation mode first (`evaluating`).
         processor: provides the stop words and the ids that must not be chosen.
-        inputs_embeds: (B, T, D), the inputs that are not in the cache yet.
+        inputs: `inputs_embeds` (B, T, D), those that are not in the cache yet, and what else the body's `splice` gives.
         attention_mask: int64 (B, cached + T), left-padded; zeros may also stand between the cache and the inputs.
         how: limits and sampling.
         cache: keys and values of earlier inputs, with batch size B.
@@ -99,12 +99,12 @@ def decode(
         raise ValueError(f"max_new_tokens is {how.max_new_tokens}, expected 1 or more")
     if how.temperature and how.guess_ids:
         raise ValueError("a guessed answer can only be verified when decoding is greedy (temperature 0)")
-    answers = [Answer() for _ in inputs_embeds]
+    answers = [Answer() for _ in inputs["inputs_embeds"]]
     how = replace(how, guess_ids=how.guess_ids[:LONGEST_GUESS])
     cache = DynamicCache(config=model.config.text_config) if cache is None else cache
-    step = _Stepper(model, attention_mask, cache)
+    step = _Stepper(model, attention_mask, cache, inputs.get("position_table"))
     choose = _chooser(processor.never_sampled_ids, how)
-    state = _prefill(model, processor, inputs_embeds, step, answers, choose, how)
+    state = _prefill(model, processor, inputs, step, answers, choose, how)
     while not all(answer.finished for answer in answers):
         ids = choose(model.lm_head(state))
         running = [not answer.finished for answer in answers]
@@ -122,33 +122,40 @@ def decode(
 class _Stepper:
     """Runs the language model on the next inputs, and extends its cache and attention mask."""
 
-    def __init__(self, model: Any, attention_mask: Tensor, cache: DynamicCache) -> None:
+    def __init__(self, model: Any, attention_mask: Tensor, cache: DynamicCache, position_table: Tensor | None) -> None:
         self.model, self.attention_mask, self.cache = model, attention_mask, cache
+        self.positions = {} if position_table is None else {"position_table": position_table}
 
-    def __call__(self, embeds: Tensor) -> Tensor:
+    def __call__(self, embeds: Tensor, **of_images: Any) -> Tensor:
         """Hidden states (B, t, D) of the next inputs (B, t, D)."""
         missing = self.cache.get_seq_length() + embeds.shape[1] - self.attention_mask.shape[1]
         if missing > 0:
             ones = self.attention_mask.new_ones(len(embeds), missing)
             self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
         return self.model.model(
-            inputs_embeds=embeds, attention_mask=self.attention_mask, past_key_values=self.cache, use_cache=True
+            inputs_embeds=embeds,
+            attention_mask=self.attention_mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            **(of_images | self.positions),
         ).last_hidden_state
 
 
 def _prefill(
     model: Any,
     processor: Sa2VAProcessor,
-    inputs_embeds: Tensor,
+    inputs: dict[str, Any],
     step: _Stepper,
     answers: list[Answer],
     choose: Callable[[Tensor], Tensor],
     how: Decoding,
 ) -> Tensor:
     """States (B, D) that predict the next token, after the prompt and the accepted tokens of the guess."""
-    batch, prompt = inputs_embeds.shape[:2]
-    guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=inputs_embeds.device)
-    states = step(torch.cat([inputs_embeds, model.get_input_embeddings()(guess)], dim=1))[:, prompt - 1 :]
+    of_images = dict(inputs)
+    embeds = of_images.pop("inputs_embeds")
+    batch, prompt = embeds.shape[:2]
+    guess = torch.tensor([list(how.guess_ids)] * batch, dtype=torch.long, device=embeds.device)
+    states = step(torch.cat([embeds, model.get_input_embeddings()(guess)], dim=1), **of_images)[:, prompt - 1 :]
     accepted = torch.zeros(batch, dtype=torch.long, device=states.device)
     if guess.shape[1]:
         accepted = (choose(model.lm_head(states))[:, :-1] == guess).long().cumprod(1).sum(1)

@@ -1,4 +1,4 @@
-"""Sa2VA from transformers' InternVL vision tower and projector, a language model of `families.FAMILIES`, and SAM 2.
+"""Sa2VA from transformers' parts: the vision tower and language model of a family of `families.FAMILIES`, and SAM 2.
 
 This package adds only what transformers does not have: image and region rows spliced into the text, the `[SEG]` state
 projected into a prompt for SAM 2, and the differentiable mask path.
@@ -22,12 +22,14 @@ from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
 from rl_reward_network.models.sa2va import prediction_sa2va
+from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, QwenVLBody
 from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
     CheckpointFolder,
     check_auto_arguments,
     check_shapes,
     open_checkpoint,
+    refuse_relatives,
     tensor_shapes,
 )
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
@@ -41,10 +43,22 @@ class Sa2VAOutput(InternVLCausalLMOutputWithPast):
     """The output of `Sa2VAForConditionalGeneration.forward`.
 
     Args:
-        last_hidden_state: (B, T, D), after the final norm; the input of `text_hidden_fcs` at `[SEG]`.
+        last_hidden_state: (B, T, D), the input of `lm_head`, and at `[SEG]` that of `text_hidden_fcs`. It is the state
+            after the final norm, in Qwen3-VL the one before it.
     """
 
     last_hidden_state: Tensor | None = None
+
+
+FIRST_STEP = (
+    "pixel_values",
+    "image_grid_thw",
+    "vision_features",
+    "prompt_masks",
+    "vp_overall_mask",
+    "sam_pixel_values",
+)
+BODIES = {"internvl": Sa2VAModel, "qwen_vl": QwenVLBody}
 
 
 class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
@@ -61,8 +75,11 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         """A model with random weights; see `from_pretrained`."""
         super().__init__(config)
         width, sam_width = config.text_config.hidden_size, config.sam2_config.vision_config.fpn_hidden_size
-        self.model = Sa2VAModel(config)  # type: ignore[arg-type]
+        self.model: Any = BODIES[config.family.body](config)
         self.lm_head = nn.Linear(width, config.text_config.vocab_size, bias=False)
+        if config.family.seg_before_norm:
+            norm, self.model.language_model.norm = self.model.language_model.norm, nn.Identity()
+            self.lm_head = NormedHead(width, config.text_config.vocab_size, norm)
         self.text_hidden_fcs = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Linear(width, sam_width), nn.Dropout(0.0)
         )
@@ -130,10 +147,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
-        vision_features: Tensor | None = None,
+        vision_features: Any = None,
         prompt_masks: Sequence[Tensor] = (),
         vp_overall_mask: Tensor | None = None,
         sam_pixel_values: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
+        position_table: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Sa2VAOutput:
@@ -141,13 +160,16 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids, attention_mask: int64 (B, T).
-            pixel_values: (tiles, 3, S, S); or `vision_features` (tiles, patches, V), computed before.
+            pixel_values: (tiles, 3, S, S), in a Qwen-VL (patches, 2*3*p*p) with `image_grid_thw` (images, 3); or
+                `vision_features` from `get_vision_features`, computed before.
             prompt_masks, vp_overall_mask: regions, as `Sa2VAProcessor` gives them.
+            position_table: see `body_qwen_vl`; only where text goes on after an image in the cache.
             sam_pixel_values: unused; accepted so that a processor's whole output can be passed.
             logits_to_keep: number of last positions to compute logits for; 0 is all.
             num_items_in_batch: labelled tokens over all accumulated batches, from transformers' Trainer.
             **kwargs: other arguments of transformers' decoders.
         """
+        of_qwen = {"image_grid_thw": image_grid_thw, "position_table": position_table}
         outputs = self.model(
             input_ids=input_ids,
             pixel_values=pixel_values,
@@ -158,7 +180,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             vision_features=vision_features,
             prompt_masks=prompt_masks,
             vp_overall_mask=vp_overall_mask,
-            **kwargs,
+            **kwargs | {name: value for name, value in of_qwen.items() if value is not None},
         )
         states = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -180,11 +202,19 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             last_hidden_state=states,
         )
 
+    def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As in transformers; a Qwen-VL gets the positions of the whole prompt for every step."""
+        ids, grids = kwargs.get("input_ids", inputs), kwargs.get("image_grid_thw")
+        if self.config.family.body == "qwen_vl" and grids is not None:
+            shapes = [(rows, columns) for _, rows, columns in grids.tolist()]
+            kwargs["position_table"] = self.model.position_table(ids, shapes, kwargs.get("attention_mask"))
+        return super().generate(inputs, **kwargs)  # type: ignore[misc]
+
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Images and regions are inputs of the first step only; later steps find them in the cache."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
         if not kwargs.get("is_first_iteration") and kwargs.get("use_cache", True):
-            for name in ("pixel_values", "vision_features", "prompt_masks", "vp_overall_mask", "sam_pixel_values"):
+            for name in FIRST_STEP:
                 inputs.pop(name, None)
         return inputs
 
@@ -218,7 +248,7 @@ def _read_config(folder: CheckpointFolder) -> Sa2VAConfig:
     """The configuration, with the ids of special tokens looked up by text in the folder's tokenizer."""
     try:
         config = folder.model_config()
-        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config))
+        processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
     except (KeyError, TypeError, AttributeError, OSError) as error:  # raised by transformers for damaged files
         raise ValueError(
             f"{folder.path}: config.json or the tokenizer's files are damaged ({error!r}); download or copy them again"
@@ -238,7 +268,9 @@ def check_checkpoint(folder: CheckpointFolder) -> Sa2VAConfig:
         ValueError: missing, surplus or wrongly shaped tensors, all named.
     """
     config = _read_config(folder)
-    check_shapes(expected_shapes(config, folder.original), tensor_shapes(folder.path), folder.path)
+    shapes = tensor_shapes(folder.path)
+    refuse_relatives(shapes, folder.path)
+    check_shapes(expected_shapes(config, folder.original), shapes, folder.path)
     return config
 
 

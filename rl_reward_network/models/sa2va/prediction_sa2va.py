@@ -20,7 +20,7 @@ from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, de
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.models.sa2va.templates import IMAGE_END, IMAGE_PLACEHOLDER, SEG_ANSWERS
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
 MASKS_AT_ONCE = 16  # limits the memory for an answer that repeats [SEG]
 
@@ -110,13 +110,13 @@ def predict_forward(
 
 def answer_batch(model: Any, processor: Sa2VAProcessor, inputs: dict[str, Any], how: Decoding) -> list[Answer]:
     """One answer per sample of a processor's output."""
+    body, rows = model.model, None
     if "pixel_values" in inputs:
-        regions = {name: inputs[name] for name in ("prompt_masks", "vp_overall_mask")}
-        features = model.model.get_vision_features(inputs["pixel_values"])
-        embeds = model.model.embed(inputs["input_ids"], features, **regions)
-    else:
-        embeds = model.model.embed(inputs["input_ids"])
-    return decode(model, processor, embeds, inputs["attention_mask"], how)
+        pixels = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
+        regions = {name: inputs[name] for name in ("prompt_masks", "vp_overall_mask") if name in inputs}
+        rows = body.image_rows(body.get_vision_features(**pixels), **regions)
+    spliced = body.splice(inputs["input_ids"], rows, inputs["attention_mask"])
+    return decode(model, processor, spliced, inputs["attention_mask"], how)
 
 
 def answer_text(processor: Sa2VAProcessor, answer: Answer) -> str:
@@ -204,38 +204,46 @@ def _answer_prompts(
     guess: list[int],
 ) -> list[Answer]:
     """Answers to all texts, `batch_size` at a time; the image's part of the prompt is computed once."""
-    tiles = processor.tiles(image)
-    prompts = [processor.token_ids(processor.prompt_text(text, len(tiles))) for text in texts]
+    pixels, (count,) = processor.vision_inputs([image])
+    prompts = [processor.token_ids(processor.prompt_text(text, count)) for text in texts]
     split = _shared_prefix(prompts, processor)
     prefix = torch.tensor([prompts[0][:split]], device=model.device)
-    features = model.model.get_vision_features(processor.pixel_values(tiles).to(model.device))
-    cache = DynamicCache(config=model.config.text_config)
-    model.model(inputs_embeds=model.model.embed(prefix, features), past_key_values=cache, use_cache=True)
+    body, cache = model.model, DynamicCache(config=model.config.text_config)
+    features = body.get_vision_features(**send_to_device(pixels, model.device))
+    inputs = body.splice(prefix, body.image_rows(features))
+    body(**inputs, past_key_values=cache, use_cache=True)
     answers: list[Answer] = []
     for start in range(0, len(prompts), batch_size):
         suffixes = [prompt[split:] for prompt in prompts[start : start + batch_size]]
         how = Decoding(max_new_tokens, guess_ids=answers[0].token_ids if answers else guess)
-        answers += _answer_suffixes(model, processor, cache, suffixes, how)
+        answers += _answer_suffixes(model, processor, cache, suffixes, how, inputs.get("position_table"))
     return answers
 
 
 def _shared_prefix(prompts: list[list[int]], processor: Sa2VAProcessor) -> int:
-    """Number of leading ids that all prompts share, `</img>` included; a ValueError if they differ before it."""
-    end = prompts[0].index(processor.token_ids(IMAGE_END)[0]) + 1
+    """Number of leading ids that all prompts share, the image included; a ValueError if they differ before its end."""
+    end = prompts[0].index(processor.token_ids(processor.image_tokens.end)[0]) + 1
     if any(prompt[:end] != prompts[0][:end] for prompt in prompts):
         raise ValueError("prompts of one image must not differ before <image>; put <image> first in each")
     return end
 
 
 def _answer_suffixes(
-    model: Any, processor: Sa2VAProcessor, cache: DynamicCache, suffixes: list[list[int]], how: Decoding
+    model: Any,
+    processor: Sa2VAProcessor,
+    cache: DynamicCache,
+    suffixes: list[list[int]],
+    how: Decoding,
+    position_table: Tensor | None,
 ) -> list[Answer]:
     """Answers to prompts that continue one shared cache; the cache is not changed."""
     padded = processor.pad(suffixes)
     cached = torch.ones(len(suffixes), cache.get_seq_length(), dtype=torch.long)
     mask = torch.cat([cached, padded["attention_mask"]], dim=1).to(model.device)
-    embeds = model.get_input_embeddings()(padded["input_ids"].to(model.device))
-    return decode(model, processor, embeds, mask, how, _repeat(cache, len(suffixes), model.config.text_config))
+    inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
+    if position_table is not None:
+        inputs["position_table"] = position_table.expand(-1, len(suffixes), -1)
+    return decode(model, processor, inputs, mask, how, _repeat(cache, len(suffixes), model.config.text_config))
 
 
 def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:

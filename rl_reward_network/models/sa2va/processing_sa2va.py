@@ -13,35 +13,45 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_CONTEXT,
-    IMAGE_END,
     IMAGE_PLACEHOLDER,
-    IMAGE_START,
-    NEVER_SAMPLED,
+    INTERNVL_TOKENS,
+    QWEN_VL_TOKENS,
     REGION_END,
     REGION_START,
     SEG,
     TEMPLATES,
+    ImageTokens,
+    chat_instruction,
 )
 
 
 class Sa2VAProcessor:
-    """Tokenizer, templates, tiling and the two image pipelines of one checkpoint.
+    """Tokenizer, templates and the two image pipelines of one checkpoint.
 
     Args:
-        tokenizer: of the checkpoint's family, with `[SEG]` and `<IMG_CONTEXT>`.
+        tokenizer: of the checkpoint's family, with `[SEG]` and the placeholder of image features.
         template: key of `templates.TEMPLATES`.
         tile_size: side of a tile in pixels.
         tokens_per_tile: image tokens of one tile; their square root is the side of the region grid.
         sam_image_size: side in pixels of SAM 2's input.
         max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
+            Without effect in a Qwen-VL, which has no tiles.
+        patches: transformers' image processor of a Qwen-VL; None: an InternVL.
+
+    Attributes:
+        image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
+        chat: instruction of a Qwen-VL's chat template, with `{input}` at the text's place.
     """
+
+    image_resize: ImageResize = "prediction"
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class Sa2VAProcessor:
         tokens_per_tile: int = 256,
         sam_image_size: int = 1024,
         max_tiles: int = 12,
+        patches: Qwen2VLImageProcessorPil | None = None,
     ) -> None:
         """Check the settings and look up the special tokens.
 
@@ -64,14 +75,15 @@ class Sa2VAProcessor:
         self.tokenizer = tokenizer
         self.template = TEMPLATES[template]
         self.template_name = template
-        self.tile_size, self.tokens_per_tile = tile_size, tokens_per_tile
+        self.patches = patches
+        self.tile_size, self.tokens_per_tile = tile_size, 1 if patches else tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
         self.grid = int(tokens_per_tile**0.5)
-        vocabulary = tokenizer.get_vocab()
-        if missing := [token for token in (IMAGE_CONTEXT, SEG, *NEVER_SAMPLED) if token not in vocabulary]:
-            raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
-        self.image_token_id, self.seg_token_id = vocabulary[IMAGE_CONTEXT], vocabulary[SEG]
-        self.never_sampled_ids = [vocabulary[token] for token in NEVER_SAMPLED]
+        self.image_tokens = QWEN_VL_TOKENS if patches else INTERNVL_TOKENS
+        special = special_ids(tokenizer, self.image_tokens)
+        self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
+        self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
+        self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
 
     @classmethod
     def from_pretrained(
@@ -92,13 +104,25 @@ class Sa2VAProcessor:
         check_auto_arguments(auto_arguments)
         folder = open_checkpoint(path, revision)
         config = folder.model_config()
-        return cls.from_config(config, folder.tokenizer(config), max_tiles)
+        return cls.from_config(config, folder.tokenizer(config), max_tiles, folder.image_processor(config))
 
     @classmethod
     def from_config(
-        cls, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, max_tiles: int | None = None
+        cls,
+        config: Sa2VAConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        max_tiles: int | None = None,
+        patches: Qwen2VLImageProcessorPil | None = None,
     ) -> "Sa2VAProcessor":
-        """The processor for a configuration and its tokenizer."""
+        """The processor for a configuration, its tokenizer and, in a Qwen-VL, its image processor.
+
+        Raises:
+            ValueError: a Qwen-VL without image processor.
+        """
+        if config.family.body == "qwen_vl":
+            if patches is None:
+                raise ValueError("a Qwen-VL needs its image processor; give processor=Sa2VAProcessor.from_pretrained(...)")
+            return cls(tokenizer, sam_image_size=config.sam2_image_size, patches=patches)
         return cls(
             tokenizer,
             template=config.template,
@@ -109,8 +133,10 @@ class Sa2VAProcessor:
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the tokenizer; all other settings are in the model's config.json."""
+        """Write the tokenizer and a Qwen-VL's image processor; all other settings are in the model's config.json."""
         self.tokenizer.save_pretrained(folder)
+        if self.patches is not None:
+            self.patches.save_pretrained(folder)
 
     # ---- images -------------------------------------------------------------------------------------------------
 
@@ -122,6 +148,19 @@ class Sa2VAProcessor:
         """float32 (tiles, 3, S, S) of RGB tiles, ImageNet-normalised."""
         return tile_pixels(tiles)
 
+    def vision_inputs(self, images: Sequence[ImageLike]) -> tuple[dict[str, torch.Tensor], list[int]]:
+        """Inputs of `get_vision_features` for some images, and the number of image tokens of each."""
+        if self.patches is not None:
+            inputs = patch_inputs(images, self.patches, self.image_resize)
+            return inputs, (inputs["image_grid_thw"].prod(1) // self.patches.merge_size**2).tolist()
+        tiles = [self.tiles(image) for image in images]
+        pixels = self.pixel_values([tile for group in tiles for tile in group])
+        return {"pixel_values": pixels}, [len(group) * self.tokens_per_tile for group in tiles]
+
+    def num_image_tokens(self, vision_features: Any) -> int:
+        """Image tokens of one image's features from `get_vision_features`."""
+        return len(vision_features) * self.tokens_per_tile
+
     def sam_pixel_values(self, image: ImageLike) -> torch.Tensor:
         """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
         return sam_pixels(image, self.sam_image_size)
@@ -132,29 +171,45 @@ class Sa2VAProcessor:
 
     # ---- text ---------------------------------------------------------------------------------------------------
 
-    def prompt_text(self, text: str, num_tiles: int = 0, cells: torch.Tensor | None = None, past_text: str = "") -> str:
+    def prompt_text(
+        self, text: str, image_tokens: int = 0, cells: torch.Tensor | None = None, past_text: str = ""
+    ) -> str:
         """The full prompt: template applied, `<image>` replaced by its tokens and the sentence about the regions.
+
+        A Qwen-VL has the image at the begin of the turn, wherever `<image>` stands, as in the reference.
 
         Args:
             text: the user's turn.
-            num_tiles: tiles of the image, thumbnail included; 0 without an image.
+            image_tokens: number of the image's tokens; 0 without an image.
             cells: bool (N, g, g), regions of the image.
             past_text: earlier turns in the chat format; only without an image.
 
         Raises:
-            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them.
+            ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
+                regions in a Qwen-VL.
         """
-        count = text.count(IMAGE_PLACEHOLDER)
-        if count != (1 if num_tiles else 0):
+        self._check_turn(text, image_tokens, past_text)
+        if self.patches is not None:
+            if cells is not None:
+                raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
+            image = self.image_tokens.text(image_tokens) if image_tokens else ""
+            return past_text + self.chat.replace("{input}", image + text.replace(IMAGE_PLACEHOLDER, ""))
+        return past_text + self.template.user_turn(self._with_image(text, image_tokens, cells))
+
+    def _check_turn(self, text: str, image_tokens: int, past_text: str) -> None:
+        count, expected = text.count(IMAGE_PLACEHOLDER), 1 if image_tokens else 0
+        if count != expected:
             raise ValueError(
-                f"the text holds {count} {IMAGE_PLACEHOLDER!r}, expected {1 if num_tiles else 0} "
-                f"({'an image was' if num_tiles else 'no image was'} given): {text[:80]!r}"
+                f"the text holds {count} {IMAGE_PLACEHOLDER!r}, expected {expected} "
+                f"({'an image was' if image_tokens else 'no image was'} given): {text[:80]!r}"
             )
-        if num_tiles and past_text:
+        if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
-        image = IMAGE_START + IMAGE_CONTEXT * (self.tokens_per_tile * num_tiles) + IMAGE_END
-        text = text.replace(IMAGE_PLACEHOLDER, image + _region_sentence(cells))
-        return past_text + self.template.user_turn(text)
+
+    def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None) -> str:
+        """The text with the image's tokens, and the sentence about its regions, in place of `<image>`."""
+        image = self.image_tokens.text(image_tokens)
+        return text.replace(IMAGE_PLACEHOLDER, image + _region_sentence(cells))
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -167,15 +222,17 @@ class Sa2VAProcessor:
     def tokenize_conversation(
         self,
         turns: Sequence[tuple[str, str]],
-        num_tiles: int = 0,
+        image_tokens: int = 0,
         cells: torch.Tensor | None = None,
         max_length: int = 8192,
     ) -> dict[str, torch.Tensor]:
         """Training ids and labels of (question, answer) turns, tokenised piece by piece as in the reference.
 
+        The reference trains a Qwen-VL without the system turn that its chat template may have.
+
         Args:
             turns: questions and answers; `<image>` is allowed in the first question.
-            num_tiles: tiles of the image, thumbnail included.
+            image_tokens: number of the image's tokens.
             cells: bool (N, g, g), regions of the image.
             max_length: limit of the sequence, which is cut on the right.
 
@@ -185,8 +242,10 @@ class Sa2VAProcessor:
         ids: list[int] = []
         labels: list[int] = []
         for number, (question, answer) in enumerate(turns):
-            first = number == 0
-            prompt = self.token_ids(self.prompt_text(question, num_tiles * first, cells if first else None))
+            count = image_tokens if number == 0 else 0
+            self._check_turn(question, count, "")
+            turn = self._with_image(question, count, cells) if count else question
+            prompt = self.token_ids(self.template.user_turn(turn))
             reply = self.token_ids(answer + self.template.suffix)
             separator = self.token_ids(self.template.separator)
             ids += prompt + reply + separator
@@ -213,6 +272,7 @@ class Sa2VAProcessor:
         Returns:
             input_ids, attention_mask: int64 (B, T), padded on the left.
             pixel_values: float32 (tiles of all images, 3, S, S). sam_pixel_values: float32 (B, 3, S', S').
+            In a Qwen-VL, pixel_values and image_grid_thw as `pixels_qwen_vl.patch_inputs` gives them; in an InternVL:
             prompt_masks: list with a bool (N, g, g) for each image that has regions.
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 
@@ -225,9 +285,8 @@ class Sa2VAProcessor:
         regions = _per_image(mask_prompts, len(batch))
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
-        tiles = [self.tiles(image) for image in batch]
+        pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
         cells = [None if region is None else self.region_cells(region) for region in regions]
-        counts = [len(group) for group in tiles] or [0] * len(texts)
         prompts = [
             self.prompt_text(turn, count, cell, past_text)
             for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)
@@ -235,10 +294,12 @@ class Sa2VAProcessor:
         inputs: dict[str, Any] = self.pad([self.token_ids(prompt) for prompt in prompts])
         if not batch:
             return inputs
-        flags = [[False] * (len(group) - 1) + [cell is not None] for group, cell in zip(tiles, cells, strict=True)]
+        inputs |= pixels | {"sam_pixel_values": torch.cat([self.sam_pixel_values(image) for image in batch])}
+        if self.patches is not None:
+            return inputs
+        tiles = [count // self.tokens_per_tile for count in counts]
+        flags = [[False] * (count - 1) + [cell is not None] for count, cell in zip(tiles, cells, strict=True)]
         return inputs | {
-            "pixel_values": self.pixel_values([tile for group in tiles for tile in group]),
-            "sam_pixel_values": torch.cat([self.sam_pixel_values(image) for image in batch]),
             "prompt_masks": [cell for cell in cells if cell is not None],
             "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
         }
@@ -249,6 +310,18 @@ class Sa2VAProcessor:
         ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
         mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
+    """Ids of `[SEG]` and of the tokens of an image, looked up by text.
+
+    Raises:
+        ValueError: the tokenizer has not all of them.
+    """
+    vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
+    if missing := [token for token in tokens if token not in vocabulary]:
+        raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
+    return {token: vocabulary[token] for token in tokens}
 
 
 def _region_sentence(cells: torch.Tensor | None) -> str:

@@ -1,14 +1,47 @@
-"""Prompt templates and stop words of the released models; none has a system message.
+"""Prompt templates and stop words of the released models, and the tokens of an image.
+
+No template here has a system message. A Qwen-VL has a chat template in its folder, which may have one.
 
 Source: bytedance/Sa2VA@9832e1a (training configurations and prediction set-up).
 """
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 IMAGE_START, IMAGE_END, IMAGE_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
 REGION_START, REGION_END, SEG = "<vp>", "</vp>", "[SEG]"
 IMAGE_PLACEHOLDER = "<image>"  # marks the image's place in a user's turn
-NEVER_SAMPLED = (IMAGE_START, IMAGE_END, IMAGE_CONTEXT, REGION_START, REGION_END)
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """The tokens that hold an image's place in a text.
+
+    Args:
+        start, context, end: before the features, one for each row of them, and behind.
+        others: placeholders that generation must not produce either.
+    """
+
+    start: str
+    context: str
+    end: str
+    others: tuple[str, ...] = (REGION_START, REGION_END)
+
+    def text(self, count: int) -> str:
+        """The place of an image with this number of feature rows."""
+        return self.start + self.context * count + self.end
+
+    @property
+    def never_sampled(self) -> tuple[str, ...]:
+        """All of them: an answer must not hold one."""
+        return (self.start, self.end, self.context, *self.others)
+
+
+INTERNVL_TOKENS = ImageTokens(IMAGE_START, IMAGE_CONTEXT, IMAGE_END)
+QWEN_VL_TOKENS = ImageTokens(
+    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", ("<|video_pad|>", REGION_START, REGION_END)
+)
 
 # The five answers to a request for one mask in Sa2VA's training data.
 SEG_ANSWERS = (
@@ -57,3 +90,24 @@ TEMPLATES = {
 def template_name(name: str | None) -> str:
     """The template's key: dashes become underscores, as in the reference."""
     return (name or "").replace("-", "_")
+
+
+def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A user's turn in a Qwen-VL's chat template, with `{input}` at the place of the image and the text.
+
+    Raises:
+        ValueError: the folder has no chat template, or one without image tokens in front of the text.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(f"{tokenizer.name_or_path}: the chat template is missing; copy chat_template.jinja again")
+    contents = [{"type": "text", "text": "{input}"}]
+    plain, shown = (
+        str(tokenizer.apply_chat_template([{"role": "user", "content": c}], tokenize=False, add_generation_prompt=True))
+        for c in (contents, [{"type": "image"}, *contents])
+    )
+    if shown != plain.replace("{input}", QWEN_VL_TOKENS.text(1) + "{input}") or plain.count("{input}") != 1:
+        raise ValueError(
+            f"{tokenizer.name_or_path}: the chat template does not put {QWEN_VL_TOKENS.text(1)} in front of the text of "
+            "a user's turn; copy chat_template.jinja from the released model again"
+        )
+    return plain

@@ -17,10 +17,13 @@ from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from tests.conftest import TINY_SAM, randomise, smooth_image, tiny_config, tiny_tokenizer
+from tests.qwen_vl import write_tiny_qwen
 
 
 def write_original(folder: Path, family: Family) -> Path:
     """A folder in the official layout whose language model is of the family, with random weights."""
+    if family.body == "qwen_vl":
+        return write_tiny_qwen(folder, family.architecture)
     folder.mkdir()
     tokenizer = tiny_tokenizer()
     original = tiny_config(len(tokenizer))
@@ -39,23 +42,24 @@ def write_original(folder: Path, family: Family) -> Path:
 def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family: Family, tmp_path: Path) -> None:
     folder = write_original(tmp_path / "original", family)
     model, processor = load_sa2va_model(folder)
-    assert type(model.model.language_model).__name__ == family.architecture.replace("ForCausalLM", "Model")
+    assert model.model.language_model.config.model_type == family.config_class.model_type
     assert type(processor.tokenizer) is family.tokenizer_class
     asked = {"text": "<image>Where?", "image": smooth_image(50, 60), "processor": processor, "max_new_tokens": 4}
     answer = model.predict_forward(**asked)["prediction"]
     main(Args(str(folder), tmp_path / "ours"))
     main(Args(str(tmp_path / "ours"), tmp_path / "back"))
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     ours, _ = load_sa2va_model(tmp_path / "ours")
     assert ours.predict_forward(**asked)["prediction"] == answer
     setup_lora(ours, r=2)
-    assert sum("lora_A" in name for name, _ in ours.named_parameters()) == 2 * 7
+    assert sum("lora_A" in name for name, _ in ours.named_parameters()) == ours.config.text_config.num_hidden_layers * 7
 
 
 def test_an_unknown_family_is_named_with_those_that_are_supported() -> None:
-    with pytest.raises(ValueError, match=r"architectures is \['GemmaForCausalLM'\], .*Qwen2ForCausalLM"):
-        original_family({"architectures": ["GemmaForCausalLM"]})
+    with pytest.raises(ValueError, match=r"llm_config.architectures is \['GemmaForCausalLM'\]; .*Qwen2ForCausalLM"):
+        original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):
         family_of(SimpleNamespace(model_type="gemma"))

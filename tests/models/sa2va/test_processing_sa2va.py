@@ -59,7 +59,7 @@ def test_the_prompt_with_regions_reads_as_in_the_reference(tiny_processor: Sa2VA
     cells = torch.zeros(2, 16, 16, dtype=torch.bool)
     cells[0, :2, 0] = True
     cells[1, 5, 5] = True
-    text = tiny_processor.prompt_text("<image>What is region1?", num_tiles=1, cells=cells)
+    text = tiny_processor.prompt_text("<image>What is region1?", tiny_processor.tokens_per_tile, cells)
     context = "<IMG_CONTEXT>"
     assert text == (
         f"<|im_start|>user\n<img>{context * 256}</img>\nThere are 2 part regions in the picture: "
