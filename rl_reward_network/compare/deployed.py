@@ -79,7 +79,13 @@ def save_deployed(
         "trained": {part: part_digest(part, path) for part, path in runs.items()},
         "model_fingerprint": inputs.segmenter.fingerprint,
         "world": {"model_path": portable(model, run) if model.exists() else inputs.config.model_path},
-        "limits": [limits.segment_batch, limits.max_new_tokens, limits.max_tiles, inputs.config.dtype],
+        "limits": [
+            limits.segment_batch,
+            limits.max_new_tokens,
+            limits.max_tiles,
+            inputs.config.dtype,
+            inputs.config.image_resize,
+        ],
         "prompts": list(inputs.prompts),
         "white_levels": inputs.config.white_levels,
     }

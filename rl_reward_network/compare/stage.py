@@ -195,7 +195,7 @@ class _Seed:
     def _load(self, folder: Path) -> Sa2VASegmenter:
         limits, config = self.inputs.prompt_config, self.inputs.config
         sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-        return load_segmenter(folder, config.device, *sizes, config.dtype)
+        return load_segmenter(folder, config.device, *sizes, config.dtype, config.image_resize)
 
     def view(self, image: np.ndarray) -> ImageView:
         """An image, uint8 (H, W, 3), as the roads see it."""

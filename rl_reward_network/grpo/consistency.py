@@ -150,7 +150,8 @@ def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Consisten
     expected, used = TEMPLATES[template_name(template)], processor.template
     ids, labels = reference_conversation(processor.tokenizer, expected, processor.tokens_per_tile)
     used_ids, used_labels = (
-        processor.tokenize_conversation(TURNS, processor.tokens_per_tile)[name].tolist() for name in ("input_ids", "labels")
+        processor.tokenize_conversation(TURNS, processor.tokens_per_tile)[name].tolist()
+        for name in ("input_ids", "labels")
     )
     prompt = ids[: next(n for n, label in enumerate(labels) if label >= 0)]
     return [
@@ -163,7 +164,7 @@ def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[Consisten
 
 def _question_rows(processor: Sa2VAProcessor, prompt: list[int]) -> list[ConsistencyRow]:
     """The question of a rollout compared with the ids of the recipe's first question."""
-    text, question = segment_question(PHRASE), make_question(processor, 0, 1, QUESTION)
+    text, question = segment_question(PHRASE), make_question(processor, 0, processor.tokens_per_tile, QUESTION)
     unbroken = "the reference's own prediction has no line break there" if text == QUESTION.strip() else None
     tiles = f"up to {TILES}, and a thumbnail"
     few = "several times cheaper; --max_dynamic_patch raises it"

@@ -1,7 +1,8 @@
 """Features of images from the frozen encoders, computed once and cached: vision tower and SAM 2 image encoder."""
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 
+from rl_reward_network.models.sa2va.drawn_regions import draw_region
 from rl_reward_network.models.sa2va.generation_sa2va import evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 GIBIBYTE = 2**30
+Encode = Callable[[Any, Sa2VAProcessor, np.ndarray], "ImageFeatures"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class ImageFeatures:
 
     Args:
         vision: of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL.
-        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1.
+        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1; none for a drawn region, which is described
+            and never segmented.
     """
 
     vision: Any
@@ -30,8 +34,8 @@ class ImageFeatures:
 
     def to(self, device: torch.device | str) -> "ImageFeatures":
         """The same features on another device."""
-        fine, middle, coarse = (level.to(device) for level in self.sam.maps)
-        return ImageFeatures(self.vision.to(device), Sam2Features((fine, middle, coarse)))
+        maps = tuple(level.to(device) for level in self.sam.maps)
+        return ImageFeatures(self.vision.to(device), Sam2Features(maps))  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:
@@ -57,6 +61,21 @@ class FeatureCache:
         """Features, on the model's device, of uint8 (H, W, 3) images with the keys `image_ids`."""
         return [self._get_one(image_id, image) for image_id, image in zip(image_ids, images, strict=True)]
 
+    def get_region(self, image_id: str, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
+        """Features of an image, uint8 (H, W, 3), with the region, bool (H, W), drawn into it.
+
+        Args:
+            image_id: key of the image.
+            image, region: see `draw_region`.
+            repeated: the region will be asked for again, as a true one is; others are not kept.
+        """
+        drawn = draw_region(image, region, self.processor.region_prompt)
+        if not repeated:
+            return encode_region(self.model, self.processor, drawn)
+        return self._get_one(
+            f"{image_id} {hashlib.sha256(np.packbits(region).tobytes()).hexdigest()}", drawn, encode_region
+        )
+
     @property
     def hit_rate(self) -> float:
         """Share of look-ups served from the cache, in [0, 1]."""
@@ -67,13 +86,13 @@ class FeatureCache:
         self.entries.clear()
         self.nbytes = 0
 
-    def _get_one(self, image_id: str, image: np.ndarray) -> ImageFeatures:
+    def _get_one(self, image_id: str, image: np.ndarray, encode: Encode | None = None) -> ImageFeatures:
         if image_id in self.entries:
             self.hits += 1
             self.entries.move_to_end(image_id)
             return self.entries[image_id].to(self.model.device)
         self.misses += 1
-        features = encode_image(self.model, self.processor, image)
+        features = (encode or encode_image)(self.model, self.processor, image)
         self.entries[image_id] = features.to("cpu")
         self.nbytes += features.nbytes
         while self.nbytes > self.limit and len(self.entries) > 1:
@@ -87,6 +106,12 @@ def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> Im
     with evaluating(model):
         sam_pixels = processor.sam_pixel_values(image).to(model.device)
         return ImageFeatures(vision_features(model, processor, image), model.get_sam_features(sam_pixels))
+
+
+def encode_region(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
+    """Output of the vision tower alone for one uint8 (H, W, 3) image with a region drawn into it."""
+    with evaluating(model):
+        return ImageFeatures(vision_features(model, processor, image), Sam2Features(()))  # type: ignore[arg-type]
 
 
 @torch.no_grad()

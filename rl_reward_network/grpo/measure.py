@@ -23,6 +23,7 @@ from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.masks import dice, iou, precision, recall
 
 BATCH_SIZE = {"small": 32, "large": 8}  # prompts whose image is one tile, by kind of model, as in training
+TILES_OF_QWEN_VL = 2  # an image has about as many tokens
 SAMPLED = 4  # captions per prompt for the expected reward
 OVERLAPS = {"dice": dice, "iou": iou, "precision": precision, "recall": recall}
 Seed = tuple[int, int]
@@ -104,8 +105,10 @@ def batch_size(config: Any, max_tiles: int) -> int:
 
     Args:
         config: of the model.
-        max_tiles: of an image.
+        max_tiles: of an image, in an InternVL.
     """
+    if config.family.body == "qwen_vl":
+        max_tiles = TILES_OF_QWEN_VL
     kind = "small" if config.text_config.hidden_size <= SMALL_HIDDEN_SIZE else "large"
     return max(1, BATCH_SIZE[kind] // max_tiles)
 
@@ -133,7 +136,7 @@ def _measure_captions(
     captions = batch.captions(context, rows, truths, max_completion_length)
     questions = [batch.caption_question(row, mask) for row, mask in enumerate(truths)]
     decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
-    answers = context.answer(questions, decoding, SAMPLED)
+    answers = batch.answer_regions(context, questions, decoding, SAMPLED)
     sampled = [[batch.text(answer) for answer in row_answers] for row_answers in answers]
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])

@@ -38,6 +38,7 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
     model, processor = load_base(path, config["origin"]["model_fingerprint"], dtype=dtype)
     load_trainable(model, final_model / "trainable")
     merge_lora(model)
+    model.config.image_resize = config["world"].get("image_resize") or model.config.image_resize
     model.config.max_tiles = config["world"]["max_dynamic_patch"]  # as it was trained and evaluated
     with whole_folder(output) as folder:
         model.save_pretrained(folder)

@@ -47,9 +47,11 @@ class RolloutGroup:
     Args:
         image_id: groups of one image share its prefix.
         features: of the image.
-        prefix_ids: token ids up to and including `</img>`.
+        prefix_ids: token ids up to and including the end of the image.
         describe_ids: the question of loop 1, after the prefix; empty if the group takes no part in that loop.
         region_cells: bool (1, g, g), the region that the question of loop 1 refers to.
+        drawn, drawn_prefix_ids: in place of it, the image with the region drawn into it: features and token ids up to
+            its end, in place of `features` and `prefix_ids` in loop 1.
         completion_ids: G lists of token ids, the stop token included.
         counted: bool (G,), completions that enter the loss (not truncated).
         caption_advantages: float32 (G,).
@@ -68,6 +70,8 @@ class RolloutGroup:
     prefix_ids: list[int]
     describe_ids: list[int] = field(default_factory=list)
     region_cells: Tensor | None = None
+    drawn: ImageFeatures | None = None
+    drawn_prefix_ids: list[int] = field(default_factory=list)
     completion_ids: list[list[int]] = field(default_factory=list)
     counted: Tensor | None = None
     caption_advantages: Tensor | None = None

@@ -39,6 +39,9 @@ class RunConfig:
     dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
     """Number format of Sa2VA's weights: auto is bfloat16 on a GPU and float32 on the CPU. bfloat16 takes half of the
     memory on the CPU as well; what GRPO trains is float32 in any case."""
+    image_resize: Rare[Literal["prediction", "training"] | None] = None
+    """How images become patches of a Qwen-VL: resized twice, as in its official prediction (the default), or once, as
+    in its training. An InternVL cuts images into tiles."""
     unlabelled_root: Path | None = None
     """Folder of images without masks, of other patients, that join the training where a reward network pays
     (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
@@ -115,6 +118,8 @@ class RegionConfig:
     """Main memory for the features of images, which are then encoded once; with less, images are encoded again."""
     max_regions: Rare[int | None] = None
     """Read at most so many regions; by default all."""
+    region_prompt: Rare[Literal["outline", "crop"]] = "outline"
+    """How a region is shown to a Qwen-VL, whose text cannot refer to one: outlined in red, or cropped with a margin."""
     describe_question: Rare[str | None] = None
     """Question for the caption of `region1`; by default one of Sa2VA's own training questions."""
     segment_question: Rare[str] = "Please segment the blood vessel."

@@ -124,7 +124,7 @@ def open_inputs(
         split = load_split(split_file, samples)
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
-    segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype)
+    segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype, config.image_resize)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
 

@@ -81,6 +81,7 @@ def load_segmenter(
     max_new_tokens: int = 64,
     max_tiles: int = 1,
     dtype: Dtype = "auto",
+    image_resize: str | None = None,
 ) -> Sa2VASegmenter:
     """The checkpoint at `model_path` as a segmenter.
 
@@ -91,7 +92,9 @@ def load_segmenter(
     """
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     processor.max_tiles = max_tiles
+    processor.set_image_resize(image_resize)
     limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
+    limits += "" if processor.image_resize == "prediction" else f" resize={processor.image_resize}"
     limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
     config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
     words = sorted(processor.tokenizer.get_vocab().items())

@@ -65,14 +65,14 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
 
 def freeze_parameters(model: PreTrainedModel) -> None:
     """Freeze all parameters except LoRA and the family's `trainable`."""
-    trainable = model.config.family.trainable
+    trainable: tuple[str, ...] = model.config.family.trainable
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith(trainable))
 
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
     """(part, parameters, trainable parameters) for each part of the model, in the order of the forward pass."""
-    parts = {
+    parts: dict[str, str | tuple[str, ...]] = {
         "merger": ("model.visual.merger.", "model.visual.deepstack_merger_list."),  # of a Qwen-VL
         "vision tower": ("model.vision_tower.", "model.visual."),
         "mlp1": "model.multi_modal_projector.",

@@ -62,6 +62,7 @@ def load_mask_maker(
     model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
+    processor.set_image_resize(limits.get("image_resize"))
     weights = weights_fingerprint(model) if trained or network else ""
     if trained and not trained["model_fingerprint"].startswith(weights):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)

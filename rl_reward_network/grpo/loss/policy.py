@@ -5,6 +5,7 @@ Axes: G completions of a group, T tokens, L tokens of a packed tree, D width of 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,26 +70,25 @@ class GRPOPolicy(nn.Module):
         self.sa2va.activation_checkpointing_enable({"use_reentrant": False})
 
     def _outputs(self, groups: Sequence[RolloutGroup], with_masks: bool) -> list[GroupOutput]:
-        by_image: dict[str, list[RolloutGroup]] = {}
-        for group in groups:
-            by_image.setdefault(group.image_id, []).append(group)
-        images = list(by_image.values())
-        trees = [list(_tree(image_groups)) for image_groups in images]
-        packed = pack(trees, self.pad_id)
-        states = self._states(images, packed)
-        outputs: dict[int, GroupOutput] = {}
-        for image_groups, tree_starts, tree_states in zip(images, packed.starts, states, strict=True):
+        trees = _trees(groups)
+        packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
+        states = self._states(trees, packed)
+        outputs = {id(group): GroupOutput() for group in groups}
+        for tree, tree_starts, tree_states in zip(trees, packed.starts, states, strict=True):
             starts = iter(tree_starts[1:])
-            for group in image_groups:
-                outputs[id(group)] = self._output(group, tree_states, starts, with_masks)
+            for group, describes, segments in tree.parts:
+                output = outputs[id(group)]
+                if describes:  # `_score` replaces the states
+                    output.log_probs = tree_states[_predicting(group, starts)]
+                if segments:
+                    self._segment(group, output, tree_states, next(starts), with_masks)
         self._score([(group, outputs[id(group)]) for group in groups])
         return [outputs[id(group)] for group in groups]
 
-    def _states(self, images: Sequence[Sequence[RolloutGroup]], packed: Packed) -> Tensor:
+    def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
         device, body = self.sa2va.device, self.sa2va.model
-        visions = [image_groups[0].features.vision for image_groups in images]
-        rows = body.image_rows(body.join(visions), *_regions(images))
+        rows = body.image_rows(body.join([tree.vision for tree in trees]), *_regions(trees))
         inputs = body.splice(packed.input_ids.to(device), rows)
         output = body(
             **inputs,
@@ -98,25 +98,15 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _output(self, group: RolloutGroup, states: Tensor, starts: Iterator[int], with_masks: bool) -> GroupOutput:
-        """Select the group's states from those of its tree (L, D); `_score` replaces the states in `log_probs`."""
-        output = GroupOutput()
-        if group.describe_ids:
-            last = next(starts) + len(group.describe_ids) - 1
-            predicting = []  # for each token of a completion the index of the state that predicts it
-            for ids in group.completion_ids:
-                first = next(starts)
-                predicting += [last, *range(first, first + len(ids) - 1)]
-            output.log_probs = states[predicting]
-        if group.segment_ids:
-            seg = next(starts) + len(group.segment_ids) - 1
-            if group.answer_length:
-                output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
-            embedding = self.sa2va.text_hidden_fcs(states[seg][None])[0]
-            output.parameters = self.mask_policy.parameters(self.sa2va, group.features.sam, embedding)
-            if with_masks:
-                output.mask_logits = self.sa2va.decode_masks(group.features.sam, embedding[None]).mask_logits[0]
-        return output
+    def _segment(self, group: RolloutGroup, output: GroupOutput, states: Tensor, start: int, with_masks: bool) -> None:
+        """The outputs of loop 2, from the states of its tree (L, D) and the place of its first token."""
+        seg = start + len(group.segment_ids) - 1
+        if group.answer_length:
+            output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
+        embedding = self.sa2va.text_hidden_fcs(states[seg][None])[0]
+        output.parameters = self.mask_policy.parameters(self.sa2va, group.features.sam, embedding)
+        if with_masks:
+            output.mask_logits = self.sa2va.decode_masks(group.features.sam, embedding[None]).mask_logits[0]
 
     def _answer_log_probs(self, group: RolloutGroup, states: Tensor) -> Tensor:
         """Log-probabilities of the answer's tokens, from the states (T, D) that predict them."""
@@ -138,15 +128,68 @@ class GRPOPolicy(nn.Module):
             output.log_probs, output.entropies = rows
 
 
-def _regions(images: Sequence[Sequence[RolloutGroup]]) -> tuple[list[Tensor], Tensor | None]:
+@dataclass(frozen=True)
+class _Tree:
+    """Texts that begin with one image.
+
+    Args:
+        vision: features of the image.
+        prefix_ids: token ids up to the end of the image.
+        parts: the groups, and whether their texts of loop 1 and of loop 2 are part of the tree.
+    """
+
+    vision: Any
+    prefix_ids: list[int]
+    parts: list[tuple[RolloutGroup, bool, bool]]
+
+    def segments(self) -> Iterator[Segment]:
+        """The image; then, for each group, the question of loop 1 with its completions, and the text of loop 2."""
+        yield Segment(self.prefix_ids, None)
+        count = 1
+        for group, describes, segments in self.parts:
+            if describes:
+                yield Segment(group.describe_ids, 0)
+                question, count = count, count + 1
+                for ids in group.completion_ids:
+                    yield Segment(ids, question)
+                    count += 1
+            if segments:
+                yield Segment(group.segment_ids, 0)
+                count += 1
+
+
+def _trees(groups: Sequence[RolloutGroup]) -> list[_Tree]:
+    """One tree for each image, and one for each drawn region."""
+    by_image: dict[str, _Tree] = {}
+    drawn: list[_Tree] = []
+    for group in groups:
+        tree = by_image.setdefault(group.image_id, _Tree(group.features.vision, group.prefix_ids, []))
+        tree.parts.append((group, bool(group.describe_ids) and group.drawn is None, bool(group.segment_ids)))
+        if group.describe_ids and group.drawn is not None:
+            drawn.append(_Tree(group.drawn.vision, group.drawn_prefix_ids, [(group, True, False)]))
+    used = [tree for tree in by_image.values() if any(describes or segments for _, describes, segments in tree.parts)]
+    return [*used, *drawn]
+
+
+def _predicting(group: RolloutGroup, starts: Iterator[int]) -> list[int]:
+    """For each token of a group's completions the index of the state that predicts it."""
+    last = next(starts) + len(group.describe_ids) - 1
+    predicting = []
+    for ids in group.completion_ids:
+        first = next(starts)
+        predicting += [last, *range(first, first + len(ids) - 1)]
+    return predicting
+
+
+def _regions(trees: Sequence[_Tree]) -> tuple[list[Tensor], Tensor | None]:
     """Region cells bool (N, g, g) of each image that has some, and whether regions follow a tile; the last one's do."""
     regions = [
-        [group.region_cells for group in image_groups if group.describe_ids and group.region_cells is not None]
-        for image_groups in images
+        [group.region_cells for group, describes, _ in tree.parts if describes and group.region_cells is not None]
+        for tree in trees
     ]
     if not any(regions):
         return [], None
-    flags = [torch.zeros(len(image_groups[0].features.vision), dtype=torch.bool) for image_groups in images]
+    flags = [torch.zeros(len(tree.vision), dtype=torch.bool) for tree in trees]
     for tile_flags, image_regions in zip(flags, regions, strict=True):
         tile_flags[-1] = bool(image_regions)
     return [torch.cat(image_regions) for image_regions in regions if image_regions], torch.cat(flags)
@@ -174,19 +217,3 @@ def token_log_probs(
         return score(states, token_ids)
     scores = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
     return torch.cat([log_probs for log_probs, _ in scores]), torch.cat([entropies for _, entropies in scores])
-
-
-def _tree(groups: Sequence[RolloutGroup]) -> Iterator[Segment]:
-    """The image; then, for each group, the question of loop 1 with its completions, and the text of loop 2."""
-    yield Segment(groups[0].prefix_ids, None)
-    count = 1
-    for group in groups:
-        if group.describe_ids:
-            yield Segment(group.describe_ids, 0)
-            question, count = count, count + 1
-            for ids in group.completion_ids:
-                yield Segment(ids, question)
-                count += 1
-        if group.segment_ids:
-            yield Segment(group.segment_ids, 0)
-            count += 1

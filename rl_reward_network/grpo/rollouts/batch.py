@@ -5,7 +5,7 @@ Axes: N prompts (rows), K masks, G answers to a question.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.image_features import FeatureCache, ImageFeatures
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
-from rl_reward_network.grpo.rollouts.image_context import ROWS_AT_ONCE, ImageContext, Question, make_question
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, segment_question
+from rl_reward_network.grpo.rollouts.image_context import (
+    ROWS_AT_ONCE,
+    ImageContext,
+    Question,
+    make_question,
+    rows_within_limits,
+)
+from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -32,7 +39,7 @@ class PromptBatch:
         truths: bool (H, W) of each prompt, or None.
         image_indices: for each prompt the index of its image in `features`.
         features: of each different image.
-        processor: Sa2VA's.
+        cache: of the features; its processor is Sa2VA's.
     """
 
     prompts: Sequence[GRPOPrompt]
@@ -40,7 +47,12 @@ class PromptBatch:
     truths: list[Mask]
     image_indices: list[int]
     features: list[ImageFeatures]
-    processor: Sa2VAProcessor
+    cache: FeatureCache
+
+    @property
+    def processor(self) -> Sa2VAProcessor:
+        """Sa2VA's."""
+        return self.cache.processor
 
     def context(self, model: Any, rows_at_once: int = ROWS_AT_ONCE) -> ImageContext:
         """Keys and values of all images under the model's current weights."""
@@ -56,7 +68,30 @@ class PromptBatch:
 
     def caption_question(self, row: int, mask: np.ndarray) -> Question:
         """The question for the caption of a region, bool (H, W), of this prompt's image."""
-        return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
+        if self.processor.shows_regions:
+            return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
+        truth, own = self.truths[row], self.prompts[row].describe
+        text = QUESTIONS[self.processor.region_prompt] if own in (DESCRIBE, DESCRIBE_REAL) else own
+        repeated = truth is not None and np.array_equal(truth, mask)
+        drawn = self.cache.get_region(self.prompts[row].image_id, self.images[row], mask, repeated)
+        tokens = self.processor.num_image_tokens(drawn.vision)
+        return replace(make_question(self.processor, self.image_indices[row], tokens, text), drawn=drawn)
+
+    def answer_regions(
+        self, context: ImageContext, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1
+    ) -> list[list[Answer]]:
+        """As `ImageContext.answer`, for questions of `caption_question`: drawn regions are images of their own."""
+        if not any(question.drawn for question in questions):
+            return context.answer(questions, decoding, num_answers)
+        at_once = rows_within_limits(max(len(question.prefix_ids) for question in questions), context.rows_at_once)
+        answers = []
+        for start in range(0, len(questions), at_once):
+            part = questions[start : start + at_once]
+            drawn = [question.drawn for question in part if question.drawn]
+            own = ImageContext(context.model, self.processor, drawn, [q.prefix_ids for q in part], context.rows_at_once)
+            asked = [replace(question, image_index=index) for index, question in enumerate(part)]
+            answers += own.answer(asked, decoding, num_answers)
+        return answers
 
     def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
         """A question about this prompt's image, or about a region of it, bool (1, g, g)."""
@@ -97,11 +132,11 @@ class PromptBatch:
     ) -> list[str]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
         questions = [self.caption_question(row, mask) for row, mask in zip(rows, masks, strict=True)]
-        keys = [(q.image_index, q.region_cells.numpy().tobytes()) for q in questions if q.region_cells is not None]
+        keys = [(q.image_index, _shown(q, mask).tobytes()) for q, mask in zip(questions, masks, strict=True)]
         different = dict(zip(keys, questions, strict=True))
         if not different:
             return []
-        answers = context.answer(list(different.values()), Decoding(max_completion_length))
+        answers = self.answer_regions(context, list(different.values()), Decoding(max_completion_length))
         captions = dict(zip(different, (self.text(answer) for (answer,) in answers), strict=True))
         return [captions[key] for key in keys]
 
@@ -119,9 +154,12 @@ def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatc
     by_id = {prompt.image_id: image for prompt, image in zip(prompts, images, strict=True)}
     image_ids = list(by_id)
     image_indices = [image_ids.index(prompt.image_id) for prompt in prompts]
-    return PromptBatch(
-        prompts, images, masks, image_indices, cache.get(image_ids, list(by_id.values())), cache.processor
-    )
+    return PromptBatch(prompts, images, masks, image_indices, cache.get(image_ids, list(by_id.values())), cache)
+
+
+def _shown(question: Question, mask: np.ndarray) -> np.ndarray:
+    """What tells two regions apart: their cells on the model's grid, or, drawn, their pixels."""
+    return mask if question.region_cells is None else question.region_cells.numpy()
 
 
 def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:

@@ -18,7 +18,7 @@ from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.image_context import ImageContext
+from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, reward_groups
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
@@ -91,7 +91,7 @@ class RolloutGenerator:
                 group.answer_length = len(seg_answer)
             if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
                 question = batch.caption_question(row, mask)
-                group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
+                describe_region(group, question)
                 group.completion_ids = [self.processor.token_ids(prompt.caption + self.processor.template.suffix)]
                 group.caption_advantages = torch.ones(1)
         return groups
@@ -129,10 +129,10 @@ class RolloutGenerator:
             raise ValueError("loop 1 describes regions, and a prompt has none; set mask_to_caption_weight to 0")
         questions = [batch.caption_question(row, mask) for row, mask in enumerate(masks)]
         decoding = Decoding(self.config.max_completion_length, self.config.temperature, generator=rng)
-        answers = policy.answer(questions, decoding, self.config.num_generations)
+        answers = batch.answer_regions(policy, questions, decoding, self.config.num_generations)
         count_truncated = not self.config.mask_truncated_completions
         for group, question, completions in zip(groups, questions, answers, strict=True):
-            group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
+            describe_region(group, question)
             group.completion_ids = [answer.token_ids for answer in completions]
             group.counted = torch.tensor([answer.stopped or count_truncated for answer in completions])
         return [[batch.text(answer) for answer in completions] for completions in answers]
@@ -182,3 +182,10 @@ class RolloutGenerator:
             for i, text in zip(regions, texts, strict=True):
                 captions[i] = text
         return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat))
+
+
+def describe_region(group: RolloutGroup, question: Question) -> None:
+    """Store the question of loop 1 in its group."""
+    group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
+    if question.drawn is not None:
+        group.drawn, group.drawn_prefix_ids = question.drawn, question.prefix_ids

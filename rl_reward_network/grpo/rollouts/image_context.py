@@ -31,12 +31,15 @@ class Question:
         prefix_ids: token ids up to and including the end of the image, the same for all questions about an image.
         suffix_ids: the remaining ids, up to the start of the answer.
         region_cells: bool (1, g, g), the region that the question refers to, or None.
+        drawn: features of the image with the region drawn into it, in place of `region_cells`; see
+            `PromptBatch.answer_regions`.
     """
 
     image_index: int
     prefix_ids: list[int]
     suffix_ids: list[int]
     region_cells: Tensor | None = None
+    drawn: ImageFeatures | None = None
 
 
 def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> int:

@@ -86,7 +86,9 @@ class Sa2VAModel(InternVLModel):
             raise ValueError(
                 f"the text has {int(places.sum())} image placeholders, the image has {len(flat)} feature rows"
             )
-        return {"inputs_embeds": embeds.masked_scatter(places[..., None], flat.to(embeds.dtype)) if len(flat) else embeds}
+        if len(flat):
+            embeds = embeds.masked_scatter(places[..., None], flat.to(embeds.dtype))
+        return {"inputs_embeds": embeds}
 
     def forward(
         self,

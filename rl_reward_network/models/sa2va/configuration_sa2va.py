@@ -38,8 +38,9 @@ class Sa2VAConfig(PreTrainedConfig):
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.
-        image_token_id, seg_token_id: ids of the image placeholder (`<IMG_CONTEXT>`, or `<|image_pad|>` in a Qwen-VL) and
-            of `[SEG]`, looked up by text in a checkpoint's tokenizer.
+        image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
+        image_token_id, seg_token_id: ids of the image placeholder, `<IMG_CONTEXT>` or, in a Qwen-VL, `<|image_pad|>`,
+            and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.
         original_config: the official `config.json` of this model, for conversion back to that layout.
 
@@ -62,6 +63,7 @@ class Sa2VAConfig(PreTrainedConfig):
     vision_feature_layer: int = -1
     vision_feature_select_strategy: str = "default"
     max_tiles: int = 12
+    image_resize: str = "prediction"
     image_token_id: int = 151667
     seg_token_id: int = 151674
     never_sampled_ids: list[int] | None = None
@@ -196,10 +198,8 @@ def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: 
     """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
     _demand(where, "vision_config.model_type", (original.get("vision_config") or {}).get("model_type"), *_qwen(family))
     assert family.whole_class is not None
-    whole: Any = family.whole_class(
-        **{name: value for name, value in original.items() if name in ("vision_config", "text_config")},
-        tie_word_embeddings=False,
-    )
+    parts: dict[str, Any] = {name: original[name] for name in ("vision_config", "text_config")}
+    whole: Any = family.whole_class(**parts, tie_word_embeddings=False)  # type: ignore[call-arg]
     whole.text_config.tie_word_embeddings = False  # the released head is a tensor of its own
     return Sa2VAConfig(
         vision_config=whole.vision_config, text_config=whole.text_config, sam2_config=sam2, original_config=original

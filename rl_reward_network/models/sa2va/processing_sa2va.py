@@ -8,7 +8,7 @@ Source: bytedance/Sa2VA@9832e1a. One deliberate difference: a mismatch between p
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
 from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
 from rl_reward_network.models.sa2va.templates import (
@@ -48,10 +49,12 @@ class Sa2VAProcessor:
 
     Attributes:
         image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
+        region_prompt: how a Qwen-VL is shown a region; see `drawn_regions.draw_region`.
         chat: instruction of a Qwen-VL's chat template, with `{input}` at the text's place.
     """
 
     image_resize: ImageResize = "prediction"
+    region_prompt: RegionPrompt = "outline"
 
     def __init__(
         self,
@@ -121,8 +124,11 @@ class Sa2VAProcessor:
         """
         if config.family.body == "qwen_vl":
             if patches is None:
-                raise ValueError("a Qwen-VL needs its image processor; give processor=Sa2VAProcessor.from_pretrained(...)")
-            return cls(tokenizer, sam_image_size=config.sam2_image_size, patches=patches)
+                remedy = "give processor=Sa2VAProcessor.from_pretrained(...)"
+                raise ValueError(f"a Qwen-VL needs its image processor; {remedy}")
+            processor = cls(tokenizer, sam_image_size=config.sam2_image_size, patches=patches)
+            processor.set_image_resize(config.image_resize)
+            return processor
         return cls(
             tokenizer,
             template=config.template,
@@ -137,6 +143,25 @@ class Sa2VAProcessor:
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
             self.patches.save_pretrained(folder)
+
+    @property
+    def shows_regions(self) -> bool:
+        """Whether a text can refer to regions of the image (`mask_prompts`); if not, they are drawn into it."""
+        return self.patches is None
+
+    def set_image_resize(self, how: str | None) -> None:
+        """Choose `image_resize`; None keeps the checkpoint's.
+
+        Raises:
+            ValueError: the model is not a Qwen-VL, or the name is unknown.
+        """
+        if how is None:
+            return
+        if self.patches is None:
+            raise ValueError(f"image_resize is {how!r}, but this model cuts images into tiles; leave it out")
+        if how not in get_args(ImageResize):
+            raise ValueError(f"image_resize is {how!r}, expected one of {get_args(ImageResize)}")
+        self.image_resize = how  # type: ignore[assignment]
 
     # ---- images -------------------------------------------------------------------------------------------------
 

@@ -100,14 +100,14 @@ def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     if not tokenizer.chat_template:
         raise ValueError(f"{tokenizer.name_or_path}: the chat template is missing; copy chat_template.jinja again")
-    contents = [{"type": "text", "text": "{input}"}]
+    contents: list[dict[str, str]] = [{"type": "text", "text": "{input}"}]
     plain, shown = (
-        str(tokenizer.apply_chat_template([{"role": "user", "content": c}], tokenize=False, add_generation_prompt=True))
-        for c in (contents, [{"type": "image"}, *contents])
+        str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))  # type: ignore[arg-type]
+        for turn in ([{"role": "user", "content": parts}] for parts in (contents, [{"type": "image"}, *contents]))
     )
     if shown != plain.replace("{input}", QWEN_VL_TOKENS.text(1) + "{input}") or plain.count("{input}") != 1:
         raise ValueError(
-            f"{tokenizer.name_or_path}: the chat template does not put {QWEN_VL_TOKENS.text(1)} in front of the text of "
-            "a user's turn; copy chat_template.jinja from the released model again"
+            f"{tokenizer.name_or_path}: the chat template does not put {QWEN_VL_TOKENS.text(1)} in front of a text; "
+            "copy chat_template.jinja from the released model again"
         )
     return plain

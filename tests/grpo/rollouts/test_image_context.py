@@ -178,7 +178,9 @@ def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
 
 def test_a_question_is_cut_where_the_image_ends(opened: tuple[Any, Any, PromptBatch]) -> None:
     _, processor, batch = opened
-    question, other = make_question(processor, 0, 1, "Where is it?"), make_question(processor, 1, 1, "Who?")
+    question, other = (
+        make_question(processor, n, processor.tokens_per_tile, t) for n, t in enumerate(("Where is it?", "Who?"))
+    )
     assert question.prefix_ids == other.prefix_ids
     assert processor.text(question.prefix_ids).endswith("</img>")
     whole = processor("<image>Where is it?", batch.images[0])["input_ids"][0].tolist()

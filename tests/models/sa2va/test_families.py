@@ -48,7 +48,9 @@ def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family: Fa
     answer = model.predict_forward(**asked)["prediction"]
     main(Args(str(folder), tmp_path / "ours"))
     main(Args(str(tmp_path / "ours"), tmp_path / "back"))
-    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads(
+        (folder / "config.json").read_text()
+    )
     before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

@@ -17,7 +17,9 @@ TEXT = "<image>Please segment the vessel."
 def teacher_forced(processor: Sa2VAProcessor, image: np.ndarray, answer: str = "Sure [SEG].") -> dict[str, Any]:
     """Inputs of one question with its answer, and the answer's labels."""
     inputs = processor(TEXT, image)
-    tokens = processor.tokenize_conversation([(TEXT, answer)], image_tokens=processor.num_image_tokens(inputs["pixel_values"]))
+    tokens = processor.tokenize_conversation(
+        [(TEXT, answer)], image_tokens=processor.num_image_tokens(inputs["pixel_values"])
+    )
     ids = tokens["input_ids"][None]
     return inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": tokens["labels"][None]}
 
