@@ -125,8 +125,7 @@ def _evaluate(
     if items is not None:
         prompts = spread(prompts, items, inputs.config.seed)
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
-    processor.max_tiles, processor.region_prompt = inputs.regions.max_dynamic_patch, inputs.regions.region_prompt
-    processor.set_image_resize(inputs.config.image_resize)
+    inputs.set_up(processor)
     prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
@@ -65,6 +65,21 @@ class GRPOInputs:
     def device(self) -> str:
         """Device of this process."""
         return self.config.rank_device
+
+    def set_up(self, processor: Any) -> None:
+        """Give Sa2VA's processor the settings of the run.
+
+        Raises:
+            ValueError: a setting that this model does not have.
+        """
+        processor.max_tiles, processor.region_prompt = self.regions.max_dynamic_patch, self.regions.region_prompt
+        processor.set_image_resize(self.config.image_resize)
+
+    @property
+    def of_qwen_vl(self) -> dict[str, str]:
+        """Changed settings that only a Qwen-VL has, for the record of a run."""
+        chosen = {"image_resize": self.config.image_resize, "region_prompt": self.regions.region_prompt}
+        return {name: str(value) for name, value in chosen.items() if value not in (None, "outline")}
 
     def pick(self, *names: str) -> list[GRPOPrompt]:
         """Prompts of some splits.

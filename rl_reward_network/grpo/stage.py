@@ -17,7 +17,6 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.data.splits import save_split
-from rl_reward_network.flags import changed
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
@@ -185,8 +184,7 @@ def _make_trainer(
     model, processor = load_model(
         inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn, inputs.config.dtype
     )
-    processor.max_tiles, processor.region_prompt = inputs.regions.max_dynamic_patch, inputs.regions.region_prompt
-    processor.set_image_resize(inputs.config.image_resize)
+    inputs.set_up(processor)
     origin = describe(inputs, plan, weights_fingerprint(model))
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
     prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
@@ -316,9 +314,7 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
         "model_fingerprint": fingerprint,
     }
-    for config, name in ((inputs.config, "image_resize"), (inputs.regions, "region_prompt")):
-        settings |= {name: getattr(config, name)} if changed(config, name) else {}
-    return dict(json.loads(json.dumps(settings)))
+    return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
 
 
 def _begin(

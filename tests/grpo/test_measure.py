@@ -110,8 +110,11 @@ def test_items_at_once_change_no_greedy_number(
 
 @pytest.mark.parametrize(("hidden_size", "tiles", "items"), [(128, 1, 32), (128, 12, 2), (128, 40, 1), (896, 1, 8)])
 def test_tiles_and_large_models_make_batches_smaller(hidden_size: int, tiles: int, items: int) -> None:
-    config = SimpleNamespace(text_config=SimpleNamespace(hidden_size=hidden_size))
+    family = SimpleNamespace(body="internvl")
+    config = SimpleNamespace(text_config=SimpleNamespace(hidden_size=hidden_size), family=family)
     assert batch_size(config, tiles) == items
+    family.body = "qwen_vl"  # without tiles; an image has the tokens of two
+    assert batch_size(config, tiles) == (16 if hidden_size == 128 else 4)
 
 
 def test_masks_of_given_captions(parts: tuple[Any, Any]) -> None:

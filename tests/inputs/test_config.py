@@ -60,5 +60,5 @@ def test_settings_of_an_old_run_are_read(run: str, kind: Any) -> None:
     assert {name: read[name] for name in saved} == saved
     assert read.keys() - saved.keys() <= {
         *("bit_depth", "white_levels", "use_flash_attn", "groups", "label", "unlabelled_root", "dtype"),
-        "feature_cache_gib",
+        *("feature_cache_gib", "image_resize", "region_prompt"),
     }, "added after 0.6"

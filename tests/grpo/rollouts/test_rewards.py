@@ -1,6 +1,7 @@
 """From rollouts to advantages, by hand: weighted terms, logged terms, and groups without spread."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ def test_columns_are_those_of_the_reward_functions() -> None:
     items = [
         region_prompt(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
     ]
-    batch = PromptBatch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, Processor())  # type: ignore[arg-type]
+    cache: Any = SimpleNamespace(processor=Processor())
+    batch = PromptBatch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, cache)
     soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
     columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
     assert {len(column) for column in columns.values()} == {3}
