@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from transformers import Qwen2VLImageProcessorPil
 
@@ -44,6 +45,7 @@ def tiny_qwen_config(kind: str, tokenizer: Any) -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6,
+        "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
         "max_position_embeddings": 32768,
     }
@@ -71,6 +73,13 @@ def tiny_qwen_config(kind: str, tokenizer: Any) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
+def quieten(model: Any) -> None:
+    """Weaken attention, whose random biases would drown the words that `teach_answer` has taught."""
+    for layer in model.model.language_model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.3)
+
+
 def write_tiny_qwen(folder: Path, kind: str = QWEN3, chat_template: str = CHAT) -> Path:
     """A folder in the official layout whose model answers "Sure [SEG]." to whatever it is asked."""
     folder.mkdir(parents=True)
@@ -79,6 +88,8 @@ def write_tiny_qwen(folder: Path, kind: str = QWEN3, chat_template: str = CHAT) 
     model: Any = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
     randomise(model)
     teach_answer(model, tokenizer)
+    if kind == QWEN25:
+        quieten(model)
     tokenizer.save_pretrained(folder)
     patch = original["vision_config"]["patch_size"]
     Qwen2VLImageProcessorPil(patch_size=patch, image_mean=[0.5] * 3, image_std=[0.5] * 3).save_pretrained(folder)
