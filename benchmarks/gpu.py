@@ -142,7 +142,7 @@ def decoding(args: Args) -> Iterator[str]:
     """Tokens per second of captions that cannot end early, for several numbers of rows."""
     model, processor = _load(args)
     _never_end(processor)
-    question = make_question(processor, 0, 1, "Please describe the image.")
+    question = make_question(processor, 0, processor.tokens_per_tile, "Please describe the image.")
     context = ImageContext(model, processor, [encode_image(model, processor, *_images(1))], [question.prefix_ids])
     single = 0.0
     for rows in ROWS:
