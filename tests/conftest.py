@@ -59,6 +59,7 @@ TINY_SAM = {
     "mem_dim": 64,
     "image_size": 256,
 }
+TINY_SAM_WITH_MEMORY = TINY_SAM | {"d_model": 64}  # object pointers are cut into tokens of the memory's width
 
 
 def tiny_tokenizer() -> Qwen2Tokenizer:
@@ -109,17 +110,17 @@ def tiny_config(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat") -> Path:
+def write_tiny_checkpoint(folder: Path, template: str = "qwen_chat", sam_sizes: dict[str, Any] = TINY_SAM) -> Path:
     """An original-layout folder whose model answers "Sure [SEG]." to whatever it is asked."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer()
     original = tiny_config(len(tokenizer)) | {"template": template}
-    model = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
+    model = Sa2VAForConditionalGeneration(config_from_original(original, sam_sizes, "config.json"))
     randomise(model)
     teach_answer(model, tokenizer)
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(original))
-    (folder / "sam2_sizes.json").write_text(json.dumps(TINY_SAM))
+    (folder / "sam2_sizes.json").write_text(json.dumps(sam_sizes))
     state = {key: tensor.clone() for key, tensor in to_original(model.state_dict(), model.config).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -186,6 +187,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_model(tiny_checkpoint: Path) -> Sa2VAForConditionalGeneration:
     """Shared: tests must not change its weights."""
     return Sa2VAForConditionalGeneration.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_video_model(tmp_path_factory: pytest.TempPathFactory) -> Sa2VAForConditionalGeneration:
+    """Shared: as `tiny_model`, with a SAM 2 whose memory works."""
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny_video_sa2va"), sam_sizes=TINY_SAM_WITH_MEMORY)
+    return Sa2VAForConditionalGeneration.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,14 @@
     sa2va-rl segment image.png [--model_path MODEL] --prompt "Please segment the blood vessel."
     sa2va-rl segment images/ --policy outputs/RUN --output masks
     sa2va-rl segment images/ --run outputs/compare_<time>/best
+    sa2va-rl segment run_1/ run_2.dcm run_3.avi --video
 
 Written beside each image, or to --output: <name>_mask.png (0 / 255) and <name>_overlay.png; with --prompt its words are
 part of the names. A trained prompt policy chooses the prompt of each image; its reward network, or the one of
 --reward_net, predicts how good the masks are.
+
+With --video each path is a sequence of frames. Written to <name>_segmented: masks/0001.png ..., overlay.avi, frames.csv
+and sequence.json.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.files import Target
     from rl_reward_network.segment.maker import Segmented
 
+ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
+NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
 NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles")
 
 
@@ -35,7 +41,7 @@ class Args:
     """Segment images by one prompt."""
 
     images: tyro.conf.Positional[tuple[Path, ...]]
-    """Image files, or folders of them."""
+    """Image files, or folders of them; with --video sequences: folders of frames, DICOM, AVI, MP4 or MOV files."""
     model_path: str | None = None
     """Sa2VA folder or hub id; by default the one the policy was trained on, without a policy the small embedded one."""
     prompt: str | None = None
@@ -58,10 +64,26 @@ class Args:
     bit_depth: int | None = None
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
     percentile of the image."""
+    video: bool = False
+    """Each path is a sequence of frames, asked about once. Its masks, an animation and numbers are written."""
+    memory: bool = False
+    """With --video: masks by SAM 2's memory of the frames before, as in the official prediction. By default each frame
+    is segmented by itself, from the same answer: Sa2VA is trained so, a frame without contrast agent leaves no trace
+    in those after it, and an interrupted run goes on with the missing frames."""
+    key_frames: Literal["first", "uniform", "contrast"] | None = None
+    """With --video: the up to 5 frames that the language model sees: the first, some spread over the sequence, or those
+    in which vessels are best visible. By default uniform, or first with --memory."""
+    truth: Path | None = None
+    """With --video: folder of true masks named like the frames, some of which may lack one; for several sequences, a
+    folder with a folder of the sequence's name for each."""
 
 
 def main(args: Args) -> None:
     """Find the images, load the models once, segment, write."""
+    if args.video:
+        return _segment_sequences(args)
+    if flags := changed(args, *ONLY_WITH_VIDEO):
+        raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.files import check_free, image_files, targets
     from rl_reward_network.segment.loading import load_mask_maker
@@ -90,6 +112,14 @@ def main(args: Args) -> None:
         show_image(results[0])
     else:
         show_table(results)
+
+
+def _segment_sequences(args: Args) -> None:
+    from rl_reward_network.cli.segment_video import segment_sequences
+
+    if flags := changed(args, *NOT_WITH_VIDEO):
+        raise ValueError(f"--video and {flags[0]}: sequences are segmented by one prompt; leave one of them out")
+    segment_sequences(args)
 
 
 def show_image(result: "Segmented") -> None:

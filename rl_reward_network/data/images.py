@@ -198,8 +198,12 @@ def _to_rgb(image: Image.Image, name: Path | str, white_level: int | None) -> np
     if not _is_deep(image):
         return np.array(image.convert("RGB"))
     grey = _grey(image, name)
-    white = white_level or robust_white(np.bincount(grey.ravel()))
-    scaled = np.round(np.minimum(grey, white) * (255 / white)).astype(np.uint8)
+    return grey_to_rgb(grey, white_level or robust_white(np.bincount(grey.ravel())))
+
+
+def grey_to_rgb(grey: np.ndarray, white_level: int) -> np.ndarray:
+    """uint8 (H, W, 3) of unsigned grey (H, W) of any depth: value * 255 / white_level, at most 255."""
+    scaled = np.round(np.minimum(grey, white_level) * (255 / white_level)).astype(np.uint8)
     return np.repeat(scaled[:, :, None], 3, axis=2)
 
 

@@ -5,6 +5,7 @@ Written names are neutral, and no tag is kept: patient and series are written as
 DICOM PS3.3, C.7.6.3, C.7.6.16 and C.11.2; pydicom.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -114,25 +115,40 @@ def load_frame(path: Path, frame: int) -> np.ndarray:
     Raises:
         ValueError: damaged, or compressed in a way that no installed package decodes.
     """
-    try:
-        dataset = pydicom.dcmread(path)
-        stored = pixel_array(dataset, index=frame)  # colour becomes RGB
-    except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
-        raise ValueError(
-            f"{path}: pixels cannot be decoded ({type(error).__name__}: {error}); decompress it, e.g. by dcmdjpeg, or"
-            " export it again"
-        ) from error
-    try:
-        return _as_seen(stored, _of_frame(dataset, frame))
-    except (AttributeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"{path}: its window or table is not usable ({error}); correct it, or export it again"
-        ) from error
+    return next(iter_frames(path, [frame]))
 
 
-def _of_frame(dataset: Dataset, frame: int) -> Dataset:
-    """The data set of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
-    shared, own = (dataset.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
+def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
+    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once.
+
+    Raises:
+        ValueError: as `load_frame`.
+    """
+    header = Dataset()
+    for frame in frames:
+        try:
+            header = header or pydicom.dcmread(path, stop_before_pixels=True)
+            stored = pixel_array(path, index=frame)  # colour becomes RGB
+        except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
+            raise ValueError(
+                f"{path}: pixels cannot be decoded (frame {frame + 1}, {type(error).__name__}: {error}); decompress it,"
+                " e.g. by dcmdjpeg, or export it again"
+            ) from error
+        try:
+            seen = _as_seen(stored, _of_frame(header, frame))
+        except (AttributeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+            raise ValueError(
+                f"{path}: its window or table is not usable ({error}); correct it, or export it again"
+            ) from error
+        yield seen
+
+
+def _of_frame(header: Dataset, frame: int) -> Dataset:
+    """The header of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
+    dataset = Dataset()
+    dataset.update(header)
+    dataset.set_original_encoding(*header.original_encoding)  # tables need it
+    shared, own = (header.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
     for group in [*shared[:1], *([own[frame]] if own else [])]:
         for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
             for item in group.get(transform) or []:
@@ -163,6 +179,11 @@ def _range(dataset: Dataset) -> tuple[float, float]:
     low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
     slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
     return low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file has DICOM's suffix, or begins as DICOM files do."""
+    return path.suffix.lower() in SUFFIXES or _begins(path)
 
 
 def _dicom_files(source: Path) -> list[Path]:

@@ -93,11 +93,16 @@ def load_segmenter(
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     processor.max_tiles = max_tiles
     processor.set_image_resize(image_resize)
-    limits = f"tiles={max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
+    fingerprint = answers_fingerprint(model, processor, max_new_tokens)
+    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint)
+
+
+def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:
+    """Identifies what answers depend on, apart from image and prompt: weights, configuration, words, limits, device."""
+    limits = f"tiles={processor.max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
     limits += "" if processor.image_resize == "prediction" else f" resize={processor.image_resize}"
     limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
     config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
     words = sorted(processor.tokenizer.get_vocab().items())
     settings = hashlib.sha256(f"{json.dumps(config, sort_keys=True, default=str)}{words}".encode())
-    fingerprint = f"{weights_fingerprint(model)} {settings.hexdigest()[:8]} {limits}"
-    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint)
+    return f"{weights_fingerprint(model)} {settings.hexdigest()[:8]} {limits}"

@@ -76,8 +76,12 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
 
 
 def _target(image: Path, folder: Path, prompt: str | None) -> Target:
-    words = "" if prompt is None else ("-".join(re.findall(r"\w+", prompt.lower()))[:MAX_LETTERS] or "prompt") + "_"
-    return Target(image, *(folder / f"{image.stem}_{words}{kind}.png" for kind in ("mask", "overlay")))
+    return Target(image, *(folder / f"{image.stem}_{words_of(prompt)}{kind}.png" for kind in ("mask", "overlay")))
+
+
+def words_of(prompt: str | None) -> str:
+    """The words of a prompt as part of a file name, with an underscore at the end; "" for None."""
+    return "" if prompt is None else ("-".join(re.findall(r"\w+", prompt.lower()))[:MAX_LETTERS] or "prompt") + "_"
 
 
 def check_free(target: Target, prompt: str) -> None:

@@ -52,7 +52,8 @@ def test_log_probs_are_those_of_the_text_about_the_drawn_region(trainer: Any, gr
     outputs, _ = trainer.policy(groups)
     never = trainer.rollout_generator.processor.never_sampled_ids
     for group, output in zip(groups, outputs, strict=True):
-        assert group.drawn is not None and group.region_cells is None
+        assert group.drawn is not None
+        assert group.region_cells is None
         assert len(group.drawn.sam.maps) == 0, "a drawn region is described, never segmented"
         for row, completion in zip(output.log_probs, group.completion_ids, strict=True):
             text = group.drawn_prefix_ids + group.describe_ids + completion
@@ -79,8 +80,11 @@ def test_what_the_family_trains_gets_a_gradient_and_nothing_else(trainer: Any, g
     reached = {name for name, p in trainer.sa2va.named_parameters() if p.grad is not None and p.grad.any()}
     trainer.sa2va.zero_grad(set_to_none=True)
     assert {"lm_head.weight", "model.language_model.embed_tokens.weight"} <= reached
-    assert any("lora_B" in name for name in reached) and any("mask_decoder" in name for name in reached)
-    assert not any(name.startswith("model.visual.") or "norm" in name.split(".")[-2] for name in reached if "grounding" not in name)
+    assert any("lora_B" in name for name in reached)
+    assert any("mask_decoder" in name for name in reached)
+    assert not any(
+        name.startswith("model.visual.") or "norm" in name.split(".")[-2] for name in reached if "grounding" not in name
+    )
 
 
 @pytest.mark.parametrize("how", ["outline", "crop"])

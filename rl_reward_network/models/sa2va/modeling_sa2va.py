@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.models.auto import AutoModel
 from transformers.models.internvl.modeling_internvl import InternVLCausalLMOutputWithPast, InternVLPreTrainedModel
 
-from rl_reward_network.models.sa2va import prediction_sa2va
+from rl_reward_network.models.sa2va import prediction_sa2va, video_sa2va
 from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, QwenVLBody
 from rl_reward_network.models.sa2va.body_sa2va import Sa2VAModel
 from rl_reward_network.models.sa2va.checkpoint_sa2va import (
@@ -65,7 +65,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     """Sa2VA: generates text, and a mask for each generated `[SEG]`.
 
     `model` is the vision-language body, `lm_head` its head, `text_hidden_fcs` projects a `[SEG]` state into SAM 2's
-    prompt space, `grounding_encoder` is SAM 2 (with the video parts of an original checkpoint, unused for images).
+    prompt space, `grounding_encoder` is SAM 2 (with the memory of an original checkpoint, for sequences).
     """
 
     config: Sa2VAConfig  # type: ignore[assignment]
@@ -227,6 +227,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     # Methods: their first argument `model` is this model.
     predict_forward = prediction_sa2va.predict_forward
     segment = prediction_sa2va.segment
+    predict_video = video_sa2va.predict_video
 
     def get_sam_features(self, sam_pixel_values: Tensor) -> Sam2Features:
         """SAM 2's maps of (B, 3, S, S) images; see `grounding_sa2va.sam_features`."""

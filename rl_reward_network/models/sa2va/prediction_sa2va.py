@@ -61,7 +61,7 @@ class Segmentation:
 def predict_forward(
     model: Any,
     image: ImageLike | None = None,
-    video: Any = None,
+    video: Sequence[ImageLike] | None = None,
     text: str | None = None,
     past_text: str = "",
     mask_prompts: Sequence[np.ndarray] | np.ndarray | None = None,
@@ -69,12 +69,12 @@ def predict_forward(
     processor: Sa2VAProcessor | None = None,
     max_new_tokens: int = 2048,
 ) -> dict[str, Any]:
-    """Answer and masks of one image, with the official method's arguments and result.
+    """Answer and masks of one image or one sequence, with the official method's arguments and result.
 
     Args:
         image: PIL image or uint8 (H, W, 3); None for a question about text only.
-        video: not supported yet.
-        text: the user's turn, with `<image>` at the image's place.
+        video: frames of a sequence, in place of an image; see `video_sa2va.predict_video`.
+        text: the user's turn, with `<image>` at the image's (or all frames') place.
         past_text: earlier turns in the chat format; only without an image.
         mask_prompts: one bool (N, H, W) array of regions (in a list, or alone).
         tokenizer: used when no processor is given.
@@ -82,19 +82,22 @@ def predict_forward(
         max_new_tokens: limit of the answer.
 
     Returns:
-        `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`.
-        `mask_probabilities`: one float32 (1, H, W) in [0, 1] per `[SEG]`.
+        `prediction`: str, special tokens kept. `prediction_masks`: one bool (1, H, W) per `[SEG]`, or
+        (frames, H, W). `mask_probabilities`: one float32 array of that shape, in [0, 1], per `[SEG]`.
 
     Raises:
-        ValueError: no text, a video, a path in place of an image, or neither tokenizer nor processor.
+        ValueError: no text, a path in place of an image, neither tokenizer nor processor, or a video together with an
+            image, regions or earlier turns.
     """
-    if video is not None:
-        raise ValueError("video is given, but not supported yet; give one frame as image")
+    if video is not None and not (image is None and mask_prompts is None and not past_text):
+        raise ValueError("video is given together with image, mask_prompts or past_text; leave those out, or the video")
     if text is None:
         raise ValueError("text is None, expected the user's turn with <image> at the image's place")
     if processor is None and tokenizer is None:
         raise ValueError("processor and tokenizer are None; give processor=Sa2VAProcessor.from_pretrained(...)")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
+    if video is not None:
+        return model.predict_video(video, text, processor, max_new_tokens)
     inputs = send_to_device(processor(text, image, mask_prompts, past_text), model.device)
     result: dict[str, Any] = {"prediction_masks": [], "mask_probabilities": []}
     with evaluating(model):

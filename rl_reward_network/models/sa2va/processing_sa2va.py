@@ -197,7 +197,12 @@ class Sa2VAProcessor:
     # ---- text ---------------------------------------------------------------------------------------------------
 
     def prompt_text(
-        self, text: str, image_tokens: int = 0, cells: torch.Tensor | None = None, past_text: str = ""
+        self,
+        text: str,
+        image_tokens: int = 0,
+        cells: torch.Tensor | None = None,
+        past_text: str = "",
+        frames: int = 1,
     ) -> str:
         """The full prompt: template applied, `<image>` replaced by its tokens and the sentence about the regions.
 
@@ -208,6 +213,7 @@ class Sa2VAProcessor:
             image_tokens: number of the image's tokens; 0 without an image.
             cells: bool (N, g, g), regions of the image.
             past_text: earlier turns in the chat format; only without an image.
+            frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
             ValueError: an image without `<image>` in the text, `<image>` without an image, or more than one of them;
@@ -217,9 +223,11 @@ class Sa2VAProcessor:
         if self.patches is not None:
             if cells is not None:
                 raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
-            image = self.image_tokens.text(image_tokens) if image_tokens else ""
-            return past_text + self.chat.replace("{input}", image + text.replace(IMAGE_PLACEHOLDER, ""))
-        return past_text + self.template.user_turn(self._with_image(text, image_tokens, cells))
+            images = self.image_tokens.text(image_tokens) * frames if image_tokens else ""
+            return past_text + self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
+        if not image_tokens:
+            return past_text + self.template.user_turn(text)
+        return past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
 
     def _check_turn(self, text: str, image_tokens: int, past_text: str) -> None:
         count, expected = text.count(IMAGE_PLACEHOLDER), 1 if image_tokens else 0
@@ -231,10 +239,10 @@ class Sa2VAProcessor:
         if image_tokens and past_text:
             raise ValueError("past_text must be empty with an image, which belongs to the first turn")
 
-    def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None) -> str:
+    def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None = None, frames: int = 1) -> str:
         """The text with the image's tokens, and the sentence about its regions, in place of `<image>`."""
-        image = self.image_tokens.text(image_tokens)
-        return text.replace(IMAGE_PLACEHOLDER, image + _region_sentence(cells))
+        images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
+        return text.replace(IMAGE_PLACEHOLDER, images + _region_sentence(cells))
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -328,6 +336,27 @@ class Sa2VAProcessor:
             "prompt_masks": [cell for cell in cells if cell is not None],
             "vp_overall_mask": torch.tensor([flag for group in flags for flag in group]),
         }
+
+    def sequence_inputs(self, text: str, frames: Sequence[ImageLike]) -> dict[str, Any]:
+        """Inputs of the language model for frames of one sequence: a tile each, or, in a Qwen-VL, an image each.
+
+        Args:
+            text: the user's turn; `<image>` marks the frames' place.
+            frames: one or more PIL images or uint8 (H, W, 3), of one size.
+
+        Returns:
+            As `__call__` for one sample without regions, but without `sam_pixel_values`.
+        """
+        pixels, counts = self.frame_inputs(frames)
+        inputs: dict[str, Any] = self.pad([self.token_ids(self.prompt_text(text, counts[0], frames=len(counts)))])
+        return inputs | pixels
+
+    def frame_inputs(self, frames: Sequence[ImageLike]) -> tuple[dict[str, Any], list[int]]:
+        """As `vision_inputs`, with one tile for each frame."""
+        if self.patches is not None:
+            return self.vision_inputs(frames)
+        tiles = [tile for frame in frames for tile in cut_tiles(frame, 1, self.tile_size)]
+        return {"pixel_values": self.pixel_values(tiles)}, [self.tokens_per_tile] * len(tiles)
 
     def pad(self, sequences: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         """`input_ids` and `attention_mask`, int64 (B, T), of sequences padded on the left."""

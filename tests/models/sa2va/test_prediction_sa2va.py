@@ -127,7 +127,7 @@ def test_text_only_questions_have_no_mask(tiny_model: Any, tiny_processor: Sa2VA
     ("arguments", "message"),
     [
         ({"text": None}, r"text is None"),
-        ({"video": [1]}, r"video .*give one frame"),
+        ({"video": [smooth_image(20, 20)]}, r"video is given together with image"),
         ({"processor": None}, r"processor and tokenizer are None"),
         ({"past_text": "earlier"}, r"past_text"),
     ],

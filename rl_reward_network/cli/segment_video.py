@@ -1,0 +1,88 @@
+"""`sa2va-rl segment --video`: check every frame, load the model once, segment the sequences, print their numbers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
+from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.evaluation.bootstrap import group_bootstrap
+from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
+from rl_reward_network.segment.sequence_files import SequenceTarget, sequence_targets
+from rl_reward_network.segment.sequence_maker import SegmentedSequence, load_sequence_maker
+
+if TYPE_CHECKING:
+    from rl_reward_network.cli.segment import Args
+
+
+def segment_sequences(args: "Args") -> None:
+    """Segment each path of the flags as a sequence.
+
+    Raises:
+        ValueError: a sequence, a true mask, the place to write to, or a model is refused; nothing is written then.
+    """
+    targets = sequence_targets(args.images, args.output, args.prompt)
+    prompt, white = args.prompt or PROMPTS[0], white_of(args.bit_depth)
+    key_frames = args.key_frames or ("first" if args.memory else "uniform")
+    truths = [truth_folder(args.truth, target, len(targets)) for target in targets]
+    checked = [
+        check_sequence(target, prompt, white, truth, contrast=key_frames == "contrast")
+        for target, truth in zip(targets, truths, strict=True)
+    ]
+    for sequence in checked:
+        show_white_level(sequence, measured=white is None)
+    limits = args.device, args.bit_depth, args.dtype
+    segment = load_sequence_maker(args.model_path, prompt, args.reward_net, *limits, args.memory, key_frames)
+    print(f"prompt: {prompt}")
+    results = []
+    for sequence in checked:
+        results.append(segment(sequence))
+        show_sequence(results[-1])
+    show_dice(results)
+    print("written: " + " ".join(str(target.folder) for target in targets))
+
+
+def truth_folder(truth: Path | None, target: SequenceTarget, sequences: int) -> Path | None:
+    """The folder of a sequence's true masks: `truth` itself for a single one, else the folder of its name in it."""
+    return truth if truth is None or sequences == 1 else truth / target.name
+
+
+def show_white_level(checked: CheckedSequence, measured: bool) -> None:
+    """Print the white level of a sequence of more than 8 bit."""
+    if (white := checked.frames.white_level) is not None:
+        source = f", the {WHITE_PERCENTILE} % point of some of its frames; --bit_depth sets it" if measured else ""
+        tqdm.write(f"{checked.target.name}: grey of more than 8 bit, white is {white}{source}")
+
+
+def show_sequence(result: SegmentedSequence) -> None:
+    """Print the answer and the numbers of a sequence."""
+    numbers = result.summary
+    print(f"\n{result.target.name}: {numbers['frames']} frames; the model saw {numbers['key_frames']}")
+    print(f"answer: {numbers['answer']}")
+    stability = "" if numbers["stability"] is None else f", IoU of consecutive masks {numbers['stability']:.3f}"
+    print(f"masks:  {numbers['share']:.1%} of the frame on average, {numbers['segs']} [SEG]{stability}")
+    if numbers["annotated"]:
+        print(f"truth:  Dice {numbers['dice']:.3f} on {numbers['annotated']} frames{_true_stability(numbers)}")
+    if "predicted_dice" in numbers:
+        print(f"predicted Dice {numbers['predicted_dice']:.3f}, score {numbers['predicted_score']:.3f}")
+
+
+def _true_stability(numbers: dict[str, float]) -> str:
+    if numbers["true_stability"] is None:
+        return ""
+    return (
+        f"; IoU of consecutive true masks {numbers['true_stability']:.3f}, of the masks there"
+        f" {numbers['stability_there']:.3f}"
+    )
+
+
+def show_dice(results: Sequence[SegmentedSequence]) -> None:
+    """Print the mean Dice over several sequences, each with the same weight, with its interval."""
+    annotated = [result for result in results if result.dice]
+    if len(annotated) > 1:
+        groups = [str(number) for number, result in enumerate(annotated) for _ in result.dice]
+        dice = group_bootstrap(np.array([value for result in annotated for value in result.dice]), groups)
+        print(f"\nDice over {len(annotated)} sequences: {dice} (95 % interval, sequences resampled)")

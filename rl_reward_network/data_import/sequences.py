@@ -1,0 +1,212 @@
+"""Sequences of frames: a folder of images, a DICOM file with several frames, or a video file.
+
+Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
+than 8 bit has one white level for the whole sequence (see `data/grey_levels.py`). No DICOM tag is kept but the frame
+rate.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pydicom
+
+from rl_reward_network.data.grey_levels import MAX_FRAMES
+from rl_reward_network.data.images import (
+    IMAGE_SUFFIXES,
+    WHITEST,
+    grey_to_rgb,
+    image_header,
+    load_deep,
+    load_image,
+    robust_white,
+)
+from rl_reward_network.data_import.dicom import is_dicom, iter_frames
+
+VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
+FRAMES_PER_SECOND = 10.0  # where the file does not say
+RATE_TAGS = ("RecommendedDisplayFrameRate", "CineRate")  # DICOM PS3.3, C.7.6.5
+Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class FrameSequence:
+    """The frames of one recording, on disk.
+
+    Args:
+        path: folder or file.
+        names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
+        size: (H, W) of each frame.
+        white_level: mapped to 255 in grey of more than 8 bit; None: 8 bit.
+        rate: frames per second.
+        decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    white_level: int | None
+    rate: float
+    decode: Decode
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return len(self.names)
+
+    def frames(self, indices: Iterable[int] | None = None) -> Iterator[np.ndarray]:
+        """Frames as uint8 (H, W, 3) RGB, each decoded when it is asked for.
+
+        Args:
+            indices: ascending, from 0; None is all.
+
+        Raises:
+            ValueError: a frame cannot be decoded, or has another size; the message names it.
+        """
+        wanted = range(len(self)) if indices is None else list(indices)
+        for index, pixels in zip(wanted, self.decode(wanted), strict=True):
+            if pixels.shape[:2] != self.size:
+                raise ValueError(_other_size(self.path, self.names, index, pixels.shape[:2], self.size))
+            yield pixels if pixels.ndim == 3 else grey_to_rgb(pixels, self.white_level or 255)
+
+
+def open_sequence(
+    path: Path, white_level: int | None = None, is_frame: Callable[[Path], bool] = lambda file: True
+) -> FrameSequence:
+    """Read the headers of a sequence.
+
+    Args:
+        path: folder of images, which are sorted by name with numbers as numbers; DICOM file; AVI, MP4 or MOV file.
+        white_level: of grey of more than 8 bit; None measures it on a few frames of the sequence.
+        is_frame: whether an image of a folder belongs to the sequence.
+
+    Raises:
+        ValueError: nothing is there, no frame is found, or frames differ in size or depth; the message names the file.
+    """
+    if path.is_dir():
+        return _folder(path, white_level, is_frame)
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder; name a folder of frames, a DICOM file or a video file")
+    if path.suffix.lower() in VIDEO_SUFFIXES:
+        return _video(path)
+    if path.suffix.lower() not in IMAGE_SUFFIXES and is_dicom(path):
+        return _dicom(path, white_level)
+    kinds = ", ".join(VIDEO_SUFFIXES)
+    raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
+
+
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """Sort key of a file name that compares numbers as numbers.
+
+    >>> sorted([Path("f10.png"), Path("f9.png")], key=natural_order)[0].name
+    'f9.png'
+    """
+    parts = re.split(r"(\d+)", path.name.lower())
+    return [(int(part), "") if number % 2 else (0, part) for number, part in enumerate(parts)]
+
+
+def _folder(folder: Path, white_level: int | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
+    images = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
+    files = [path for path in sorted(images, key=natural_order) if is_frame(path)]
+    if not files:
+        raise ValueError(
+            f"{folder}: holds no frame ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them, or a DICOM or"
+            " video file itself"
+        )
+    names = tuple(path.name for path in files)
+    size, deep = image_header(files[0])
+    for index, file in enumerate(files):
+        found, is_deep = image_header(file)
+        if found != size:
+            raise ValueError(_other_size(folder, names, index, found, size))
+        if is_deep != deep:
+            depths = [f"{'more than 8' if depth else '8'} bit" for depth in (is_deep, deep)]
+            raise ValueError(f"{file}: has {depths[0]}, but {names[0]} has {depths[1]}; export all frames alike")
+    load = load_deep if deep else load_image
+    decode: Decode = lambda indices: (load(files[index]) for index in indices)  # noqa: E731
+    white = white_level or _white_level(decode, len(files)) if deep else None
+    return FrameSequence(folder, names, size, white, FRAMES_PER_SECOND, decode)
+
+
+def _dicom(path: Path, white_level: int | None) -> FrameSequence:
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True)
+        count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
+        rate = next((float(header[tag].value) for tag in RATE_TAGS if header.get(tag)), FRAMES_PER_SECOND)
+        deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
+    except Exception as error:  # of a damaged header: InvalidDicomError, AttributeError, ValueError, EOFError, ...
+        raise ValueError(
+            f"{path}: not a readable DICOM picture ({type(error).__name__}: {error}); export it again"
+        ) from error
+    decode = partial(iter_frames, path)
+    white = white_level or _white_level(decode, count) if deep else None
+    return FrameSequence(path, _numbered(count), size, white, rate, decode)
+
+
+def _video(path: Path) -> FrameSequence:
+    """The frames of a video file, which is decoded once to count them: headers may promise more."""
+    capture = _opened(path)
+    try:
+        promised, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS)
+        readable, first = capture.read()
+        count = int(readable)
+        while readable and capture.grab():
+            count += 1
+    finally:
+        capture.release()
+    if not count or count < promised:
+        raise ValueError(_broken_video(path, count, promised))
+    return FrameSequence(path, _numbered(count), first.shape[:2], None, rate or FRAMES_PER_SECOND, partial(_read, path))
+
+
+def _read(path: Path, indices: Iterable[int]) -> Iterator[np.ndarray]:
+    """Frames of a video file in RGB; those between the indices are decoded and dropped, since seeking is not exact."""
+    capture, position = _opened(path), 0
+    try:
+        for index in indices:
+            while position < index and capture.grab():
+                position += 1
+            readable, frame = capture.read()
+            if not readable:
+                raise ValueError(_broken_video(path, position, index + 1))
+            position += 1
+            yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    finally:
+        capture.release()
+
+
+def _opened(path: Path) -> cv2.VideoCapture:
+    capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+    if not capture.isOpened():
+        raise ValueError(f"{path}: not a readable video (damaged, or a codec that OpenCV lacks); {_REMEDY}")
+    return capture
+
+
+_REMEDY = "convert it, e.g. by ffmpeg -i FILE -c:v mjpeg -q:v 2 NEW.avi, or export its frames as PNG"
+
+
+def _broken_video(path: Path, count: int, promised: int) -> str:
+    return f"{path}: frame {count + 1} of {max(promised, 1)} cannot be decoded; {_REMEDY}"
+
+
+def _other_size(path: Path, names: tuple[str, ...], index: int, found: tuple[int, ...], size: tuple[int, int]) -> str:
+    sizes = [f"{width} x {height}" for height, width in (found, size)]
+    return (
+        f"{path}: {names[index]} is {sizes[0]} (width x height), but {names[0]} is {sizes[1]}; a sequence has one size:"
+        " leave out what does not belong to it, or segment without --video"
+    )
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"frame {number}" for number in range(1, count + 1))
+
+
+def _white_level(decode: Decode, count: int) -> int:
+    """One level for all frames, measured on as many of them as that of a series in training."""
+    total = np.zeros(WHITEST + 1, dtype=np.int64)
+    for grey in decode(range(0, count, -(-count // MAX_FRAMES))):
+        total += np.bincount(grey.ravel(), minlength=len(total))
+    return robust_white(total)

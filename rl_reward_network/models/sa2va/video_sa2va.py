@@ -1,0 +1,238 @@
+"""Frames of a sequence: one answer about a few of them, then a mask on each, with SAM 2's memory or without it.
+
+`model` is a Sa2VAForConditionalGeneration; its class imports this file, so the type annotation is `Any`.
+
+Axes: n frames, K `[SEG]` tokens of the answer, H W pixels of a frame, h w the decoder's grid, C SAM 2 width.
+
+Source: bytedance/Sa2VA@9832e1a; key frames without memory as in kumuji/Sa2VA-i@c5a809b.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from PIL import Image
+from torch import Tensor
+
+from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
+from rl_reward_network.models.sa2va.memory_sa2va import SequenceMemory, check_memory
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
+from rl_reward_network.models.sa2va.prediction_sa2va import MASKS_AT_ONCE, answer_batch, answer_text, image_features
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
+
+FRAMES_SEEN = 5  # by the language model, in training and in the official prediction; these frames are prompted, too
+SEGS_AT_ONCE = 4  # attention to eleven remembered frames takes about 0.2 GB for each [SEG] in float32
+
+
+@dataclass(frozen=True)
+class SequenceAnswer:
+    """The language model's answer about a sequence.
+
+    Args:
+        answer: text, special tokens kept.
+        seg_embeddings: float32 (K, C), the prompt for SAM 2 of each `[SEG]`; K may be 0.
+    """
+
+    answer: str
+    seg_embeddings: Tensor
+
+
+@torch.no_grad()
+def predict_video(
+    model: Any, video: Iterable[ImageLike], text: str, processor: Sa2VAProcessor, max_new_tokens: int = 2048
+) -> dict[str, Any]:
+    """Answer and masks of a sequence, as the official method: `predict_forward(video=...)`.
+
+    The language model sees the first five frames. They are prompts for SAM 2, whose memory carries each `[SEG]` on.
+    For a long sequence, `answer_sequence` and `masks_with_memory` do the same without keeping the masks.
+
+    Args:
+        video: PIL images or uint8 (H, W, 3), all of one size; kept in memory.
+        text: the user's turn, with `<image>` at the frames' place.
+        processor: the checkpoint's.
+        max_new_tokens: limit of the answer.
+
+    Returns:
+        `prediction`: str, special tokens kept. `prediction_masks`: one bool (n, H, W) per `[SEG]`.
+        `mask_probabilities`: one float32 (n, H, W) in [0, 1] per `[SEG]`.
+
+    Raises:
+        ValueError: no frame, a frame that is no image or of another size, or a SAM 2 without memory.
+    """
+    check_memory(model.grounding_encoder)
+    frames = list(same_size(video))
+    found = _answer(model, frames[:FRAMES_SEEN], text, processor, Decoding(max_new_tokens))
+    size = frames[0].size[::-1]
+    probabilities = np.empty((len(found.seg_embeddings), len(frames), *size), dtype=np.float32)
+    for number, logits in enumerate(masks_with_memory(model, frames, found.seg_embeddings, processor)):
+        if len(logits):
+            upsampled = upsample_mask_logits(logits, size, processor.sam_image_size)
+            probabilities[:, number] = upsampled.sigmoid().cpu().numpy()
+    return {
+        "prediction": found.answer,
+        "prediction_masks": [sequence > 0.5 for sequence in probabilities],
+        "mask_probabilities": list(probabilities),
+    }
+
+
+def answer_sequence(
+    model: Any, frames: Sequence[ImageLike], text: str, processor: Sa2VAProcessor, max_new_tokens: int = 64
+) -> SequenceAnswer:
+    """The answer to one question about a sequence.
+
+    Args:
+        model: Sa2VAForConditionalGeneration.
+        frames: the 1 to 5 frames that the language model sees, all of one size; `data.key_frames` chooses them.
+        text: the user's turn; `<image>` is put in front where it is missing.
+        processor: the checkpoint's.
+        max_new_tokens: limit of the answer.
+
+    Raises:
+        ValueError: no frame, more than 5, or a frame that is no image or of another size.
+    """
+    shown = list(same_size(frames))
+    if len(shown) > FRAMES_SEEN:
+        raise ValueError(
+            f"{len(shown)} frames are given to the language model, which was trained on at most {FRAMES_SEEN}; "
+            "choose some of them (key_frames)"
+        )
+    text = text if IMAGE_PLACEHOLDER in text else IMAGE_PLACEHOLDER + text
+    guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
+    return _answer(model, shown, text, processor, Decoding(max_new_tokens, guess_ids=guess))
+
+
+def masks_with_memory(
+    model: Any,
+    frames: Iterable[ImageLike],
+    seg_embeddings: Tensor,
+    processor: Sa2VAProcessor,
+    prompted: int = FRAMES_SEEN,
+) -> Iterator[Tensor]:
+    """Mask logits of each frame, float32 (K, h, w), one frame at a time, by SAM 2's memory of the frames before it.
+
+    Memory stays constant, whatever the number of frames. `upsample_mask_logits` brings a result to the frame's size.
+
+    Args:
+        model: Sa2VAForConditionalGeneration whose SAM 2 has a memory.
+        frames: in order of time; PIL images or uint8 (H, W, 3), all of one size.
+        seg_embeddings: (K, C), from `answer_sequence`.
+        processor: the checkpoint's.
+        prompted: number of first frames on which the embeddings are the prompt; they are remembered to the end.
+
+    Raises:
+        ValueError: a SAM 2 without memory, or prompted below 1; while iterating, an error of `same_size`.
+    """
+    check_memory(model.grounding_encoder)
+    if prompted < 1:
+        raise ValueError(f"prompted is {prompted}, expected 1 or more: without a prompt there is nothing to remember")
+    if not len(seg_embeddings):
+        return _no_masks(model, frames, processor)
+    return _masks_with_memory(model, frames, seg_embeddings.to(model.device), processor, prompted)
+
+
+def masks_without_memory(
+    model: Any, frames: Iterable[ImageLike], seg_embeddings: Tensor, processor: Sa2VAProcessor, batch_size: int = 1
+) -> Iterator[Tensor]:
+    """Mask logits of each frame, float32 (K, h, w), from the same embeddings, each frame by itself.
+
+    Equal to `decode_masks` on every frame, which is how Sa2VA is trained. For a short sequence with one pass of
+    contrast agent this is enough, and no error is carried on.
+
+    Args:
+        model: Sa2VAForConditionalGeneration.
+        frames: PIL images or uint8 (H, W, 3), all of one size.
+        seg_embeddings: (K, C), from `answer_sequence`.
+        processor: the checkpoint's.
+        batch_size: frames that SAM 2 encodes at once.
+
+    Raises:
+        ValueError: batch_size below 1; while iterating, an error of `same_size`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, expected 1 or more")
+    if not len(seg_embeddings):
+        return _no_masks(model, frames, processor)
+    return _masks_without_memory(model, frames, seg_embeddings.to(model.device), processor, batch_size)
+
+
+def same_size(frames: Iterable[ImageLike]) -> Iterator[Image.Image]:
+    """The frames as PIL RGB, one at a time.
+
+    Raises:
+        ValueError: no frame at all, a frame that is no image, or one whose size differs from the first; its number,
+            counted from 0, is named.
+    """
+    if isinstance(frames, str | os.PathLike | Image.Image):
+        raise ValueError(f"video is {frames!r:.100}, expected a list of frames: PIL images or uint8 arrays (H, W, 3)")
+    size = None
+    for number, frame in enumerate(frames):
+        try:
+            rgb = to_rgb(frame)
+        except ValueError as error:
+            raise ValueError(f"frame {number} of the sequence: {error}") from error
+        size = size or rgb.size
+        if rgb.size != size:
+            found, first = ("{}x{}".format(*pair) for pair in (rgb.size, size))
+            raise ValueError(
+                f"frame {number} is {found} pixels, frame 0 is {first}; a sequence has frames of one size: "
+                "crop the frames, or segment them as single images"
+            )
+        yield rgb
+    if size is None:
+        raise ValueError("the sequence has no frame, expected at least one image")
+
+
+@torch.no_grad()
+def _answer(
+    model: Any, frames: Sequence[Image.Image], text: str, processor: Sa2VAProcessor, how: Decoding
+) -> SequenceAnswer:
+    inputs = send_to_device(processor.sequence_inputs(text, frames), model.device)
+    with evaluating(model):
+        (answer,) = answer_batch(model, processor, inputs, how)
+        states = answer.states_at(processor.seg_token_id)
+        width = model.config.sam2_config.vision_config.fpn_hidden_size
+        none = torch.zeros(0, width, device=model.device)
+        embeddings = model.text_hidden_fcs(torch.stack(states)).float() if states else none
+    return SequenceAnswer(answer_text(processor, answer), embeddings)
+
+
+@torch.no_grad()
+def _masks_with_memory(
+    model: Any, frames: Iterable[ImageLike], seg_embeddings: Tensor, processor: Sa2VAProcessor, prompted: int
+) -> Iterator[Tensor]:
+    sam = model.grounding_encoder
+    memories = [SequenceMemory(sam, group, prompted) for group in seg_embeddings.split(SEGS_AT_ONCE)]
+    for frame in same_size(frames):
+        with evaluating(model):
+            features = image_features(model, processor, frame)
+            logits = torch.cat([memory.next_masks(features) for memory in memories])
+        yield logits
+
+
+@torch.no_grad()
+def _masks_without_memory(
+    model: Any, frames: Iterable[ImageLike], seg_embeddings: Tensor, processor: Sa2VAProcessor, batch_size: int
+) -> Iterator[Tensor]:
+    groups, checked = seg_embeddings.split(MASKS_AT_ONCE), same_size(frames)
+    while batch := list(islice(checked, batch_size)):
+        pixels = torch.cat([processor.sam_pixel_values(frame) for frame in batch])
+        with evaluating(model):
+            features = model.get_sam_features(pixels.to(model.device))
+            logits = [
+                torch.cat([model.decode_masks(features[index], group).mask_logits for group in groups])
+                for index in range(len(batch))
+            ]
+        yield from logits
+
+
+def _no_masks(model: Any, frames: Iterable[ImageLike], processor: Sa2VAProcessor) -> Iterator[Tensor]:
+    """What an answer without `[SEG]` gives: (0, h, w) for each frame, and SAM 2 does not run."""
+    side = processor.sam_image_size // 4
+    for _ in same_size(frames):
+        yield torch.zeros(0, side, side, device=model.device)

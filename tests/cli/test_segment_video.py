@@ -1,0 +1,156 @@
+"""`sa2va-rl segment --video`: what is printed and written, what is refused before a model is loaded, and a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.cli import segment
+from rl_reward_network.cli.segment_video import segment_sequences
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.segment import loading, sequence_maker
+from tests.conftest import smooth_image, tube_image
+from tests.data_import.test_dicom import SECRET, write_dicom
+from tests.data_import.test_sequences import levels, write_folder, write_video
+
+
+def segmented(capsys: pytest.CaptureFixture[str], *paths: Path, **flags: Any) -> list[str]:
+    segment.main(segment.Args(paths, device="cpu", video=True, **flags))
+    return capsys.readouterr().out.strip().splitlines()
+
+
+def tubes(count: int) -> list[np.ndarray]:
+    return [np.roll(tube_image(64, 0)[0], 2 * number, axis=1) for number in range(count)]
+
+
+def test_a_folder_a_dicom_and_a_video_are_segmented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, video = write_folder(tmp_path / "run", tubes(3)), write_video(tmp_path / "clip.avi", tubes(4))
+    dicom = write_dicom(tmp_path / "scan.dcm", np.stack([frame[..., 0] * 16 for frame in tubes(2)]))
+    network = RewardNetwork(RewardNetworkConfig(channels=(4,), packing=2, members=2))
+    network.save_pretrained(tmp_path / "net")
+    lines = segmented(capsys, folder, video, dicom, output=tmp_path / "out", reward_net=tmp_path / "net")
+    assert lines[0].startswith("scan: grey of more than 8 bit, white is ")
+    assert [line for line in lines if line.startswith(("run", "clip", "scan: 2"))] == [
+        "run: 3 frames; the model saw [2]",
+        "clip: 4 frames; the model saw [3]",
+        "scan: 2 frames; the model saw [2]",
+    ]
+    assert sum(line.startswith("predicted Dice 0.") for line in lines) == 3
+    folders = [tmp_path / "out" / f"{name}_segmented" for name in ("run", "clip", "scan")]
+    assert lines[-1] == "written: " + " ".join(map(str, folders))
+    assert [len(list((place / "masks").iterdir())) for place in folders] == [3, 4, 2]
+    assert all((place / "overlay.avi").stat().st_size for place in folders)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert SECRET.encode() not in written
+    assert SECRET not in "".join(lines)
+
+
+def test_the_dice_of_several_sequences_has_an_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_folder(tmp_path / name, tubes(2)) for name in ("a", "b")]
+    for name, frame in (("a", 1), ("b", 2)):
+        (tmp_path / "truth" / name).mkdir(parents=True)
+        Image.fromarray(tube_image(64, 0)[1]).save(tmp_path / "truth" / name / f"f{frame}.png")
+    lines = segmented(capsys, *runs, truth=tmp_path / "truth")
+    dice = [read_json(tmp_path / f"{name}_segmented" / "sequence.json")["dice"] for name in ("a", "b")]
+    assert [f"truth:  Dice {value:.3f} on 1 frames" in lines for value in dice] == [True, True]
+    assert lines[-2].startswith(f"Dice over 2 sequences: {np.mean(dice):.3f} [")
+
+
+def test_the_true_stability_is_printed_beside_that_of_the_masks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_folder(tmp_path / "run", tubes(3))
+    for number in (1, 2):
+        mask = np.zeros((64, 64), dtype=np.uint8)
+        mask[:, : 10 * number] = 255
+        (tmp_path / "truth").mkdir(exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / "truth" / f"f{number}.png")
+    (line,) = (line for line in segmented(capsys, run, truth=tmp_path / "truth") if line.startswith("truth:"))
+    assert "on 2 frames; IoU of consecutive true masks 0.500, of the masks there " in line
+
+
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(loading, "load_sa2va_model")
+    (tmp_path / "empty").mkdir()
+    good = write_folder(tmp_path / "good", levels(2))
+    mixed = write_folder(tmp_path / "mixed", levels(3))
+    Image.fromarray(levels(1, (20, 31))[0]).save(mixed / "f2.png")
+    broken = write_folder(tmp_path / "broken", [smooth_image(40, 40, seed) for seed in range(2)])
+    (broken / "f2.png").write_bytes((broken / "f2.png").read_bytes()[:400])
+    cases: tuple[tuple[Sequence[Path], dict[str, Any], str], ...] = (
+        ([], {}, "no sequence"),
+        ([good, tmp_path / "none"], {}, r"none: no such file or folder"),
+        ([good, tmp_path / "empty"], {}, r"empty: holds no frame"),
+        ([good, mixed], {}, r"mixed: f2\.png is 31 x 20"),
+        ([good, broken], {}, r"f2\.png: not a readable image"),
+        ([good], {"truth": tmp_path / "empty"}, r"--truth .*empty: no mask there"),
+        ([good, mixed], {"truth": tmp_path / "empty"}, r"--truth .*empty/good: no mask there"),
+        ([good], {"bit_depth": 99}, "bit_depth: got 99"),
+        ([good], {"policy": tmp_path}, r"--video and --policy: .*one prompt"),
+        ([good], {"run": tmp_path}, r"--video and --run: .*one prompt"),
+        ([good], {"max_tiles": 2}, r"--video and --max_tiles"),
+    )
+    for paths, flags, message in cases:
+        with pytest.raises(ValueError, match=message):
+            segmented(capsys, *paths, **flags)
+    assert not list(tmp_path.glob("*_segmented"))
+
+
+def test_flags_of_sequences_need_video(tmp_path: Path) -> None:
+    for flags in ({"memory": True}, {"key_frames": "first"}, {"truth": tmp_path}):
+        with pytest.raises(ValueError, match=f"--{next(iter(flags))}: it is for sequences; add --video"):
+            segment.main(segment.Args((tmp_path,), **flags))  # type: ignore[arg-type]
+
+
+def test_memory_shows_the_first_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def refuse(*settings: Any) -> None:
+        given.extend(settings[-2:])
+        raise ValueError("loaded")
+
+    monkeypatch.setattr("rl_reward_network.cli.segment_video.load_sequence_maker", refuse)
+    for memory in (True, False):
+        with pytest.raises(ValueError, match="loaded"):
+            segment_sequences(segment.Args((write_folder(tmp_path / "run", levels(2)),), memory=memory))
+    assert given == [True, "first", False, "uniform"]
+
+
+def test_a_killed_run_leaves_whole_masks_and_is_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, masks = write_folder(tmp_path / "run", tubes(60)), tmp_path / "run_segmented" / "masks"
+    command = [sys.executable, "-m", "rl_reward_network.cli", "segment", str(run), "--video", "--device", "cpu"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (masks / "0003.png").exists():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it was still working"
+    left = {path.name: np.asarray(Image.open(path)) for path in masks.glob("[0-9]*.png")}
+    assert 3 <= len(left) < 60
+    assert {mask.shape for mask in left.values()} == {(64, 64)}
+    assert {path.name for path in masks.parent.iterdir()} == {"masks", "answers"}
+
+    asked: list[int] = []
+    monkeypatch.setattr(sequence_maker, "answer_sequence", lambda *_: asked.append(1))
+    computed: list[int] = []
+    real = sequence_maker.write_sequence_mask
+    monkeypatch.setattr(
+        sequence_maker, "write_sequence_mask", lambda path, *rest: computed.append(1) or real(path, *rest)
+    )
+    segmented(capsys, run)
+    assert (asked, len(computed)) == ([], 60 - len(left))
+    assert sorted(path.name for path in masks.glob("[0-9]*.png")) == [f"{number:04d}.png" for number in range(1, 61)]
+    for name, mask in left.items():
+        np.testing.assert_array_equal(np.asarray(Image.open(masks / name)), mask)

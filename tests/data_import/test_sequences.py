@@ -1,0 +1,144 @@
+"""Sequences on disk: the order of frames, one size, one depth, one white level, and memory for one frame."""
+
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, open_sequence
+from tests.conftest import smooth_image
+from tests.data_import.test_dicom import SECRET, write_dicom
+
+
+def write_folder(folder: Path, frames: list[np.ndarray]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, frame in enumerate(frames, 1):
+        Image.fromarray(frame).save(folder / f"f{number}.png")
+    return folder
+
+
+def write_video(path: Path, frames: Iterable[np.ndarray], rate: float = 15.0) -> Path:
+    writer = None
+    for frame in frames:
+        size = frame.shape[1::-1]
+        writer = writer or cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), rate, size)
+        writer.write(frame[..., ::-1].copy())
+    assert writer is not None
+    writer.release()
+    return path
+
+
+def levels(count: int, size: tuple[int, int] = (20, 30)) -> list[np.ndarray]:
+    """Frames of one colour each: red is 10 times the number of the frame, modulo 256."""
+    frames = [np.zeros((*size, 3), dtype=np.uint8) for _ in range(count)]
+    for number, frame in enumerate(frames):
+        frame[..., 0] = 10 * number % 256
+    return frames
+
+
+def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run", levels(12))
+    (folder / "notes.txt").write_text("no frame")
+    (folder / ".hidden.png").write_text("no frame")
+    sequence = open_sequence(folder)
+    assert sequence.names == tuple(f"f{number}.png" for number in range(1, 13))
+    assert (sequence.size, sequence.white_level, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
+    assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == list(range(0, 120, 10))
+    assert [int(frame[0, 0, 0]) for frame in sequence.frames([1, 10])] == [10, 100]
+    assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
+
+
+def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
+    sequence = open_sequence(write_video(tmp_path / "run.avi", levels(12)))
+    assert (len(sequence), sequence.size, sequence.rate) == (12, (20, 30), 15.0)
+    red = [int(frame[..., 0].mean()) for frame in sequence.frames([0, 4, 11])]
+    assert np.abs(np.subtract(red, [0, 40, 110])).max() <= 3, "MJPG loses a little; channels are RGB"
+    assert max(int(frame[..., 2].max()) for frame in sequence.frames()) <= 6
+    assert len(list(sequence.frames())) == 12
+
+
+def test_a_dicom_gives_windowed_frames_with_one_white_level(tmp_path: Path) -> None:
+    stored = np.stack([np.full((16, 24), 100 * number) for number in range(1, 6)])
+    path = write_dicom(tmp_path / "run.dcm", stored, CineRate=15, PhotometricInterpretation="MONOCHROME1")
+    sequence = open_sequence(path)
+    assert (len(sequence), sequence.size, sequence.rate, sequence.names[4]) == (5, (16, 24), 15.0, "frame 5")
+    assert sequence.white_level == 4095 - 100
+    grey = [frame[0, 0].tolist() for frame in sequence.frames()]
+    assert grey == [[round((4095 - 100 * number) * 255 / 3995)] * 3 for number in range(1, 6)]
+    assert [int(f[0, 0, 0]) for f in open_sequence(path, white_level=4095).frames([4])] == [round(3595 * 255 / 4095)]
+    assert SECRET not in repr(sequence)
+
+
+def test_deep_grey_is_not_brightened_frame_by_frame(tmp_path: Path) -> None:
+    frames = [np.full((8, 8), value, dtype=np.uint16) for value in (1000, 500, 250)]
+    sequence = open_sequence(write_folder(tmp_path / "run", frames))
+    assert sequence.white_level == 1000
+    assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == [255, 128, 64]
+
+
+def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    one = write_folder(tmp_path / "one", levels(1)) / "f1.png"
+    (tmp_path / "bad.avi").write_text("not a video")
+    (tmp_path / "bad.dcm").write_text("not a DICOM file")
+    write_video(tmp_path / "whole.avi", levels(40))
+    data = (tmp_path / "whole.avi").read_bytes()
+    (tmp_path / "cut.avi").write_bytes(data[: len(data) // 2])
+    for path, message in (
+        (tmp_path / "none", r"none: no such file or folder"),
+        (tmp_path / "empty", r"empty: holds no frame"),
+        (one, r"f1\.png: not a sequence; name a folder"),
+        (tmp_path / "bad.avi", r"bad\.avi: not a readable video .*ffmpeg"),
+        (tmp_path / "cut.avi", r"cut\.avi: frame \d+ of 40 cannot be decoded; .*ffmpeg"),
+        (tmp_path / "bad.dcm", r"bad\.dcm: not a readable DICOM picture"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_sequence(path)
+
+
+def test_frames_that_differ_are_refused_by_their_headers(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run", levels(3))
+    Image.fromarray(levels(1, (20, 31))[0]).save(folder / "f2.png")
+    with pytest.raises(ValueError, match=r"run: f2\.png is 31 x 20 \(width x height\), but f1\.png is 30 x 20"):
+        open_sequence(folder)
+    Image.fromarray(np.zeros((20, 30), dtype=np.uint16)).save(folder / "f2.png")
+    with pytest.raises(ValueError, match=r"f2\.png: has more than 8 bit, but f1\.png has 8 bit"):
+        open_sequence(folder)
+
+
+def test_a_broken_frame_is_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run", [smooth_image(40, 40, seed) for seed in range(3)])
+    whole = (folder / "f2.png").read_bytes()
+    (folder / "f2.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"f2\.png: not a readable image"):
+        list(open_sequence(folder).frames())
+    path = write_dicom(tmp_path / "run.dcm", np.zeros((3, 16, 24)), bits=8)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"run\.dcm: pixels cannot be decoded \(frame 3"):
+        list(open_sequence(path).frames())
+
+
+@pytest.mark.parametrize("kind", ["folder", "avi", "dcm"])
+def test_memory_does_not_grow_with_the_length(tmp_path: Path, kind: str) -> None:
+    def peak(count: int) -> int:
+        frames = [np.full((64, 64, 3), number % 256, dtype=np.uint8) for number in range(count)]
+        if kind == "folder":
+            path = write_folder(tmp_path / str(count), frames)
+        elif kind == "avi":
+            path = write_video(tmp_path / f"{count}.avi", frames)
+        else:
+            path = write_dicom(tmp_path / f"{count}.dcm", np.stack([frame[..., 0] for frame in frames]), bits=8)
+        sequence = open_sequence(path)
+        tracemalloc.start()
+        for _ in sequence.frames():
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(2)  # imports
+    assert peak(200) < peak(10) + 3 * 64 * 64 * 10

@@ -1,0 +1,286 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.memory_sa2va import _encode
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.sa2va.prediction_sa2va import image_features
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.video_sa2va import answer_sequence, masks_with_memory, masks_without_memory
+from tests.conftest import GOLDEN, needs_golden, smooth_image
+
+TEXT = "<image>Please segment the vessel."
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[np.ndarray]:
+    """A picture that moves to the right."""
+    picture = smooth_image(70, 90)
+    return [np.roll(picture, 9 * number, axis=1) for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def seg(tiny_video_model: Any) -> torch.Tensor:
+    return torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+
+
+def listed(masks: Any) -> torch.Tensor:
+    """(n, K, h, w)."""
+    return torch.stack(list(masks))
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    """The official masks and memories of seven frames, and ours."""
+    model, processor = load_sa2va_model(GOLDEN / "checkpoint")
+    expected = load_file(GOLDEN / "expected.safetensors")
+    picture = np.array(Image.open(GOLDEN / "image.png").convert("RGB"))
+    rolled = [np.roll(picture, 11 * number, axis=1) for number in range(7)]
+    memories: list[torch.Tensor] = []
+    hook = model.grounding_encoder.memory_encoder.register_forward_hook(lambda *call: memories.append(call[2][0][0]))
+    masks = listed(masks_with_memory(model, rolled, expected["seg_embeddings"], processor))
+    last = image_features(model, processor, rolled[6])
+    with torch.no_grad():
+        _encode(model.grounding_encoder, last.maps[2], expected["video_low_res_mask_logits"][6])
+    hook.remove()
+    return {
+        "model": model,
+        "processor": processor,
+        "frames": rolled,
+        "masks": masks,
+        "memories": memories,
+        "expected_masks": expected["video_low_res_mask_logits"],
+        "expected_memories": expected["video_memory_features_frames_0_and_6"],
+    }
+
+
+@needs_golden
+def test_masks_equal_the_official_models(golden: dict[str, Any]) -> None:
+    difference = (golden["masks"] - golden["expected_masks"]).abs().amax(dim=(1, 2, 3))
+    print(f"largest differences of frames 0 to 6: {difference.tolist()}")  # shown by -rP
+    assert (difference[:5] <= 5e-3).all()
+    assert (difference[5:] <= 2e-2).all()
+
+
+@needs_golden
+def test_memories_equal_the_official_models(golden: dict[str, Any]) -> None:
+    """Of frame 6 from the official mask: bfloat16 rounds otherwise after 1e-6, and five frames later 2e-2 is left."""
+    first, last = golden["expected_memories"]
+    assert (golden["memories"][0] - first).abs().max() <= 1e-2
+    assert (golden["memories"][7] - last).abs().max() <= 1e-2
+    assert ((golden["memories"][6] - last).abs() <= 1e-2).float().mean() >= 0.999
+
+
+@needs_golden
+def test_the_prompt_shows_five_frames_one_per_line(golden: dict[str, Any]) -> None:
+    processor = golden["processor"]
+    inputs = processor.sequence_inputs(TEXT, golden["frames"][:5])
+    block = "<img>" + "<IMG_CONTEXT>" * 256 + "</img>"
+    prompt = processor.text(inputs["input_ids"][0].tolist())
+    assert prompt == f"<|im_start|>user\n{chr(10).join([block] * 5)}Please segment the vessel.<|im_end|>\n" + (
+        "<|im_start|>assistant\n"
+    )
+    assert inputs["pixel_values"].shape == (5, 3, 448, 448)
+    meta = json.loads((GOLDEN / "meta.json").read_text())
+    image = Image.open(GOLDEN / "image.png")
+    one = processor.sequence_inputs(meta["text"], [image])
+    assert torch.equal(one["input_ids"], processor(meta["text"], image)["input_ids"])
+
+
+def test_predict_forward_of_a_sequence(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray]
+) -> None:
+    result = tiny_video_model.predict_forward(video=frames, text=TEXT, processor=tiny_processor, max_new_tokens=20)
+    (mask,), (probability,) = result["prediction_masks"], result["mask_probabilities"]
+    assert result["prediction"] == "Sure [SEG].<|im_end|>"
+    assert mask.shape == probability.shape == (8, 70, 90)
+    assert (mask.dtype, probability.dtype) == (bool, np.float32)
+    assert np.array_equal(mask, probability > 0.5)
+    found = answer_sequence(tiny_video_model, frames[:5], "Please segment the vessel.", tiny_processor)
+    assert found.answer == result["prediction"]
+    logits = listed(masks_with_memory(tiny_video_model, frames, found.seg_embeddings, tiny_processor))
+    expected = upsample_mask_logits(logits[:, 0], (70, 90), 256).sigmoid().numpy()
+    np.testing.assert_allclose(probability, expected, atol=1e-4)
+    assert 0.01 < mask.mean() < 0.99
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_short_sequences_are_all_prompt(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], count: int
+) -> None:
+    """Fewer than five frames: each by itself, and the one frame equals an image."""
+    video, text = frames[:count], TEXT
+    result = tiny_video_model.predict_forward(video=video, text=text, processor=tiny_processor)
+    assert result["prediction_masks"][0].shape == (count, 70, 90)
+    found = answer_sequence(tiny_video_model, video, text, tiny_processor)
+    independent = listed(masks_without_memory(tiny_video_model, video, found.seg_embeddings, tiny_processor))
+    expected = upsample_mask_logits(independent[:, 0], (70, 90), 256).sigmoid().numpy()
+    np.testing.assert_allclose(result["mask_probabilities"][0], expected, atol=1e-4)
+    if count == 1:
+        image = tiny_video_model.predict_forward(image=video[0], text=text, processor=tiny_processor)
+        assert image["prediction"] == result["prediction"]
+        np.testing.assert_allclose(image["mask_probabilities"][0], result["mask_probabilities"][0], atol=1e-4)
+
+
+def test_memory_matters_from_the_first_frame_that_is_not_prompted(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
+) -> None:
+    def run(order: list[int], prompted: int) -> torch.Tensor:
+        chosen = [frames[number] for number in order]
+        return listed(masks_with_memory(tiny_video_model, chosen, seg, tiny_processor, prompted))
+
+    independent = listed(masks_without_memory(tiny_video_model, frames[:4], seg, tiny_processor))
+    tracked, other_past = run([0, 1, 2, 3], 2), run([0, 7, 2, 3], 2)
+    torch.testing.assert_close(tracked[:2], independent[:2], atol=1e-3, rtol=0)
+    assert (tracked[2:] - independent[2:]).abs().amax() > 0.1
+    assert (tracked[2:] - other_past[2:]).abs().amax() > 0.1
+
+
+def test_two_segs_equal_two_runs(
+    tiny_video_model: Any,
+    tiny_processor: Sa2VAProcessor,
+    frames: list[np.ndarray],
+    seg: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = listed(masks_with_memory(tiny_video_model, frames, seg, tiny_processor, prompted=2))
+    for index in range(2):
+        one = listed(masks_with_memory(tiny_video_model, frames, seg[index : index + 1], tiny_processor, prompted=2))
+        torch.testing.assert_close(both[:, index : index + 1], one, atol=2e-2, rtol=0)  # bfloat16 memory
+    assert (both[:, 0] - both[:, 1]).abs().max() > 1
+    monkeypatch.setattr("rl_reward_network.models.sa2va.video_sa2va.SEGS_AT_ONCE", 1)
+    grouped = listed(masks_with_memory(tiny_video_model, frames, seg, tiny_processor, prompted=2))
+    torch.testing.assert_close(both, grouped, atol=2e-2, rtol=0)
+
+
+def test_an_answer_with_two_segs_has_two_sequences_of_masks(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray]
+) -> None:
+    """The tiny model is made to loop from "." back to "[SEG]" until the limit."""
+    model = copy.deepcopy(tiny_video_model)
+    seg_id, dot = tiny_processor.seg_token_id, tiny_processor.token_ids(".")[0]
+    embeds = model.get_input_embeddings().weight.data
+    model.lm_head.weight.data[seg_id] += 30 * embeds[dot] / embeds[dot].norm()
+    result = model.predict_forward(video=frames[:2], text=TEXT, processor=tiny_processor, max_new_tokens=10)
+    count = result["prediction"].count("[SEG]")
+    assert count >= 2
+    assert [mask.shape for mask in result["prediction_masks"]] == [(2, 70, 90)] * count
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 20])
+def test_frames_without_memory_equal_images(
+    tiny_video_model: Any,
+    tiny_processor: Sa2VAProcessor,
+    frames: list[np.ndarray],
+    seg: torch.Tensor,
+    batch_size: int,
+) -> None:
+    found = listed(masks_without_memory(tiny_video_model, frames, seg, tiny_processor, batch_size))
+    with torch.no_grad():
+        features = [image_features(tiny_video_model, tiny_processor, frame) for frame in frames]
+        expected = torch.stack([tiny_video_model.decode_masks(maps, seg).mask_logits for maps in features])
+    assert found.shape == (8, 2, 64, 64)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+
+
+def test_frames_are_read_one_at_a_time(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
+) -> None:
+    read: list[int] = []
+    stream = (read.append(number) or frame for number, frame in enumerate(frames))  # type: ignore[func-returns-value]
+    masks = masks_with_memory(tiny_video_model, stream, seg, tiny_processor)
+    assert read == []
+    next(masks)
+    assert read == [0]
+    stream = (read.append(number) or frame for number, frame in enumerate(frames))  # type: ignore[func-returns-value]
+    read.clear()
+    next(masks_without_memory(tiny_video_model, stream, seg, tiny_processor, batch_size=2))
+    assert read == [0, 1]
+
+
+def test_a_training_model_stays_in_training_and_sees_no_dropout(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
+) -> None:
+    expected = listed(masks_with_memory(tiny_video_model, frames[:3], seg, tiny_processor, prompted=1))
+    tiny_video_model.train()
+    try:
+        masks = masks_with_memory(tiny_video_model, frames[:3], seg, tiny_processor, prompted=1)
+        first = next(masks)
+        assert tiny_video_model.training
+        found = torch.stack([first, *masks])
+    finally:
+        tiny_video_model.eval()
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+
+
+def test_an_answer_without_seg_has_no_masks_and_runs_no_sam(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = copy.deepcopy(tiny_video_model)
+    silent.lm_head.weight.data[tiny_processor.seg_token_id] = 0
+    monkeypatch.setattr(type(silent), "get_sam_features", lambda *_: pytest.fail("SAM 2 was run"))
+    result = silent.predict_forward(video=frames, text=TEXT, processor=tiny_processor, max_new_tokens=5)
+    assert result["prediction"]
+    assert result["prediction_masks"] == result["mask_probabilities"] == []
+    found = answer_sequence(silent, frames[:2], TEXT, tiny_processor, max_new_tokens=5)
+    assert found.seg_embeddings.shape == (0, 64)
+    for masks in (masks_with_memory, masks_without_memory):
+        assert listed(masks(silent, frames, found.seg_embeddings, tiny_processor)).shape == (8, 0, 64, 64)
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ([], r"sequence has no frame, .* at least one"),
+    ("scan.avi", r"video is 'scan\.avi', expected a list of frames"),
+    (Image.new("RGB", (9, 9)), r"expected a list of frames"),
+    ([smooth_image(20, 20), smooth_image(20, 24)], r"frame 1 is 24x20 pixels, frame 0 is 20x20; .*crop"),
+    ([smooth_image(20, 20), None], r"frame 1 of the sequence: image is None"),
+    ([smooth_image(20, 20), Path("a.png")], r"frame 1 of the sequence: .*PIL\.Image\.open"),
+    ([np.zeros((20, 20, 3))], r"frame 0 of the sequence: .*uint8 .* got float64"),
+]
+
+
+@pytest.mark.parametrize(("video", "message"), BROKEN)
+def test_broken_sequences_are_refused(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, seg: torch.Tensor, video: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_video_model.predict_forward(video=video, text=TEXT, processor=tiny_processor)
+    with pytest.raises(ValueError, match=message):
+        answer_sequence(tiny_video_model, video, TEXT, tiny_processor)
+    for masks in (masks_with_memory, masks_without_memory):
+        for embeddings in (seg, seg[:0]):
+            with pytest.raises(ValueError, match=message):
+                list(masks(tiny_video_model, video, embeddings, tiny_processor))
+
+
+def test_bad_settings_are_refused_before_the_first_frame(
+    tiny_video_model: Any, tiny_processor: Sa2VAProcessor, frames: list[np.ndarray], seg: torch.Tensor
+) -> None:
+    with pytest.raises(ValueError, match=r"6 frames .* at most 5; .*key_frames"):
+        answer_sequence(tiny_video_model, frames[:6], TEXT, tiny_processor)
+    with pytest.raises(ValueError, match=r"prompted is 0"):
+        masks_with_memory(tiny_video_model, frames, seg, tiny_processor, prompted=0)
+    with pytest.raises(ValueError, match=r"batch_size is 0"):
+        masks_without_memory(tiny_video_model, frames, seg, tiny_processor, batch_size=0)
+    with pytest.raises(ValueError, match=r"holds 0 '<image>'"):
+        tiny_video_model.predict_forward(video=frames, text="The vessel.", processor=tiny_processor)
+
+
+def test_the_embedded_model_has_no_memory_but_segments_sequences(frames: list[np.ndarray]) -> None:
+    model, processor = load_sa2va_model(DEFAULT_MODEL)
+    found = answer_sequence(model, frames[:5], "Please segment the blood vessels.", processor)
+    masks = listed(masks_without_memory(model, frames[:2], torch.randn(1, found.seg_embeddings.shape[1]), processor))
+    assert masks.shape[:2] == (2, 1)
+    with pytest.raises(ValueError, match=r"no memory: .* 'sam2', .*masks_without_memory"):
+        masks_with_memory(model, frames, found.seg_embeddings, processor)
+    with pytest.raises(ValueError, match=r"no memory"):
+        model.predict_forward(video=frames, text=TEXT, processor=processor)
