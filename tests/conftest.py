@@ -190,10 +190,14 @@ def tiny_model(tiny_checkpoint: Path) -> Sa2VAForConditionalGeneration:
 
 
 @pytest.fixture(scope="session")
-def tiny_video_model(tmp_path_factory: pytest.TempPathFactory) -> Sa2VAForConditionalGeneration:
+def tiny_video_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny_video_sa2va"), sam_sizes=TINY_SAM_WITH_MEMORY)
+
+
+@pytest.fixture(scope="session")
+def tiny_video_model(tiny_video_checkpoint: Path) -> Sa2VAForConditionalGeneration:
     """Shared: as `tiny_model`, with a SAM 2 whose memory works."""
-    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny_video_sa2va"), sam_sizes=TINY_SAM_WITH_MEMORY)
-    return Sa2VAForConditionalGeneration.from_pretrained(folder)
+    return Sa2VAForConditionalGeneration.from_pretrained(tiny_video_checkpoint)
 
 
 @pytest.fixture(scope="session")

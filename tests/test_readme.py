@@ -186,13 +186,13 @@ SNIPPETS = [(page, number) for page in PAGES for number in range(len(blocks("pyt
 
 
 @pytest.fixture
-def names(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def names(tiny_video_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a reader has before a snippet: an image, masks, scores, and the files that it names."""
     RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2)).save_pretrained(
         tmp_path / "outputs/RUN/best_reward_net"
     )
     load = sa2va.load_sa2va_model
-    monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_checkpoint))
+    monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_video_checkpoint))
     monkeypatch.chdir(tmp_path)
     image, mask = smooth_image(60, 60), np.ones((60, 60), dtype=bool)
     Image.fromarray(image).save("scan_001.png")
@@ -201,6 +201,7 @@ def names(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return {
         "image": image,
         "images": [image],
+        "frames": [np.roll(image, shift, axis=1) for shift in range(7)],
         "mask": mask,
         "masks": masks,
         "candidates": candidates,
@@ -214,6 +215,8 @@ def test_every_python_snippet_runs(page: str, number: int, names: dict[str, Any]
     if "network" in names:
         assert names["scores"].shape == (3,)
         assert names["foreground"].shape == (60, 60)
+    if "shown" in names:
+        assert names["result"]["prediction_masks"][0].shape == (7, 60, 60)
     if "answer" in names and "region1" not in names.get("question", ""):
         assert names["answer"]["prediction_masks"][0].shape == (1, 60, 60)
     if "env" in names:

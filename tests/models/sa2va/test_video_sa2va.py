@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from rl_reward_network.embedded.angiograms import TREE, render_series
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.memory_sa2va import _encode
@@ -275,11 +276,17 @@ def test_bad_settings_are_refused_before_the_first_frame(
         tiny_video_model.predict_forward(video=frames, text="The vessel.", processor=tiny_processor)
 
 
-def test_the_embedded_model_has_no_memory_but_segments_sequences(frames: list[np.ndarray]) -> None:
+def test_the_embedded_model_carries_its_answer_on_the_first_frame_to_the_others() -> None:
     model, processor = load_sa2va_model(DEFAULT_MODEL)
-    found = answer_sequence(model, frames[:5], "Please segment the blood vessels.", processor)
-    masks = listed(masks_without_memory(model, frames[:2], torch.randn(1, found.seg_embeddings.shape[1]), processor))
-    assert masks.shape[:2] == (2, 1)
+    series = list(render_series(np.random.default_rng(1), "plain", 4))
+    frames = [np.repeat(frame.image[..., None], 3, axis=2) for frame in series]
+    found = answer_sequence(model, frames[:1], "Please segment the blood vessel.", processor)
+    assert found.answer == "Sure, [SEG].<|im_end|>"
+    masks = listed(masks_without_memory(model, frames, found.seg_embeddings, processor))[:, 0]
+    for logits, frame in zip(masks, series, strict=True):
+        truth = torch.from_numpy(frame.parts & TREE > 0)
+        mask = upsample_mask_logits(logits[None], truth.shape, processor.sam_image_size)[0] > 0
+        assert 2 * (mask & truth).sum() / (mask.sum() + truth.sum()) > 0.9
     with pytest.raises(ValueError, match=r"no memory: .* 'sam2', .*masks_without_memory"):
         masks_with_memory(model, frames, found.seg_embeddings, processor)
     with pytest.raises(ValueError, match=r"no memory"):
