@@ -19,7 +19,7 @@ QWEN_FAMILIES = [family for family in FAMILIES if family.body == "qwen_vl"]
 IMAGE_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
 CHAT = (
-    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{%- for part in message.content %}"
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
     "{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
     "{%- endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

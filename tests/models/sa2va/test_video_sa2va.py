@@ -18,6 +18,7 @@ from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.video_sa2va import answer_sequence, masks_with_memory, masks_without_memory
 from tests.conftest import GOLDEN, needs_golden, smooth_image
+from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
 
 TEXT = "<image>Please segment the vessel."
 
@@ -291,3 +292,23 @@ def test_the_embedded_model_carries_its_answer_on_the_first_frame_to_the_others(
         masks_with_memory(model, frames, found.seg_embeddings, processor)
     with pytest.raises(ValueError, match=r"no memory"):
         model.predict_forward(video=frames, text=TEXT, processor=processor)
+
+
+@pytest.mark.parametrize("kind", [QWEN3, QWEN25])
+def test_a_qwen_vl_sees_five_images_side_by_side(kind: str, tmp_path: Path) -> None:
+    model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / kind, kind))
+    frames = [smooth_image(64, 96, seed) for seed in range(5)]
+    inputs = processor.sequence_inputs("<image>Where?", frames)
+    count = int(inputs["image_grid_thw"][0].prod()) // 4
+    assert inputs["image_grid_thw"].tolist() == inputs["image_grid_thw"][:1].tolist() * 5
+    picture = f"<|vision_start|>{'<|image_pad|>' * count}<|vision_end|>"
+    expected = f"<|im_start|>user\n{picture * 5}Where?<|im_end|>\n<|im_start|>assistant\n"
+    assert processor.text(inputs["input_ids"][0].tolist()) == expected
+    found = answer_sequence(model, frames, "Where?", processor)
+    assert found.answer == "Sure [SEG].<|im_end|>"
+    assert [len(logits) for logits in masks_without_memory(model, frames, found.seg_embeddings, processor)] == [1] * 5
+    one = answer_sequence(model, frames[:1], "Where?", processor)
+    (image,) = model.segment(frames[:1], ["Where?"], processor)[0]
+    (logits,) = masks_without_memory(model, frames[:1], one.seg_embeddings, processor)
+    torch.testing.assert_close(logits, image.mask_logits, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(one.seg_embeddings, found.seg_embeddings, atol=1e-3), "the other frames count"
