@@ -17,6 +17,7 @@ from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 
 NAMES = {"1b": "Sa2VA-1B", "4b": "Sa2VA-4B", "8b": "Sa2VA-InternVL3-8B", "14b": "Sa2VA-InternVL3-14B"}
+NAMES |= {"8b-internlm2": "Sa2VA-8B"}
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
-Size = Literal["tiny", "1b", "4b", "8b", "14b"]
-VOCABULARY = 151_679  # of the released checkpoints with Qwen2.5
+Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2"]
+VOCABULARY = {"Qwen2ForCausalLM": 151_679, "InternLM2ForCausalLM": 92_558}  # of the released checkpoints
 SHARD = "2GB"
 DEPTH_SCALE = 0.05  # of what a layer adds to the residual stream, so that the directions below are kept
 START, SEG_LOGIT, SURE_LOGIT = 30.0, 4.5, 30.0
@@ -30,6 +30,8 @@ LANGUAGE: dict[Size, tuple[int, int, int, int, int]] = {
     "4b": (2048, 36, 16, 2, 11008),
     "8b": (3584, 28, 28, 4, 18944),
     "14b": (5120, 48, 40, 8, 13824),
+    "tiny-internlm2": (64, 2, 4, 2, 96),
+    "8b-internlm2": (4096, 32, 32, 8, 14336),
 }
 VISION = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 TINY_VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -42,9 +44,12 @@ TINY_SAM2 = HIERA_L | {
 def official_config(size: Size) -> dict[str, Any]:
     """The `config.json` of a released Sa2VA of this size, with the fields that are read."""
     width, layers, heads, kv_heads, inner = LANGUAGE[size]
+    small, internlm2 = size.startswith("tiny"), size.endswith("internlm2")
+    architecture = "InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"
     language = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "vocab_size": VOCABULARY if size != "tiny" else 512,
+        "architectures": [architecture],
+        **({"bias": False} if internlm2 else {}),
+        "vocab_size": 512 if small else VOCABULARY[architecture],
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -56,7 +61,7 @@ def official_config(size: Size) -> dict[str, Any]:
     }
     vision = {
         "architectures": ["InternVisionModel"],
-        **(VISION if size != "tiny" else TINY_VISION),
+        **(TINY_VISION if small else VISION),
         "image_size": 448,
         "patch_size": 14,
         "qkv_bias": True,
@@ -68,7 +73,7 @@ def official_config(size: Size) -> dict[str, Any]:
     return {
         "architectures": ["Sa2VAChatModel"],
         "model_type": "sa2va_chat",
-        "template": "qwen_chat",
+        "template": "internlm2_chat" if internlm2 else "qwen_chat",
         "ps_version": "v2",
         "select_layer": -1,
         "downsample_ratio": 0.5,
@@ -85,7 +90,7 @@ def write_random_checkpoint(folder: Path, size: Size) -> int:
         folder: to write; must not exist.
         size: of the released model that it resembles.
     """
-    sizes = TINY_SAM2 if size == "tiny" else HIERA_L
+    sizes = TINY_SAM2 if size.startswith("tiny") else HIERA_L
     original = official_config(size)
     torch.manual_seed(0)
     model = _on_bfloat16(lambda: Sa2VAForConditionalGeneration(config_from_original(original, sizes, "config.json")))

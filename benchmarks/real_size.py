@@ -189,7 +189,7 @@ def _memory_settings(args: Args) -> MemorySettings:
         dtype=args.dtype,
         max_completion_length=TOKENS,
         activation_checkpointing=args.gradient_checkpointing,
-    ).of_model(small=args.size == "tiny")
+    ).of_model(small=args.size.startswith("tiny"))
     prompts = (settings.per_device_train_batch_size or 1) // settings.num_generations
     return replace(settings, images=PROBED + STEPS * prompts)  # whose features a run of so few steps keeps
 

@@ -205,7 +205,7 @@ def other_architecture() -> None:
 def other_language_model() -> None:
     file = Path("model/config.json")
     config = json.loads(file.read_text())
-    config["llm_config"]["architectures"] = ["InternLM2ForCausalLM"]
+    config["llm_config"]["architectures"] = ["Phi3ForCausalLM"]
     file.write_text(json.dumps(config))
 
 
@@ -236,7 +236,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "other language model": (
         other_language_model,
         (),
-        ("model/config.json: llm_config.architectures is ['InternLM2ForCausalLM'], expected one of ['Qwen2For",),
+        ("model/config.json: llm_config.architectures is ['Phi3ForCausalLM']; supported are Sa2VA checkpoints with SAM 2",),
     ),
     "weights truncated": (
         lambda: truncate(Path("model/model.safetensors")),

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import real_size
-from benchmarks.random_checkpoint import official_config
+from benchmarks.random_checkpoint import official_config, write_random_checkpoint
 from rl_reward_network.grpo.callbacks import StepCallback
 from rl_reward_network.memory.predict import training_stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from tests.conftest import smooth_image
 
 WITHIN = 0.2  # of the measured memory
 MOST_GIB, MOST_SECONDS = 12e9 / 2**30, 15 * 60
@@ -39,6 +41,14 @@ def test_the_stages_run_on_a_tiny_checkpoint_and_clean_up(
         real_size.main(real_size.Args("tiny", "cpu", stages=("merge",), folder=tmp_path))
     assert "failed, see above" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"], "only its own folders are deleted"
+
+
+def test_a_checkpoint_with_internlm2_answers_with_a_mask(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model", "tiny-internlm2")
+    model, processor = load_sa2va_model(tmp_path / "model")
+    assert model.config.text_config.model_type == "llama"
+    (answer,) = model.segment([smooth_image(40, 40)], ["the vessel"], processor)[0]
+    assert answer.answer.startswith("[SEG]")
 
 
 def test_a_folder_of_others_is_refused_and_kept(tmp_path: Path) -> None:

@@ -206,14 +206,16 @@ def loading_row(model: Any, folder: CheckpointFolder) -> ConsistencyRow:
 def reference_conversation(
     tokenizer: PreTrainedTokenizerBase, template: tuple[str, str, str], tokens_per_tile: int
 ) -> tuple[list[int], list[int]]:
-    """Ids and labels of `TURNS` with one tile, as the reference tokenises them: piece by piece, no bos.
+    """Ids and labels of `TURNS` with one tile, as the reference tokenises them: piece by piece.
+
+    A bos token, if the tokenizer has one, is the first (Qwen's has none).
 
     Labels are -100 except on answers and their end tokens; the separator before the next turn is not labelled.
     """
     instruction, suffix, separator = template
     image = "<img>" + "<IMG_CONTEXT>" * tokens_per_tile + "</img>"
-    ids: list[int] = []
-    labels: list[int] = []
+    ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    labels = [-100 for _ in ids]
     for question, answer in TURNS:
         end = [] if suffix else [tokenizer.eos_token_id]
         request = instruction.replace("{input}", question.replace("<image>", image))

@@ -103,9 +103,11 @@ def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
     torch.set_default_dtype(weight_dtype(settings.device or "cpu", settings.dtype))
     try:
         with torch.device("meta"):
-            return Sa2VAForConditionalGeneration(config).eval()
+            model: Any = Sa2VAForConditionalGeneration(config).eval()
     finally:
         torch.set_default_dtype(before)
+    model.model.language_model.rotary_emb.rope_type = "default"  # a dynamic one reads positions, which have no values
+    return model
 
 
 def image_tokens(config: Sa2VAConfig, settings: MemorySettings) -> int:

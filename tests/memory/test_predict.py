@@ -46,6 +46,16 @@ def test_weights_and_what_is_trained_are_counted_exactly(config: Sa2VAConfig) ->
     assert merge_stage(config, CPU).parts["LoRA"] == lora + others
 
 
+def test_a_rotary_embedding_that_scales_needs_the_same_memory(config: Sa2VAConfig) -> None:
+    """`rope_scaling` of Sa2VA-8B and of Sa2VA-InternVL3."""
+    scaled = official_config("tiny")
+    scaled["llm_config"]["rope_scaling"] = {"type": "dynamic", "factor": 2.0}
+    dynamic = config_from_original(scaled, TINY_SAM2, "config.json")
+    assert dynamic.text_config.rope_parameters["rope_type"] == "dynamic"
+    assert training(dynamic).parts == training(config).parts
+    assert segment_stage(dynamic, GPU).parts == segment_stage(config, GPU).parts
+
+
 def test_what_is_trained_is_float32_beside_weights_of_16_bit(config: Sa2VAConfig) -> None:
     whole, half = training(config, dtype="float32").parts, training(config, dtype="bfloat16").parts
     assert half["weights"] < 0.6 * whole["weights"]  # buffers stay float32

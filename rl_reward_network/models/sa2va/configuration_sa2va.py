@@ -180,6 +180,8 @@ def _internvl_config(original: dict[str, Any], family: Family, sam2: Any, where:
     _demand(where, "ps_version", original.get("ps_version", "v1"), "v2")
     for field in ("use_backbone_lora", "use_llm_lora"):  # unmerged adapters have other key names
         _demand(where, field, original.get(field, 0), 0)
+    if vision.get("qk_normalization"):  # transformers has this constant in the norms of queries and keys
+        _demand(where, "vision_config.layer_norm_eps", vision.get("layer_norm_eps"), 1e-6)
     template = template_name(original.get("template"))
     if template not in TEMPLATES:
         raise ValueError(f"{where}: template is {original.get('template')!r}, known are {sorted(TEMPLATES)}")

@@ -8,10 +8,12 @@ from huggingface_hub import save_torch_state_dict
 from rl_reward_network.artefacts import whole_folder, write_json
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
+from rl_reward_network.models.sa2va.internlm2_tokenizer import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 
 REWRITTEN = {"config.json", "sam2_sizes.json", "model.safetensors.index.json", "generation_config.json"}
+TOKENIZER_FILE = "tokenizer.json"
 
 
 def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
@@ -36,10 +38,22 @@ def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
     with whole_folder(target) as folder:
         save_torch_state_dict(tensors, folder)
         _write_config(config, source, folder)
-        for file in source.path.iterdir():  # the tokenizer; no weights, configuration or code
-            if file.suffix in (".json", ".txt", ".jinja") and file.name not in REWRITTEN:
-                shutil.copyfile(file, folder / file.name)
+        _copy_tokenizer(config, source, folder)
     return "ours" if source.original else "official layout", len(tensors)
+
+
+def _copy_tokenizer(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
+    """Copy the tokenizer's files; no weights, configuration or code.
+
+    A `tokenizer.model` is read once, for the official layout has no tokenizer.json beside it.
+    """
+    files = {file.name for file in source.path.iterdir()}
+    rewritten = REWRITTEN | ({TOKENIZER_FILE} if MODEL_FILE in files else set())
+    for name in files - rewritten:
+        if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
+            shutil.copyfile(source.path / name, folder / name)
+    if MODEL_FILE in files and source.original:
+        source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
 
 
 def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:

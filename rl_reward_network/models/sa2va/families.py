@@ -6,10 +6,13 @@ checkpoints name a chat template that is not there yet.
 Source: bytedance/Sa2VA@06912e2.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
 from transformers import (
+    LlamaConfig,
     PreTrainedTokenizerBase,
     Qwen2_5_VLConfig,
     Qwen2Config,
@@ -19,6 +22,9 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+
+from rl_reward_network.models.sa2va.internlm2 import INTERNLM2_KEYS, join_qkv, split_qkv
+from rl_reward_network.models.sa2va.internlm2_tokenizer import InternLM2Tokenizer
 
 # Fields of `llm_config` that every decoder of transformers takes under the same name.
 COMMON_FIELDS = (
@@ -47,6 +53,10 @@ GROUNDING = ("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_e
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
 
+def _unchanged(tensors: Mapping[str, Tensor], text_config: Any) -> dict[str, Tensor]:
+    return dict(tensors)
+
+
 @dataclass(frozen=True)
 class Family:
     """What a language model, and the vision model that it was trained with, bring to Sa2VA.
@@ -67,6 +77,9 @@ class Family:
         shows_regions: whether the text can refer to a region of the image.
         seg_before_norm: the `[SEG]` state is the one before the final norm of the language model.
         whole_class: transformers' configuration of the whole Qwen-VL; None in an InternVL.
+        split, join: what is not a rename, on tensors under the original names before `renames`, and its inverse.
+        demanded: (field, value) of `llm_config` that this version cannot build with any other value.
+        prompt_prefix: text in front of the first turn, if the official tokenizer adds one.
     """
 
     name: str
@@ -81,6 +94,10 @@ class Family:
     shows_regions: bool = True
     seg_before_norm: bool = False
     whole_class: type[PreTrainedConfig] | None = None
+    split: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = _unchanged
+    join: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] = _unchanged
+    demanded: tuple[tuple[str, Any], ...] = ()
+    prompt_prefix: str = ""
 
     def text_config(self, original: dict[str, Any]) -> PreTrainedConfig:
         """The text configuration of an original `llm_config`; rope theta is part of `rope_parameters` now."""
@@ -115,6 +132,17 @@ FAMILIES = (
         tokenizer_class=Qwen2Tokenizer,
         fields=("use_sliding_window", "sliding_window", "max_window_layers"),
     ),
+    Family(  # InternLM2.5, too; transformers has it as Llama
+        name="InternVL with InternLM2",
+        architecture="InternLM2ForCausalLM",
+        config_class=LlamaConfig,
+        tokenizer_class=InternLM2Tokenizer,
+        renames=INTERNLM2_KEYS,
+        split=split_qkv,
+        join=join_qkv,
+        demanded=(("bias", False),),
+        prompt_prefix="<s>",
+    ),
     _qwen_vl("Qwen2.5-VL", Qwen2_5_VLTextConfig, Qwen2_5_VLConfig, renames=QWEN_VL_KEYS),
     _qwen_vl("Qwen3-VL", Qwen3VLTextConfig, Qwen3VLConfig, renames=QWEN3_VL_KEYS, seg_before_norm=True),
 )
@@ -135,7 +163,7 @@ def original_family(config: dict[str, Any]) -> Family:
     `architectures` alone does not tell: the official exporter leaves another name there for Qwen2.5-VL.
 
     Raises:
-        ValueError: no family of the table has this language model.
+        ValueError: no family of the table has this language model, or the family's are built with another value.
     """
     named = str([config.get("architectures"), config.get("auto_map")])
     if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
@@ -146,6 +174,9 @@ def original_family(config: dict[str, Any]) -> Family:
         found, field = [text.get("model_type")], "text_config.model_type"
     for family in FAMILIES:
         if found == [family.architecture] and (family.body == "qwen_vl") == (field == "text_config.model_type"):
+            for name, value in family.demanded:
+                if llm.get(name) != value:
+                    raise ValueError(f"llm_config.{name} is {llm.get(name)!r}, expected {value!r} for {family.name}")
             return family
     raise ValueError(f"{field} is {found!r}; {supported()}")
 

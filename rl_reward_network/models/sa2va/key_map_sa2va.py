@@ -1,8 +1,8 @@
 """The two-way map between key names of the official layout and ours.
 
-One table serves both directions; the language model's rows come from its family. Three things are not a plain rename:
-the fused qkv of the vision tower (three tensors here), the four point embeddings (one table here), and SAM 2's Gaussian
-matrix (kept twice by transformers).
+One table serves both directions; the language model's rows come from its family, which may split tensors, too. Three
+things are not a plain rename: the fused qkv of the vision tower (three tensors here), the four point embeddings (one
+table here), and SAM 2's Gaussian matrix (kept twice by transformers).
 """
 
 import re
@@ -143,7 +143,9 @@ def to_ours(original: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: keys that no Sa2VA of the family has, named in the message.
     """
-    language: Table = [_compile(*names) for names in family_of(config.text_config).renames]
+    family = family_of(config.text_config)
+    language: Table = [_compile(*names) for names in family.renames]
+    original = family.split(original, config.text_config)
     tensors: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in original.items():
@@ -169,7 +171,8 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
     Raises:
         ValueError: a key that our model does not have.
     """
-    language: Table = [_compile(*names[::-1]) for names in family_of(config.text_config).renames]
+    family = family_of(config.text_config)
+    language: Table = [_compile(*names[::-1]) for names in family.renames]
     original: dict[str, torch.Tensor] = {}
     for key, tensor in ours.items():
         if match := re.match(OUR_QKV.format(r"(\d+)", "([qkv])", r"(\w+)") + "$", key):
@@ -184,7 +187,7 @@ def to_original(ours: Mapping[str, torch.Tensor], config: Sa2VAConfig) -> dict[s
             raise ValueError(f"no original name for {key}")
         else:
             original[name] = tensor
-    return original
+    return family.join(original, config.text_config)
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import DecodedMasks, Sam2Features, decode_masks, sam_features
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.templates import TEMPLATES
 
 
 @dataclass
@@ -120,10 +121,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
         loaded = super().from_pretrained(
             None, config=config, state_dict=tensors, dtype=dtype or torch.float32, device_map=device_map
         )
-        # Defaults of transformers' `generate`. It does not apply stop words: for a template whose stop word is no token
-        # (phi3_chat), pass `stop_strings`.
+        # Defaults of transformers' `generate`. It does not apply stop words that are no token (phi3_chat): pass
+        # `stop_strings` there.
         tokenizer, defaults = folder.tokenizer(config), loaded.generation_config
-        defaults.eos_token_id, defaults.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        vocabulary, words = tokenizer.get_vocab(), TEMPLATES[config.template].stop_words
+        ends = [tokenizer.eos_token_id, *(vocabulary[word] for word in words if word in vocabulary)]
+        defaults.eos_token_id, defaults.pad_token_id = list(dict.fromkeys(ends)), tokenizer.pad_token_id
         defaults.suppress_tokens = config.never_sampled_ids
         return loaded.eval()
 

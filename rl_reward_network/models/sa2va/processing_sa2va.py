@@ -21,16 +21,14 @@ from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
 from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
 from rl_reward_network.models.sa2va.templates import (
-    IMAGE_CONTEXT,
     IMAGE_PLACEHOLDER,
     INTERNVL_TOKENS,
     QWEN_VL_TOKENS,
-    REGION_END,
-    REGION_START,
     SEG,
     TEMPLATES,
-    ImageTokens,
     chat_instruction,
+    region_sentence,
+    special_ids,
 )
 
 
@@ -46,6 +44,7 @@ class Sa2VAProcessor:
         max_tiles: largest number of tiles of one image, without the thumbnail; 1 makes RL several times cheaper.
             Without effect in a Qwen-VL, which has no tiles.
         patches: transformers' image processor of a Qwen-VL; None: an InternVL.
+        prompt_prefix: text in front of the first turn, such as a token for the begin of a text.
 
     Attributes:
         image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
@@ -65,6 +64,7 @@ class Sa2VAProcessor:
         sam_image_size: int = 1024,
         max_tiles: int = 12,
         patches: Qwen2VLImageProcessorPil | None = None,
+        prompt_prefix: str = "",
     ) -> None:
         """Check the settings and look up the special tokens.
 
@@ -81,6 +81,7 @@ class Sa2VAProcessor:
         self.patches = patches
         self.tile_size, self.tokens_per_tile = tile_size, 1 if patches else tokens_per_tile
         self.sam_image_size, self.max_tiles = sam_image_size, max_tiles
+        self.prompt_prefix = prompt_prefix
         self.grid = int(tokens_per_tile**0.5)
         self.image_tokens = QWEN_VL_TOKENS if patches else INTERNVL_TOKENS
         special = special_ids(tokenizer, self.image_tokens)
@@ -136,6 +137,7 @@ class Sa2VAProcessor:
             tokens_per_tile=config.tokens_per_tile,
             sam_image_size=config.sam2_image_size,
             max_tiles=config.max_tiles if max_tiles is None else max_tiles,
+            prompt_prefix=config.family.prompt_prefix,
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -204,7 +206,7 @@ class Sa2VAProcessor:
         past_text: str = "",
         frames: int = 1,
     ) -> str:
-        """The full prompt: template applied, `<image>` replaced by its tokens and the sentence about the regions.
+        """The full prompt: prefix, template, and in place of `<image>` its tokens and the sentence about the regions.
 
         A Qwen-VL has the image at the begin of the turn, wherever `<image>` stands, as in the reference.
 
@@ -212,7 +214,7 @@ class Sa2VAProcessor:
             text: the user's turn.
             image_tokens: number of the image's tokens; 0 without an image.
             cells: bool (N, g, g), regions of the image.
-            past_text: earlier turns in the chat format; only without an image.
+            past_text: earlier turns in the chat format, with or without the prefix; only without an image.
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
@@ -225,9 +227,8 @@ class Sa2VAProcessor:
                 raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
             images = self.image_tokens.text(image_tokens) * frames if image_tokens else ""
             return past_text + self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
-        if not image_tokens:
-            return past_text + self.template.user_turn(text)
-        return past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
+        prompt = past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
+        return self.prompt_prefix + prompt.removeprefix(self.prompt_prefix)
 
     def _check_turn(self, text: str, image_tokens: int, past_text: str) -> None:
         count, expected = text.count(IMAGE_PLACEHOLDER), 1 if image_tokens else 0
@@ -242,8 +243,10 @@ class Sa2VAProcessor:
 
     def _with_image(self, text: str, image_tokens: int, cells: torch.Tensor | None = None, frames: int = 1) -> str:
         """The text with the image's tokens, and the sentence about its regions, in place of `<image>`."""
+        if not image_tokens:
+            return text
         images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
-        return text.replace(IMAGE_PLACEHOLDER, images + _region_sentence(cells))
+        return text.replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""
@@ -276,10 +279,11 @@ class Sa2VAProcessor:
         ids: list[int] = []
         labels: list[int] = []
         for number, (question, answer) in enumerate(turns):
-            count = image_tokens if number == 0 else 0
+            first = number == 0
+            count = image_tokens if first else 0
             self._check_turn(question, count, "")
-            turn = self._with_image(question, count, cells) if count else question
-            prompt = self.token_ids(self.template.user_turn(turn))
+            turn = self.template.user_turn(self._with_image(question, count, cells))
+            prompt = self.token_ids(self.prompt_prefix + turn if first else turn)
             reply = self.token_ids(answer + self.template.suffix)
             separator = self.token_ids(self.template.separator)
             ids += prompt + reply + separator
@@ -365,27 +369,6 @@ class Sa2VAProcessor:
         ids = [[pad_id] * (length - len(sequence)) + list(sequence) for sequence in sequences]
         mask = [[0] * (length - len(sequence)) + [1] * len(sequence) for sequence in sequences]
         return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
-    """Ids of `[SEG]` and of the tokens of an image, looked up by text.
-
-    Raises:
-        ValueError: the tokenizer has not all of them.
-    """
-    vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
-    if missing := [token for token in tokens if token not in vocabulary]:
-        raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
-    return {token: vocabulary[token] for token in tokens}
-
-
-def _region_sentence(cells: torch.Tensor | None) -> str:
-    """The sentence that holds the placeholders of regions bool (N, g, g); "" without regions."""
-    if cells is None:
-        return ""
-    contexts = [IMAGE_CONTEXT * int(cell.sum()) for cell in cells]
-    regions = [f"region{i}{REGION_START}{context}{REGION_END}" for i, context in enumerate(contexts, start=1)]
-    return f"\nThere are {len(regions)} part regions in the picture: {', '.join(regions)}.\n"
 
 
 def _per_image(mask_prompts: Any, count: int) -> list[np.ndarray | None]:

@@ -7,6 +7,7 @@ Source: bytedance/Sa2VA@9832e1a (training configurations and prediction set-up).
 
 from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 IMAGE_START, IMAGE_END, IMAGE_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
@@ -111,3 +112,24 @@ def chat_instruction(tokenizer: PreTrainedTokenizerBase) -> str:
             "copy chat_template.jinja from the released model again"
         )
     return plain
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, image_tokens: ImageTokens) -> dict[str, int]:
+    """Ids of `[SEG]` and of the tokens of an image, looked up by text.
+
+    Raises:
+        ValueError: the tokenizer has not all of them.
+    """
+    vocabulary, tokens = tokenizer.get_vocab(), (image_tokens.context, SEG, *image_tokens.never_sampled)
+    if missing := [token for token in tokens if token not in vocabulary]:
+        raise ValueError(f"the tokenizer has no token {missing[0]!r}; this is not a Sa2VA tokenizer")
+    return {token: vocabulary[token] for token in tokens}
+
+
+def region_sentence(cells: Tensor | None) -> str:
+    """The sentence that holds the placeholders of regions bool (N, g, g); "" without regions."""
+    if cells is None:
+        return ""
+    contexts = [IMAGE_CONTEXT * int(cell.sum()) for cell in cells]
+    regions = [f"region{i}{REGION_START}{context}{REGION_END}" for i, context in enumerate(contexts, start=1)]
+    return f"\nThere are {len(regions)} part regions in the picture: {', '.join(regions)}.\n"

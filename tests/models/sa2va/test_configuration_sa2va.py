@@ -106,8 +106,8 @@ def test_an_image_only_sam2_has_no_memory_parts() -> None:
             "architectures.*Sa2VAChatModelQwen.*Sa2VAChatModel.*Qwen2ForCausalLM",
         ),
         (
-            {"llm_config": {"architectures": ["InternLM2ForCausalLM"]}},
-            "llm_config.architectures.*InternLM2ForCausalLM.*Qwen2ForCausalLM",
+            {"llm_config": {"architectures": ["Phi3ForCausalLM"]}},
+            "llm_config.architectures.*Phi3ForCausalLM.*Qwen2ForCausalLM.*InternLM2ForCausalLM",
         ),
         ({"vision_config": {}}, r"vision_config\.architectures.*None"),
         ({"ps_version": "v1"}, "ps_version.*v1"),

@@ -27,7 +27,7 @@ def write_original(folder: Path, family: Family) -> Path:
     folder.mkdir()
     tokenizer = tiny_tokenizer()
     original = tiny_config(len(tokenizer))
-    original["llm_config"]["architectures"] = [family.architecture]
+    original["llm_config"] |= {"architectures": [family.architecture], **dict(family.demanded)}
     model: Any = Sa2VAForConditionalGeneration(config_from_original(original, TINY_SAM, "config.json"))
     randomise(model)
     tokenizer.save_pretrained(folder)
@@ -60,8 +60,17 @@ def test_a_model_of_each_family_loads_answers_converts_and_takes_lora(family: Fa
     assert sum("lora_A" in name for name, _ in ours.named_parameters()) == ours.config.text_config.num_hidden_layers * 7
 
 
+@pytest.mark.parametrize("bias", [True, None])
+def test_an_option_that_cannot_be_built_is_named(bias: bool | None) -> None:
+    """The official configuration class of InternLM2 reads a missing `bias` as True."""
+    with pytest.raises(ValueError, match=rf"llm_config.bias is {bias}, expected False for InternVL with InternLM2"):
+        original_family({"llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": bias}})
+
+
 def test_an_unknown_family_is_named_with_those_that_are_supported() -> None:
-    with pytest.raises(ValueError, match=r"llm_config.architectures is \['GemmaForCausalLM'\]; .*Qwen2ForCausalLM"):
+    with pytest.raises(
+        ValueError, match=r"architectures is \['GemmaForCausalLM'\]; .*Qwen2For.*InternLM2For"
+    ):
         original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):
         family_of(SimpleNamespace(model_type="gemma"))
