@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.maker import Segmented
 
 ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
-NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
-NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles")
+NOT_WITH_VIDEO = ("policy", "run", "max_tiles", "image_resize")
+NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ class Args:
     training, or auto."""
     max_tiles: int | None = None
     """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config."""
+    image_resize: Literal["prediction", "training"] | None = None
+    """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its training;
+    by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
     percentile of the image."""
@@ -104,7 +107,7 @@ def main(args: Args) -> None:
         if args.policy is None:
             for target in files:
                 check_free(target, prompt)
-        limits = args.max_tiles, args.bit_depth, args.dtype
+        limits = args.max_tiles, args.bit_depth, args.dtype, args.image_resize
         segment = load_mask_maker(args.model_path, prompt, args.policy, args.reward_net, args.device, *limits)
     bar = tqdm(files, "segmenting", unit="image", disable=len(files) == 1)
     results = [segment(target) for target in bar]

@@ -28,6 +28,7 @@ def load_mask_maker(
     max_tiles: int | None = None,
     bit_depth: int | None = None,
     dtype: Dtype | None = None,
+    image_resize: str | None = None,
 ) -> MaskMaker:
     """Load policy, reward network and model, in this order: the largest last.
 
@@ -40,6 +41,7 @@ def load_mask_maker(
         max_tiles: most tiles of an image; None is as in the policy's training, or as the model's config says.
         bit_depth: of grey images above 8 bit.
         dtype: of Sa2VA's weights; None is as in the policy's training, or "auto".
+        image_resize: of a Qwen-VL; None is as in the policy's training, or as the model's config says.
 
     Raises:
         ValueError: policy, reward network, model or `bit_depth` are refused.
@@ -62,7 +64,7 @@ def load_mask_maker(
     model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
     tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
     processor.max_tiles = tiles or processor.max_tiles
-    processor.set_image_resize(limits.get("image_resize"))
+    processor.set_image_resize(image_resize or limits.get("image_resize"))
     weights = weights_fingerprint(model) if trained or network else ""
     if trained and not trained["model_fingerprint"].startswith(weights):
         warnings.warn(f"{folder}: trained on other weights, or on another kind of device, than these", stacklevel=2)
