@@ -62,8 +62,8 @@ class Args:
     max_tiles: int | None = None
     """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config."""
     image_resize: Literal["prediction", "training"] | None = None
-    """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its training;
-    by default as in the policy's training, or as in the model's config."""
+    """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its
+    training; by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
     """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
     percentile of the image."""
