@@ -236,7 +236,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "other language model": (
         other_language_model,
         (),
-        ("model/config.json: llm_config.architectures is ['Phi3ForCausalLM']; supported are Sa2VA",),
+        ("model/config.json: llm_config.architectures is 'Phi3ForCausalLM'; supported are Sa2VA",),
     ),
     "weights truncated": (
         lambda: truncate(Path("model/model.safetensors")),

@@ -5,6 +5,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +103,11 @@ def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAPr
     limits = f"tiles={processor.max_tiles} tokens={max_new_tokens} dtype={model.dtype} rules={MASK_RULES}"
     limits += "" if processor.image_resize == "prediction" else f" resize={processor.image_resize}"
     limits += "" if model.device.type == "cpu" else f" {model.device.type}"  # whose sums round otherwise
-    config = {name: value for name, value in model.config.to_dict().items() if name != "transformers_version"}
+    apart = ("transformers_version", "image_resize")  # the second is in `limits`, as the processor's counts
+    config = {name: value for name, value in model.config.to_dict().items() if name not in apart}
     words = sorted(processor.tokenizer.get_vocab().items())
-    settings = hashlib.sha256(f"{json.dumps(config, sort_keys=True, default=str)}{words}".encode())
+    own: list[Any] = []  # what a Qwen-VL has in files of its own
+    if (patches := processor.patches) is not None:
+        own = [processor.chat, list(patches.image_mean), list(patches.image_std)]
+    settings = hashlib.sha256(f"{json.dumps(config, sort_keys=True, default=str)}{words}{own or ''}".encode())
     return f"{weights_fingerprint(model)} {settings.hexdigest()[:8]} {limits}"

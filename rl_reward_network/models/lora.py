@@ -1,8 +1,9 @@
 """LoRA on the language model: setting up, freezing the rest, saving, loading and merging.
 
 A folder of trained tensors holds LoRA in the format of peft (`adapter_config.json`, `adapter_model.safetensors`), all
-other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes (`lora.json`). Up to version
-0.7, LoRA was part of `trainable.safetensors`; both are read.
+other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes with the type of the language
+model (`lora.json`). Up to version 0.10, the type was missing, up to 0.7, LoRA was part of `trainable.safetensors`; such
+folders are read, too.
 
 Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`): LoRA, mlp1,
 text_hidden_fcs and the mask decoder in an InternVL; LoRA, the token embeddings, the head, text_hidden_fcs and the mask
@@ -29,7 +30,7 @@ from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
 
-WEIGHTS, SETTINGS = "trainable.safetensors", "lora.json"
+WEIGHTS, SETTINGS, LANGUAGE = "trainable.safetensors", "lora.json", "model_type"
 PEFT_WEIGHTS, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
 
 
@@ -132,7 +133,7 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
         if lora:
             save_file(lora, temporary / PEFT_WEIGHTS)
             model.peft_config["default"].save_pretrained(str(temporary))
-        settings = _lora_settings(model) if lora else None
+        settings = _lora_settings(model) | {LANGUAGE: model.config.text_config.model_type} if lora else None
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
@@ -160,10 +161,11 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
     """Load saved tensors into a model; LoRA layers of the saved sizes are added where it has none.
 
     Raises:
-        ValueError: a file is missing or broken, or a tensor does not fit the model.
+        ValueError: a file is missing or broken, the model is of another family, or a tensor does not fit it.
     """
     folder = Path(folder)
-    settings, state = read_json(folder / SETTINGS), read_trainable(folder)
+    settings = _read_settings(folder, model.config.text_config.model_type)
+    state = read_trainable(folder)
     if settings and not _lora_layers(model):
         setup_lora(model, **settings)
     elif settings and (present := _lora_settings(model)) != settings:
@@ -172,10 +174,24 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
     wrong = [name for name, tensor in state.items() if name not in parameters or parameters[name].shape != tensor.shape]
     wrong += [name for name in parameters if "lora_" in name and name not in state]
     if wrong:
-        raise ValueError(f"{folder / WEIGHTS}: {len(wrong)} tensors do not fit this model, first {wrong[:3]}")
+        raise ValueError(
+            f"{folder / WEIGHTS}: {len(wrong)} tensors do not fit this model, first {wrong[:3]}; give the model that "
+            "they were trained on"
+        )
     with torch.no_grad():
         for name, tensor in state.items():
             parameters[name].copy_(tensor)
+
+
+def _read_settings(folder: Path, language: str) -> dict[str, Any] | None:
+    """Arguments of `setup_lora`, None without LoRA; a ValueError if the adapter is of another language model."""
+    settings: dict[str, Any] | None = read_json(folder / SETTINGS)
+    if settings and (trained_on := settings.pop(LANGUAGE, language)) != language:
+        raise ValueError(
+            f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
+            "give the model that the adapter was trained on"
+        )
+    return settings
 
 
 def merge_lora(model: PreTrainedModel) -> None:

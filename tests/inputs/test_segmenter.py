@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.inputs.segmenter import Sa2VASegmenter, answers_fingerprint, load_segmenter
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import tube_image
+from tests.qwen_vl import write_tiny_qwen
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 
@@ -54,3 +56,16 @@ def test_features_are_the_mean_of_sam_2_s_coarsest_map(tiny_checkpoint: Path) ->
     with torch.no_grad():
         maps = segmenter.model.get_sam_features(segmenter.processor.sam_pixel_values(image)).maps
     np.testing.assert_allclose(features, maps[2][0].mean(dim=(1, 2)).numpy(), rtol=1e-6)
+
+
+def test_the_files_of_a_qwen_vl_count_in_its_fingerprint(tmp_path: Path) -> None:
+    """Another chat template, normalisation or resize gives other answers with the same weights."""
+    model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / "model"))
+    found = [answers_fingerprint(model, processor, 64)]
+    processor.chat = "system" + processor.chat
+    found.append(answers_fingerprint(model, processor, 64))
+    processor.patches.image_mean = (0.4, 0.4, 0.4)
+    found.append(answers_fingerprint(model, processor, 64))
+    processor.set_image_resize("training")
+    found.append(answers_fingerprint(model, processor, 64))
+    assert len(set(found)) == 4

@@ -183,7 +183,9 @@ class QwenVLBody(Qwen3VLModel):
         if inputs_embeds is None:
             assert input_ids is not None
             if vision_features is None and pixel_values is not None:
-                vision_features = self.get_vision_features(pixel_values, image_grid_thw)  # type: ignore[arg-type]
+                if image_grid_thw is None:
+                    raise ValueError("image_grid_thw is missing; give it beside pixel_values, as the processor does")
+                vision_features = self.get_vision_features(pixel_values, image_grid_thw)
             rows = None if vision_features is None else self.image_rows(vision_features, prompt_masks)
             spliced = self.splice(input_ids, rows, _of_inputs(attention_mask, input_ids))
             return self(

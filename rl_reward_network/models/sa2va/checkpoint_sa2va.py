@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
-from rl_reward_network.artefacts import read_json, write_remedy
+from rl_reward_network.artefacts import read_json, write_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of, supported
@@ -26,6 +26,8 @@ from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project
 AUTO_ARGUMENTS = {"_from_auto", "adapter_kwargs", "trust_remote_code"}  # of transformers' Auto classes; without effect
+
+PROCESSOR_FILE = "processor_config.json"  # where `AutoProcessor` looks first
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,11 @@ def refuse_unmerged(folder: Path) -> None:
                 f"{folder}: holds the tensors trained by a GRPO run, not a whole model; merge them first, and give "
                 f"the result as --model_path: sa2va-rl merge --model_path {candidate} --output merged"
             )
+
+
+def name_processor(folder: Path) -> None:
+    """Name our processor to `AutoProcessor`: the other files of a Qwen-VL name the base model's."""
+    write_json(folder / PROCESSOR_FILE, {"processor_class": "Sa2VAProcessor"})
 
 
 def check_auto_arguments(arguments: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Configuration of the native Sa2VA, read from our own layout or from an original `sa2va_chat` folder."""
 
+import copy
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -200,7 +201,8 @@ def _qwen_vl_config(original: dict[str, Any], family: Family, sam2: Any, where: 
     """Fields outside the two parts are token ids, or stale copies that Qwen2.5-VL's exporter leaves."""
     _demand(where, "vision_config.model_type", (original.get("vision_config") or {}).get("model_type"), *_qwen(family))
     assert family.whole_class is not None
-    parts: dict[str, Any] = {name: original[name] for name in ("vision_config", "text_config")}
+    # Copied, as transformers changes them and `original_config` has to stay the file's.
+    parts: dict[str, Any] = copy.deepcopy({name: original[name] for name in ("vision_config", "text_config")})
     whole: Any = family.whole_class(**parts, tie_word_embeddings=False)  # type: ignore[call-arg]
     whole.text_config.tie_word_embeddings = False  # the released head is a tensor of its own
     return Sa2VAConfig(

@@ -6,13 +6,24 @@ from pathlib import Path
 from huggingface_hub import save_torch_state_dict
 
 from rl_reward_network.artefacts import whole_folder, write_json
-from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import (
+    PROCESSOR_FILE,
+    CheckpointFolder,
+    name_processor,
+    open_checkpoint,
+)
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
 from rl_reward_network.models.sa2va.internlm2_tokenizer import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 
-REWRITTEN = {"config.json", "sam2_sizes.json", "model.safetensors.index.json", "generation_config.json"}
+REWRITTEN = {
+    "config.json",
+    "sam2_sizes.json",
+    "model.safetensors.index.json",
+    "generation_config.json",
+    PROCESSOR_FILE,
+}
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -61,6 +72,8 @@ def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -
     if source.original:
         config.architectures = ["Sa2VAForConditionalGeneration"]
         config.save_pretrained(folder)
+        if config.family.body == "qwen_vl":
+            name_processor(folder)
         return
     assert config.original_config is not None  # `convert_checkpoint` has checked it
     write_json(folder / "config.json", config.original_config)

@@ -165,20 +165,32 @@ def original_family(config: dict[str, Any]) -> Family:
     Raises:
         ValueError: no family of the table has this language model, or the family's are built with another value.
     """
+    body, field, found = _language_model(config)
+    for family in FAMILIES:
+        if (family.body, family.architecture) == (body, found):
+            _check_demanded(family, config)
+            return family
+    raise ValueError(f"{field} is {found!r}; {supported()}")
+
+
+def _language_model(config: dict[str, Any]) -> tuple[str, str, Any]:
+    """Body, field and value that name the language model of an original `config.json`; relatives are refused."""
     named = str([config.get("architectures"), config.get("auto_map")])
     if refused := next((reason for name, reason in REFUSED.items() if name in named), None):
         raise ValueError(f"{refused} is not supported; {supported()}")
-    text, llm = config.get("text_config") or {}, config.get("llm_config") or {}
-    found, field = llm.get("architectures"), "llm_config.architectures"
     if "llm_config" not in config and ("text_config" in config or "qwen" in named.lower()):
-        found, field = [text.get("model_type")], "text_config.model_type"
-    for family in FAMILIES:
-        if found == [family.architecture] and (family.body == "qwen_vl") == (field == "text_config.model_type"):
-            for name, value in family.demanded:
-                if llm.get(name) != value:
-                    raise ValueError(f"llm_config.{name} is {llm.get(name)!r}, expected {value!r} for {family.name}")
-            return family
-    raise ValueError(f"{field} is {found!r}; {supported()}")
+        return "qwen_vl", "text_config.model_type", (config.get("text_config") or {}).get("model_type")
+    found = (config.get("llm_config") or {}).get("architectures")
+    if isinstance(found, list) and len(found) == 1:
+        (found,) = found
+    return "internvl", "llm_config.architectures", found
+
+
+def _check_demanded(family: Family, config: dict[str, Any]) -> None:
+    for name, value in family.demanded:
+        if config["llm_config"].get(name) != value:
+            found = config["llm_config"].get(name)
+            raise ValueError(f"llm_config.{name} is {found!r}, expected {value!r} for {family.name}")
 
 
 def supported() -> str:

@@ -207,10 +207,12 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
 
     def generate(self, inputs: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """As in transformers; a Qwen-VL gets the positions of the whole prompt for every step."""
-        ids, grids = kwargs.get("input_ids", inputs), kwargs.get("image_grid_thw")
-        if self.config.family.body == "qwen_vl" and grids is not None:
-            shapes = [(rows, columns) for _, rows, columns in grids.tolist()]
-            kwargs["position_table"] = self.model.position_table(ids, shapes, kwargs.get("attention_mask"))
+        features: Any = kwargs.get("vision_features")
+        grid_thw: Any = kwargs.get("image_grid_thw")
+        if self.config.family.body == "qwen_vl" and (features is not None or grid_thw is not None):
+            grids = features.grids if features is not None else [tuple(grid[1:]) for grid in grid_thw.tolist()]
+            ids = kwargs.get("input_ids", inputs)
+            kwargs["position_table"] = self.model.position_table(ids, grids, kwargs.get("attention_mask"))
         return super().generate(inputs, **kwargs)  # type: ignore[misc]
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def predict_forward(
 ) -> dict[str, Any]:
     """Answer and masks of one image or one sequence, with the official method's arguments and result.
 
+    One difference: a `[SEG]` in the user's text gives no mask, only those of the answer do.
+
     Args:
         image: PIL image or uint8 (H, W, 3); None for a question about text only.
         video: frames of a sequence, in place of an image; see `video_sa2va.predict_video`.

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
-from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, name_processor, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
 from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
@@ -145,6 +145,7 @@ class Sa2VAProcessor:
         self.tokenizer.save_pretrained(folder)
         if self.patches is not None:
             self.patches.save_pretrained(folder)
+            name_processor(Path(folder))
 
     @property
     def shows_regions(self) -> bool:

@@ -68,7 +68,7 @@ def test_an_option_that_cannot_be_built_is_named(bias: bool | None) -> None:
 
 
 def test_an_unknown_family_is_named_with_those_that_are_supported() -> None:
-    with pytest.raises(ValueError, match=r"architectures is \['GemmaForCausalLM'\]; .*Qwen2For.*InternLM2For"):
+    with pytest.raises(ValueError, match=r"architectures is 'GemmaForCausalLM'; .*Qwen2For.*InternLM2For"):
         original_family({"llm_config": {"architectures": ["GemmaForCausalLM"]}})
     with pytest.raises(ValueError, match=r"text_config.model_type is 'gemma', .*qwen2"):
         family_of(SimpleNamespace(model_type="gemma"))
