@@ -1,6 +1,6 @@
 """Which Sa2VA fits which GPU, and by which command: the table of docs/getting-started.md, in Markdown.
 
-    python -m benchmarks.needs                                # about 15 minutes
+    python -m benchmarks.needs                                # about half an hour
     python -m benchmarks.needs --sizes 4b --memory_gib 24
 
 Predicted on the meta device as by `sa2va-rl doctor --memory`, bfloat16, nothing is downloaded.
@@ -16,15 +16,24 @@ from rl_reward_network.memory.advice import changed_flags, fit, needed_gib
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 
-NAMES = {"1b": "Sa2VA-1B", "4b": "Sa2VA-4B", "8b": "Sa2VA-InternVL3-8B", "14b": "Sa2VA-InternVL3-14B"}
-NAMES |= {"8b-internlm2": "Sa2VA-8B"}
+NAMES: dict[Size, str] = {
+    "1b": "Sa2VA-1B",
+    "4b": "Sa2VA-4B",
+    "8b-internlm2": "Sa2VA-8B",
+    "8b": "Sa2VA-InternVL3-8B",
+    "14b": "Sa2VA-InternVL3-14B",
+    "qwen3-vl-2b": "Sa2VA-Qwen3-VL-2B",
+    "qwen3-vl-4b": "Sa2VA-Qwen3-VL-4B",
+    "qwen2.5-vl-3b": "Sa2VA-Qwen2_5-VL-3B",
+    "qwen2.5-vl-7b": "Sa2VA-Qwen2_5-VL-7B",
+}
 
 
 @dataclass(frozen=True)
 class Args:
     """Print the table."""
 
-    sizes: tuple[Size, ...] = ("1b", "4b", "8b", "14b")
+    sizes: tuple[Size, ...] = tuple(NAMES)
     """Of the released checkpoints."""
     memory_gib: tuple[float, ...] = (16.0, 24.0, 40.0, 80.0)
     """Of the GPU."""

@@ -6,18 +6,19 @@ so that the captions of a group differ.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 from huggingface_hub import save_torch_state_dict
 
+from benchmarks.random_qwen_vl import QwenVLSize, add_qwen_vl_tokens, image_processor, is_tiny, qwen_vl_config
 from rl_reward_network.artefacts import whole_folder, write_json
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
-Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2"]
+Size = Literal["tiny", "1b", "4b", "8b", "14b", "tiny-internlm2", "8b-internlm2", QwenVLSize]
 VOCABULARY = {"Qwen2ForCausalLM": 151_679, "InternLM2ForCausalLM": 92_558}  # of the released checkpoints
 SHARD = "2GB"
 DEPTH_SCALE = 0.05  # of what a layer adds to the residual stream, so that the directions below are kept
@@ -43,6 +44,8 @@ TINY_SAM2 = HIERA_L | {
 
 def official_config(size: Size) -> dict[str, Any]:
     """The `config.json` of a released Sa2VA of this size, with the fields that are read."""
+    if _is_qwen_vl(size):
+        return qwen_vl_config(size)
     width, layers, heads, kv_heads, inner = LANGUAGE[size]
     small, internlm2 = size.startswith("tiny"), size.endswith("internlm2")
     architecture = "InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"
@@ -90,19 +93,27 @@ def write_random_checkpoint(folder: Path, size: Size) -> int:
         folder: to write; must not exist.
         size: of the released model that it resembles.
     """
-    sizes = TINY_SAM2 if size.startswith("tiny") else HIERA_L
+    sizes = TINY_SAM2 if is_tiny(size) else HIERA_L
     original = official_config(size)
     torch.manual_seed(0)
     model = _on_bfloat16(lambda: Sa2VAForConditionalGeneration(config_from_original(original, sizes, "config.json")))
     tokenizer = Sa2VAProcessor.from_pretrained("sa2va-nano").tokenizer
+    if _is_qwen_vl(size):
+        add_qwen_vl_tokens(tokenizer, size)
     _answer_with_a_mask(model, len(tokenizer), tokenizer.get_vocab()["[SEG]"], tokenizer.eos_token_id)
     count = sum(parameter.numel() for parameter in model.parameters())
     with whole_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
+        if _is_qwen_vl(size):
+            image_processor(size).save_pretrained(temporary)
         write_json(temporary / "config.json", original)
         write_json(temporary / "sam2_sizes.json", sizes)
         save_torch_state_dict(to_original(model.state_dict(), model.config), temporary, max_shard_size=SHARD)
     return count
+
+
+def _is_qwen_vl(size: Size) -> TypeGuard[QwenVLSize]:
+    return size in get_args(QwenVLSize)
 
 
 def _on_bfloat16(make: Any) -> Any:

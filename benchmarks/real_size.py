@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
+from benchmarks.random_qwen_vl import is_tiny
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions
@@ -189,7 +190,7 @@ def _memory_settings(args: Args) -> MemorySettings:
         dtype=args.dtype,
         max_completion_length=TOKENS,
         activation_checkpointing=args.gradient_checkpointing,
-    ).of_model(small=args.size.startswith("tiny"))
+    ).of_model(small=is_tiny(args.size))
     prompts = (settings.per_device_train_batch_size or 1) // settings.num_generations
     return replace(settings, images=PROBED + STEPS * prompts)  # whose features a run of so few steps keeps
 

@@ -1,6 +1,7 @@
 """One image, eleven prompts: `segment` once against eleven calls of the shipped `predict_forward`, in one run.
 
     python -m benchmarks.segment --model_path MODEL --image IMAGE
+    python -m benchmarks.segment --model_path MODEL OTHER --image IMAGE     # one after the other, a line for each
 
 Prints the seconds of both (median over pairs), their ratio, and the share of mask pixels that differ. The two are timed
 in turn, so that a slower machine slows both.
@@ -27,8 +28,8 @@ from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 class Args:
     """Time `segment` against single calls."""
 
-    model_path: str
-    """Sa2VA folder or hub id."""
+    model_path: tuple[str, ...]
+    """Sa2VA folders or hub ids."""
     image: Path
     """Image file."""
     prompts: Path | None = None
@@ -44,8 +45,16 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Measure and print."""
-    model, processor = load_sa2va_model(args.model_path, args.device)
+    """Measure one model after the other."""
+    for model_path in args.model_path:
+        if len(args.model_path) > 1:
+            print(f"{model_path}:")
+        measure(args, model_path)
+
+
+def measure(args: Args, model_path: str) -> None:
+    """Measure a model and print."""
+    model, processor = load_sa2va_model(model_path, args.device)
     processor.max_tiles = args.max_tiles
     image = load_image(args.image)
     prompts = args.prompts.read_text().splitlines() if args.prompts else list(PROMPTS)

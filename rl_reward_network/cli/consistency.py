@@ -38,7 +38,7 @@ class Args:
     """As in training on captioned regions: bernoulli on a model of the embedded one's size, else
     gaussian."""
     max_dynamic_patch: int = 1
-    """As in training."""
+    """As in training; without effect on a Qwen-VL."""
     device: str | None = None
     """cpu, cuda:0, ...; by default the first GPU if there is one, else the CPU."""
 

@@ -17,12 +17,14 @@ from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.memory.advice import CUDA_CONTEXT, EXACT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.vision import SIDE, has_tiles
 from rl_reward_network.models.default import DEFAULT_MODEL, is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 SHOWN_GIB = 0.05  # smaller parts are not named
 CAPTION = f"needed: {' and '.join(EXACT)}, {MARGIN} x the other parts, and {CUDA_CONTEXT} GiB more on a GPU"
+OF_IMAGES = f"; images of {SIDE} x {SIDE} pixels: a Qwen-VL reads more tokens of larger ones"
 SEGMENT_FLAGS = ("segment_batch", "max_dynamic_patch", "dtype")
 OTHERS = ("device", "memory_gib", "segment_batch", "images")  # are not flags of training
 TRAINING_FLAGS = tuple(field.name for field in fields(MemorySettings) if field.name not in OTHERS)
@@ -41,9 +43,10 @@ class Row(NamedTuple):
     command: str
     flags: tuple[str, ...]
 
-    def flags_of(self, settings: MemorySettings) -> tuple[str, ...]:
-        """Those flags that have an effect with these settings."""
-        unused = ROLLOUT_FLAGS if settings.objective == "supervised" else ()
+    def flags_of(self, settings: MemorySettings, config: Sa2VAConfig) -> tuple[str, ...]:
+        """Those flags that have an effect with these settings, on this model."""
+        unused: tuple[str, ...] = ROLLOUT_FLAGS if settings.objective == "supervised" else ()
+        unused += () if has_tiles(config) else ("max_dynamic_patch",)
         return tuple(name for name in self.flags if name not in unused)
 
 
@@ -70,9 +73,10 @@ def show_memory(model_path: str, data_root: Path, reward_net: str, asked: Memory
     usual, device = MemorySettings().of_model(small), settings.device or "cpu"
     available = settings.memory_gib or memory_gib(device)
     title = f"{model_path} on {device}, {available:.1f} GiB"
-    table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=CAPTION)
+    caption = CAPTION + ("" if has_tiles(config) else OF_IMAGES)
+    table = Table("stage", "needed (GiB)", "largest parts", title=title, caption=caption)
     results = [
-        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings)))
+        (row, fit(partial(row.predict, config), settings, available, row.flags_of(settings, config)))
         for row in tqdm((LOAD, SEGMENT, TRAIN), "predicting", leave=False)
     ]
     results.append((MERGE, _merging(config, settings, available)))
@@ -83,7 +87,7 @@ def show_memory(model_path: str, data_root: Path, reward_net: str, asked: Memory
     for row, result in results:
         if row.command:
             inputs = "" if row is MERGE else flags + _rewards(row, data_root, reward_net, settings)
-            words = changed_flags(usual, result.settings, row.flags_of(settings))
+            words = changed_flags(usual, result.settings, row.flags_of(settings, config))
             console.print(_advice(result, " ".join(filter(None, (row.command, inputs, words)))), soft_wrap=True)
     return all(result.fits for _, result in results)
 

@@ -60,7 +60,8 @@ class Args:
     """Number format of Sa2VA's weights: auto is bfloat16 on a GPU and float32 on the CPU; by default as in the policy's
     training, or auto."""
     max_tiles: int | None = None
-    """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config."""
+    """Maximum number of tiles of an image; by default as in the policy's training, or as in the model's config. Without
+    effect on a Qwen-VL."""
     image_resize: Literal["prediction", "training"] | None = None
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its
     training; by default as in the policy's training, or as in the model's config."""

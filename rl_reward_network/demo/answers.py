@@ -15,12 +15,17 @@ from rl_reward_network.evaluation.overlays import BLUE, ORANGE, paint_mask
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetworkConfig, error_map
+from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.segment.loading import default_model, load_mask_maker
 from rl_reward_network.segment.maker import Answered, MaskMaker
 
 CAPTION_TOKENS = 64
 LONGEST_PROMPT = 2000  # characters; the time of an answer grows with the prompt
+DRAWN: dict[RegionPrompt, str] = {  # said with a caption of a Qwen-VL
+    "outline": " (This model cannot be shown a region: it was asked about a picture with a red outline around it.)",
+    "crop": " (This model cannot be shown a region: it was asked about a picture cropped to it.)",
+}
 SEGMENTER = "Sa2VA"  # the source of masks that intervals are taken of
 
 
@@ -150,15 +155,19 @@ class Answers:
             raise ValueError("no region is drawn: draw over the object first")
         if region.shape != image.shape[:2]:
             raise ValueError("the region was drawn on another image: draw it again")
+        processor, regions, note = self.maker.processor, [region[None]], ""
         question = DESCRIBE if is_small(self.model_path) else DESCRIBE_REAL
+        if not processor.shows_regions:
+            image, regions = draw_region(image, region, processor.region_prompt), []
+            question, note = QUESTIONS[processor.region_prompt], DRAWN[processor.region_prompt]
         result = self.maker.model.predict_forward(
             image=image,
             text=f"<image>{question}",
-            mask_prompts=[region[None]],
-            processor=self.maker.processor,
+            mask_prompts=regions or None,
+            processor=processor,
             max_new_tokens=CAPTION_TOKENS,
         )
-        return str(result["prediction"]).replace("<|im_end|>", "").strip()
+        return f"{str(result['prediction']).replace('<|im_end|>', '').strip()}{note}"
 
 
 def checked_prompt(prompt: str | None) -> str:

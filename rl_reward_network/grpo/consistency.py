@@ -1,7 +1,8 @@
 """Supervised fine-tuning by Sa2VA's authors compared with GRPO on the same model: one row for each aspect.
 
 The left side is written down here; it is not computed by the code that it is compared with.
-Source: bytedance/Sa2VA@9832e1a, training configurations of the models with a Qwen2 language model.
+Source: bytedance/Sa2VA@9832e1a, training configurations of the models with a Qwen2 language model; @06912e2, those of
+the models on a Qwen-VL.
 """
 
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -40,10 +42,13 @@ TEMPLATES = {
     ),
 }
 PHRASE, QUESTION = "a red circle in this image.", "\nPlease segment the red circle in this image."
+IMAGE = ("<img>", "<IMG_CONTEXT>", "</img>")  # before an image's features, in the place of each, behind them
+IMAGE_QWEN_VL = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 TURNS = (("<image>" + QUESTION, "Sure, it is [SEG]."), ("What is region1?", "It is a small round object."))
 
 PARTS = {
     "vision tower": FROZEN,
+    "merger": FROZEN,  # of a Qwen-VL, in place of mlp1
     "mlp1": TRAINABLE,
     "language model": FROZEN,
     "embeddings": TRAINABLE,
@@ -68,6 +73,11 @@ FROZEN_BECAUSE = {
     "network and supervised training reach the decoder",
     "bernoulli": "the gradient of bernoulli masks reaches the mask head, not the head that predicts its quality",
 }
+# Image tokens of WIDTH x HEIGHT pixels, resized once, by the size of a patch in pixels.
+WIDTH, HEIGHT, TOKENS_ONCE = 301, 199, {16: 425, 14: 532}
+SYSTEM_TURN = (
+    "the chat template of the folder has a system turn, as the reference's own prediction; its training had none"
+)
 MASK_PARTS = ("SAM 2 mask decoder", "SAM 2 prompt encoder")
 
 
@@ -133,7 +143,7 @@ def part_rows(model: Any, mask_policy: str | None = None) -> list[ConsistencyRow
     counts |= {"language model": (total - embeddings[0], trained - embeddings[1]), "embeddings": embeddings}
     rows = []
     for part, sft in PARTS.items():
-        total, trained = counts[part]
+        total, trained = counts.get(part, (0, 0))
         rl = TRAINABLE if trained == total else f"{trained:,} {TRAINABLE}" if trained else FROZEN
         row = _row(part, sft, rl, INTENDED_PARTS.get((part, rl)) or (frozen_because if part in MASK_PARTS else None))
         rows += [ConsistencyRow(row.item, row.sft, f"{rl}, {total:,}", row.status)] if total else []
@@ -141,38 +151,70 @@ def part_rows(model: Any, mask_policy: str | None = None) -> list[ConsistencyRow
 
 
 def text_rows(processor: Sa2VAProcessor, template: str | None) -> list[ConsistencyRow]:
-    """Chat format, ids and labels of a conversation, the question of a rollout and its split, tiles.
+    """Chat format, ids and labels of a conversation, the question of a rollout and its split, how images are read.
 
     Args:
         processor: as training uses it.
-        template: the name in the checkpoint's config.json.
+        template: the name in the checkpoint's config.json; a Qwen-VL was trained with `qwen_chat` whatever it says.
     """
-    expected, used = TEMPLATES[template_name(template)], processor.template
-    ids, labels = reference_conversation(processor.tokenizer, expected, processor.tokens_per_tile)
-    used_ids, used_labels = (
-        processor.tokenize_conversation(TURNS, processor.tokens_per_tile)[name].tolist()
-        for name in ("input_ids", "labels")
-    )
+    expected = TEMPLATES["qwen_chat" if processor.patches else template_name(template)]
+    tokens = TOKENS_ONCE[processor.patches.patch_size] if processor.patches else processor.tokens_per_tile
+    image = IMAGE_QWEN_VL if processor.patches else IMAGE
+    ids, labels = reference_conversation(processor.tokenizer, expected, tokens, image)
+    used = processor.tokenize_conversation(TURNS, tokens)
+    used_ids, used_labels = used["input_ids"].tolist(), used["labels"].tolist()
     prompt = ids[: next(n for n, label in enumerate(labels) if label >= 0)]
     return [
-        _row("chat template", _escaped(expected), _escaped((used.instruction, used.suffix, used.separator))),
+        _template_row(processor, expected),
         _row("conversation: ids", _ids(ids), _ids(used_ids, ids)),
         _row("conversation: labels", _ids(labels), _ids(used_labels, labels)),
-        *_question_rows(processor, prompt),
+        *_question_rows(processor, prompt, tokens),
+        _resize_row(processor) if processor.patches else _tiles_row(processor),
     ]
 
 
-def _question_rows(processor: Sa2VAProcessor, prompt: list[int]) -> list[ConsistencyRow]:
+def _template_row(processor: Sa2VAProcessor, expected: tuple[str, str, str]) -> ConsistencyRow:
+    """The chat format of rollouts; that of a Qwen-VL is its folder's."""
+    template = processor.template
+    instruction = processor.chat if processor.patches else template.instruction
+    used = (instruction, template.suffix, template.separator)
+    reason = SYSTEM_TURN if used == (system_turn(processor) + expected[0], *expected[1:]) else None
+    return _row("chat template", _escaped(expected), _escaped(used), reason)
+
+
+def system_turn(processor: Sa2VAProcessor) -> str:
+    """The system turn in a prompt of prediction, "" without one."""
+    before, user, _ = processor.chat.partition("<|im_start|>user")
+    return before if user and before.startswith("<|im_start|>system") else ""
+
+
+def _question_rows(processor: Sa2VAProcessor, prompt: list[int], tokens: int) -> list[ConsistencyRow]:
     """The question of a rollout compared with the ids of the recipe's first question."""
-    text, question = segment_question(PHRASE), make_question(processor, 0, processor.tokens_per_tile, QUESTION)
+    text, question = segment_question(PHRASE), make_question(processor, 0, tokens, QUESTION)
     unbroken = "the reference's own prediction has no line break there" if text == QUESTION.strip() else None
-    tiles = f"up to {TILES}, and a thumbnail"
-    few = "several times cheaper; --max_dynamic_patch raises it"
+    ids, system = question.prefix_ids + question.suffix_ids, processor.token_ids(system_turn(processor))
+    reason = SYSTEM_TURN if ids == system + prompt else None
     return [
         _row("question for a mask", repr(QUESTION), repr(text), unbroken),
-        _row("question cut behind the image", _ids(prompt), _ids(question.prefix_ids + question.suffix_ids, prompt)),
-        _row("tiles", tiles, tiles if processor.max_tiles == TILES else f"up to {processor.max_tiles}", few),
+        _row("question cut behind the image", _ids(prompt), _ids(ids, prompt), reason),
     ]
+
+
+def _tiles_row(processor: Sa2VAProcessor) -> ConsistencyRow:
+    """The tiles of an InternVL."""
+    tiles = f"up to {TILES}, and a thumbnail"
+    few = "several times cheaper; --max_dynamic_patch raises it"
+    return _row("tiles", tiles, tiles if processor.max_tiles == TILES else f"up to {processor.max_tiles}", few)
+
+
+def _resize_row(processor: Sa2VAProcessor) -> ConsistencyRow:
+    """How often a Qwen-VL's image is resized, with the tokens of an image for which it matters."""
+    assert processor.patches is not None
+    _, (tokens,) = processor.vision_inputs([np.zeros((HEIGHT, WIDTH, 3), dtype=np.uint8)])
+    once, size = TOKENS_ONCE[processor.patches.patch_size], f"tokens of {WIDTH} x {HEIGHT} pixels"
+    times = {"training": "once", "prediction": "twice"}[processor.image_resize]
+    reason = "as in the reference's own prediction; --image_resize training does it once" if times == "twice" else None
+    return _row("image resize", f"once: {once} {size}", f"{times}: {tokens} {size}", reason)
 
 
 def dtype_rows(model: nn.Module) -> list[ConsistencyRow]:
@@ -204,16 +246,19 @@ def loading_row(model: Any, folder: CheckpointFolder) -> ConsistencyRow:
 
 
 def reference_conversation(
-    tokenizer: PreTrainedTokenizerBase, template: tuple[str, str, str], tokens_per_tile: int
+    tokenizer: PreTrainedTokenizerBase,
+    template: tuple[str, str, str],
+    tokens: int,
+    image_tokens: tuple[str, str, str] = IMAGE,
 ) -> tuple[list[int], list[int]]:
-    """Ids and labels of `TURNS` with one tile, as the reference tokenises them: piece by piece.
+    """Ids and labels of `TURNS` with an image of this number of tokens, as the reference tokenises them.
 
-    A bos token, if the tokenizer has one, is the first (Qwen's has none).
+    That is, piece by piece. A bos token, if the tokenizer has one, is the first (Qwen's has none).
 
     Labels are -100 except on answers and their end tokens; the separator before the next turn is not labelled.
     """
     instruction, suffix, separator = template
-    image = "<img>" + "<IMG_CONTEXT>" * tokens_per_tile + "</img>"
+    image = image_tokens[0] + image_tokens[1] * tokens + image_tokens[2]
     ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     labels = [-100 for _ in ids]
     for question, answer in TURNS:

@@ -91,7 +91,8 @@ class PromptConfig:
     max_new_tokens: Rare[int] = 64
     """Longest answer of Sa2VA, in tokens."""
     max_tiles: Rare[int] = 1
-    """Most tiles an image is cut into as input of Sa2VA; 12 is its default at prediction and 7 to 10 times slower."""
+    """Most tiles an image is cut into as input of Sa2VA; 12 is its default at prediction and 7 to 10 times slower.
+    Without effect on a Qwen-VL, which has no tiles."""
     prompts: Rare[Path | None] = None
     """File with your own prompts, one per line; by default the 11 built-in ones."""
 
@@ -113,7 +114,8 @@ class RegionConfig:
     """FlashAttention 2 in the image encoders (pip install flash-attn, a GPU); the language model keeps torch's fused
     attention, since it is trained on packed rows with a mask."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"]), RARE] = 1
-    """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower."""
+    """Most tiles an image is cut into; 12 is Sa2VA's default at prediction and makes GRPO several times slower.
+    Without effect on a Qwen-VL, which has no tiles."""
     feature_cache_gib: Rare[float] = 4.0
     """Main memory for the features of images, which are then encoded once; with less, images are encoded again."""
     max_regions: Rare[int | None] = None

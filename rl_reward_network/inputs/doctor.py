@@ -48,8 +48,10 @@ from rl_reward_network.inputs.preflight import (
 )
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
+from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from rl_reward_network.models.sa2va.templates import chat_instruction
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
 FREE_DISK_GB = 5
@@ -96,16 +98,24 @@ def check_packages() -> Finding:
 
 
 def check_model(model_path: str, data_root: Path) -> Finding:
-    """Layout and sizes of a Sa2VA checkpoint, from its file headers."""
+    """Layout, family and sizes of a Sa2VA checkpoint, from its file headers."""
     folder = open_checkpoint(model_path)
     config = check_checkpoint(folder)
     text = config.text_config
     user_data = data_root.exists() and not is_rendered(data_root)
     hint = "; a rehearsal model, of no use on your own images: set MODEL_PATH" if user_data else ""
     return Finding(
-        f"{'official' if folder.original else 'our'} layout, {text.num_hidden_layers} x {text.hidden_size} language "
-        f"model, template {config.template}{hint if is_small(model_path) else ''}"
+        f"{'official' if folder.original else 'our'} layout, {config.family.name}, {text.num_hidden_layers} x "
+        f"{text.hidden_size} language model, {_template(folder, config)}{hint if is_small(model_path) else ''}"
     )
+
+
+def _template(folder: CheckpointFolder, config: Sa2VAConfig) -> str:
+    """The prompt format; the released Qwen-VL models were trained without the system turn that some templates have."""
+    if config.family.body != "qwen_vl":
+        return f"template {config.template}"
+    system = "<|im_start|>system" in chat_instruction(folder.tokenizer(config))
+    return f"chat template {'with a' if system else 'without'} system turn"
 
 
 def check_data(model_path: str, choice: DataChoice) -> Finding:

@@ -16,6 +16,7 @@ from rl_reward_network.grpo.rollouts.image_context import rows_within_limits
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.memory.live import live_memory
 from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.vision import SIDE, encoder, image_tokens
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -28,8 +29,6 @@ TEXT_TOKENS = 112  # of a row besides image, region and completions: the system 
 REGION_SHARE = 0.5  # of an image's tokens, which a large region repeats
 GUESSED_TOKENS = 12  # of the answer that is verified together with the question
 OFFICIAL_DTYPE = torch.bfloat16  # of the weight files, where config.json does not say it
-SIDE = 512  # pixels of the images that are assumed; masks have their size
-
 
 PartsOf = Callable[[Any, MemorySettings], dict[str, float]]
 
@@ -110,15 +109,6 @@ def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
     return model
 
 
-def image_tokens(config: Sa2VAConfig, settings: MemorySettings) -> int:
-    """Tokens of an image in the language model; the thumbnail counts as a tile."""
-    return int(config.tokens_per_tile) * _tiles(settings)
-
-
-def _tiles(settings: MemorySettings) -> int:
-    return settings.max_dynamic_patch + (settings.max_dynamic_patch > 1)
-
-
 # ---- one stage after the other ----
 
 
@@ -172,8 +162,8 @@ def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
 def _kept_features(model: Any, settings: MemorySettings) -> float:
     """Of the images of a step; in main memory these are part of the cache."""
     if settings.device == "cpu":
-        return min(settings.feature_cache_gib * GIB, settings.images * _features(model, settings))
-    return settings.gradient_accumulation_steps * _prompts(settings) * _features(model, settings)
+        return min(settings.feature_cache_gib * GIB, settings.images * _step_features(model, settings))
+    return settings.gradient_accumulation_steps * _prompts(settings) * _step_features(model, settings)
 
 
 def _rollouts(model: Any, settings: MemorySettings) -> float:
@@ -198,7 +188,7 @@ def _answers(model: Any, settings: MemorySettings, prompts: int, rows: int) -> f
 
 
 def _region_tokens(config: Sa2VAConfig) -> int:
-    return int(REGION_SHARE * config.tokens_per_tile)
+    return int(REGION_SHARE * config.tokens_per_tile) if config.family.shows_regions else 0
 
 
 def _largest(phases: dict[str, float]) -> dict[str, float]:
@@ -233,23 +223,22 @@ def _maps(model: Any) -> Sam2Features:
     return features
 
 
-def _tile_pixels(model: Any, settings: MemorySettings) -> Tensor:
-    """The tiles of one image."""
-    side = model.config.vision_config.image_size[0]
-    return _meta(model, _tiles(settings), 3, side, side)
-
-
 @torch.no_grad()
 def _features(model: Any, settings: MemorySettings) -> float:
     """Of one image, from both encoders."""
-    vision = model.model.get_vision_features(_tile_pixels(model, settings))
-    return float(vision.nbytes + sum(level.nbytes for level in _maps(model).maps))
+    return float(sum(features.nbytes for features in [*encoder(model, settings)(), *_maps(model).maps]))
+
+
+def _step_features(model: Any, settings: MemorySettings) -> float:
+    """Of one image in training; a region that is drawn makes another picture, which SAM 2 does not read."""
+    with torch.no_grad():
+        drawn = 0 if model.config.family.shows_regions else sum(part.nbytes for part in encoder(model, settings)())
+    return _features(model, settings) + drawn
 
 
 def _encoders(model: Any, settings: MemorySettings) -> float:
     """The larger of SAM 2's image encoder and the vision tower, one image."""
-    tiles = _tile_pixels(model, settings)
-    return max(_peak(model, lambda: _maps(model)), _peak(model, lambda: model.model.get_vision_features(tiles)))
+    return max(_peak(model, lambda: _maps(model)), _peak(model, encoder(model, settings)))
 
 
 def _masks(model: Any, rows: int) -> float:
@@ -278,24 +267,26 @@ def _decoding(model: Any, rows: int, settings: MemorySettings, length: int) -> f
 def _loss(model: Any, settings: MemorySettings) -> float:
     """Forward and backward pass of the loss, gradients included."""
     prompts, hidden_size = _prompts(settings), model.config.text_config.hidden_size
+    rows = prompts if model.config.family.shows_regions else 2 * prompts  # one more for the drawn region
     completions = settings.num_generations * int(settings.max_completion_length or 1)
     if settings.objective == "supervised":
         completions = TEXT_TOKENS // 2
     tokens = image_tokens(model.config, settings) + _region_tokens(model.config) + TEXT_TOKENS + completions
     features = _maps(model)
-    embeds = _meta(model, prompts, tokens, hidden_size)
-    mask = torch.ones(prompts, 1, tokens, tokens, dtype=torch.bool, device="meta")
-    positions = torch.zeros(prompts, tokens, dtype=torch.long, device="meta")
+    embeds, words = _meta(model, rows, tokens, hidden_size), model.get_input_embeddings()
+    mask = torch.ones(rows, 1, tokens, tokens, dtype=torch.bool, device="meta")
+    positions = torch.zeros(rows, tokens, dtype=torch.long, device="meta")
     ids = torch.zeros(prompts * completions, dtype=torch.long, device="meta")
 
     def work() -> None:
+        inputs = words(positions) if words.weight.requires_grad else embeds  # a Qwen-VL trains them
         states = model.model(
-            inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False
+            inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state
         scored = states.flatten(0, 1)[: len(ids)]
         log_probs, entropies = token_log_probs(model.lm_head, scored, ids, 1.0, [1])
         loss = log_probs.sum() + entropies.sum()
-        for embedding in model.text_hidden_fcs(states[:, -1]):
+        for embedding in model.text_hidden_fcs(states[:prompts, -1]):
             loss = loss + model.decode_masks(features, embedding[None]).mask_logits.float().sum()
         loss.backward()
 

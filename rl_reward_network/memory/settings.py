@@ -42,7 +42,8 @@ class MemorySettings:
     ema_decay: Rare[float] = 0.999
     """Decay of the moving average; 0 keeps none."""
     max_dynamic_patch: Annotated[int, tyro.conf.arg(aliases=["--max-tiles"])] = 1
-    """Most tiles of an image, as --max_dynamic_patch of training and --max_tiles of steps 1 and 2."""
+    """Most tiles of an image, as --max_dynamic_patch of training and --max_tiles of steps 1 and 2. Without effect on a
+    Qwen-VL."""
     segment_batch: int = 16
     """Prompts decoded at once in steps 1 and 2 (SEGMENT_BATCH)."""
     images: Rare[int] = 1000

@@ -77,7 +77,7 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int, int]]:
         "merger": ("model.visual.merger.", "model.visual.deepstack_merger_list."),  # of a Qwen-VL
         "vision tower": ("model.vision_tower.", "model.visual."),
         "mlp1": "model.multi_modal_projector.",
-        "language model": "model.language_model.",
+        "language model": ("model.language_model.", "lm_head.norm."),  # its final norm is in a Qwen3-VL's head
         "lm_head": "lm_head.",
         "text_hidden_fcs": "text_hidden_fcs.",
         "SAM 2 image encoder": "grounding_encoder.vision_encoder.",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.random_checkpoint import TINY_SAM2, official_config
 from rl_reward_network.cli import doctor, grpo, memory
 from rl_reward_network.cli.compare_parts import parsed
 from rl_reward_network.cli.main import main as command
@@ -16,7 +17,7 @@ from rl_reward_network.memory.advice import Fit
 from rl_reward_network.memory.predict import GIB, Stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, open_checkpoint
-from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
 
 SMALL_STAGE = Stage("GRPO step", {"weights": 1.0})
 SMALL = ["--memory", "--device", "cpu"]
@@ -128,3 +129,12 @@ def test_a_damaged_configuration_is_refused(tmp_path: Path, damage: str) -> None
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"config\.json: (text_config is missing|damaged)"):
         doctor.main(parsed(doctor.Args, [*SMALL, "--model_path", str(tmp_path)]))
+
+
+def test_tiles_are_no_flag_of_a_model_without_them() -> None:
+    settings = MemorySettings(objective="supervised")
+    for size, expected in (("tiny", True), ("tiny-qwen3-vl", False), ("tiny-qwen2.5-vl", False)):
+        config = config_from_original(official_config(size), TINY_SAM2, "config.json")  # type: ignore[arg-type]
+        for row in (memory.SEGMENT, memory.TRAIN):
+            assert ("max_dynamic_patch" in row.flags_of(settings, config)) == expected
+    assert "ema_decay" not in memory.TRAIN.flags_of(settings, config)

@@ -4,16 +4,19 @@ import re
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.random_checkpoint import write_random_checkpoint
 from rl_reward_network.demo.answers import Answers, interval_refusal, load_answers
 from rl_reward_network.demo.examples import write_examples
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS, draw_region
 from rl_reward_network.segment.maker import MaskMaker
 
 
@@ -100,6 +103,30 @@ def test_a_region_gets_its_caption(answers: Answers, examples: list[Path]) -> No
     caption = answers.caption(str(examples[3]), region)
     assert caption.startswith("a ")
     assert "<|" not in caption
+
+
+@pytest.mark.parametrize(("how", "words"), [("outline", "red outline"), ("crop", "cropped to it")])
+def test_a_region_is_drawn_for_a_model_that_cannot_be_shown_one_and_the_caption_says_so(
+    how: Any, words: str, folder: Path, examples: list[Path], tmp_path: Path
+) -> None:
+    write_random_checkpoint(tmp_path / "model", "tiny-qwen3-vl")
+    answers, asked = load_answers(folder, str(tmp_path / "model"), device="cpu"), {}
+    region, predict = np.zeros((256, 256), bool), answers.maker.model.predict_forward
+    region[100:140, 100:140] = True
+    answers.maker.processor.region_prompt = how
+
+    def predict_forward(**named: Any) -> Any:
+        asked.update(named)
+        return predict(**named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers.maker.model, "predict_forward", predict_forward)
+        caption = answers.caption(str(examples[3]), region)
+    assert "cannot be shown a region" in caption
+    assert words in caption
+    assert "<|" not in caption
+    assert asked["text"] == f"<image>{QUESTIONS[how]}"
+    assert np.array_equal(asked["image"], draw_region(answers.open(str(examples[3])), region, how))
 
 
 def refused(answers: Answers, path: Path | None, prompt: str = PROMPTS[0], by_policy: bool = False) -> str:

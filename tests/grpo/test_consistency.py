@@ -10,8 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.random_qwen_vl import CHAT
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo import consistency
 from rl_reward_network.grpo.consistency import (
+    IMAGE_QWEN_VL,
     TEMPLATES,
     TURNS,
     ConsistencyRow,
@@ -29,7 +32,8 @@ from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from tests.conftest import GOLDEN, needs_golden
+from tests.conftest import GOLDEN, SHARED, needs_golden
+from tests.qwen_vl import QWEN3, QWEN25, SYSTEM, write_tiny_qwen
 
 MEANT = {"LoRA dropout", "embeddings", "lm_head", "SAM 2 prompt encoder", "question for a mask", "tiles"}
 
@@ -223,3 +227,68 @@ def test_tensors_that_were_not_loaded_are_counted(prepared: Any, tmp_path: Path)
     row = loading_row(model, replace(folder, path=tmp_path))
     assert row.rl == f"{count - 1} loaded, 1 missing, 1 surplus"
     assert row.status == "DIFFERS"
+
+
+# ---- on a Qwen-VL ----
+
+
+@pytest.fixture(scope="module", params=[(QWEN3, CHAT), (QWEN25, SYSTEM + CHAT)])
+def prepared_qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Qwen3-VL without a system turn, Qwen2.5-VL with one, prepared as for training."""
+    folder = write_tiny_qwen(tmp_path_factory.mktemp("qwen") / "model", *request.param)
+    model, processor = load_sa2va_model(folder)
+    prepare_model(model, 128, 256)
+    return model, processor, open_checkpoint(folder)
+
+
+def test_a_prepared_qwen_vl_trains_as_its_recipe_but_for_what_is_meant(prepared_qwen: Any) -> None:
+    rows = by_item(consistency_rows(*prepared_qwen))
+    system = {"chat template", "question cut behind the image"} if "system" in prepared_qwen[1].chat else set()
+    assert differing(list(rows.values())) == []
+    meant = {item for item, row in rows.items() if row.status.startswith("meant: ")}
+    assert meant == {"LoRA dropout", "SAM 2 prompt encoder", "question for a mask", "image resize", *system}
+    assert "mlp1" not in rows
+    assert "tiles" not in rows
+    parts = ("vision tower", "merger", "language model", "embeddings", "LoRA", "lm_head", "text_hidden_fcs")
+    assert [rows[part].rl.split(",")[0] for part in parts] == ["frozen"] * 3 + ["trainable"] * 4
+    counted = sum(int(row.rl.split(", ")[1].replace(",", "")) for row in part_rows(prepared_qwen[0]))
+    assert counted == sum(p.numel() for p in prepared_qwen[0].parameters()), "each parameter is in one row"
+
+
+def test_tokens_of_an_image_that_is_resized_once_are_the_recipes(prepared_qwen: Any) -> None:
+    model, processor, _ = prepared_qwen
+    expected = {QWEN3: ("once: 425", "twice: 400"), QWEN25: ("once: 532", "twice: 551")}
+    sft, rl = expected[model.config.text_config.model_type]
+    row = by_item(text_rows(processor, None))["image resize"]
+    assert (row.sft, row.rl) == (f"{sft} tokens of 301 x 199 pixels", f"{rl} tokens of 301 x 199 pixels")
+    once = copy.copy(processor)
+    once.set_image_resize("training")
+    assert by_item(text_rows(once, None))["image resize"].status == "same"
+
+
+def test_a_system_turn_alone_is_meant_and_another_chat_format_is_not(prepared_qwen: Any) -> None:
+    processor = copy.copy(prepared_qwen[1])
+    processor.chat = processor.chat.replace("<|im_start|>user\n", "<|im_start|>user ")
+    assert differing(text_rows(processor, None)) == ["chat template", "question cut behind the image"]
+
+
+def test_a_merger_that_trains_and_a_head_that_does_not_are_named(prepared_qwen: Any) -> None:
+    model = copy.deepcopy(prepared_qwen[0])
+    model.model.visual.merger.requires_grad_(True)
+    model.text_hidden_fcs.requires_grad_(False)
+    assert differing(part_rows(model)) == ["merger", "text_hidden_fcs"]
+
+
+@needs_golden
+@pytest.mark.parametrize("case", ["case_q3", "case_q25"])
+def test_the_recipes_ids_of_a_qwen_vl_are_the_references_own(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SHARED / "golden" / case
+    expected = load_file(folder / "expected.safetensors")
+    said = read_json(folder / "train_conversation.json")["conversation"]
+    turns = [(said[n]["value"], said[n + 1]["value"]) for n in range(0, len(said), 2)]
+    processor = Sa2VAProcessor.from_pretrained(folder / "checkpoint")
+    tokens = int(expected["train_image_grid_thw"].prod()) // 4
+    monkeypatch.setattr(consistency, "TURNS", turns)
+    ids, labels = reference_conversation(processor.tokenizer, TEMPLATES["qwen_chat"], tokens, IMAGE_QWEN_VL)
+    assert ids == expected["train_input_ids"].flatten().tolist()
+    assert labels == expected["train_labels"].flatten().tolist()

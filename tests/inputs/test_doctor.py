@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.random_checkpoint import write_random_checkpoint
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded import datasets as embedded
 from rl_reward_network.embedded.regions import write_regions
@@ -175,3 +176,16 @@ def test_a_gpu_that_is_absent_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.check_gpu(None).details == doctor.check_gpu(-1).details == "CPU, float32"
     with pytest.raises(ValueError, match=r"GPU=1.*0 GPUs"):
         doctor.check_gpu(1)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("tiny", "official layout, InternVL with Qwen2, 2 x 64 language model, template qwen_chat"),
+        ("tiny-qwen3-vl", "official layout, Qwen3-VL, 3 x 64 language model, chat template without system turn"),
+        ("tiny-qwen2.5-vl", "official layout, Qwen2.5-VL, 3 x 64 language model, chat template with a system turn"),
+    ],
+)
+def test_the_family_of_a_model_and_its_prompt_format_are_named(size: Any, expected: str, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model", size)
+    assert doctor.check_model(str(tmp_path / "model"), tmp_path / "data").details == expected
