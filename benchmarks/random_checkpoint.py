@@ -1,10 +1,13 @@
 """A Sa2VA of real size with random weights, in the official layout: what can be measured where no weights are at hand.
 
+    python -m benchmarks.random_checkpoint --size tiny-qwen3-vl --folder outputs/tiny-qwen3-vl
+
 The sizes are those of the released checkpoints. The tokenizer is the small one of the embedded model; the embedding has
 the rows of the released vocabulary nevertheless. Greedy decoding answers `[SEG]` and ends; sampled answers are longer,
 so that the captions of a group differ.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
@@ -13,6 +16,7 @@ from huggingface_hub import save_torch_state_dict
 
 from benchmarks.random_qwen_vl import QwenVLSize, add_qwen_vl_tokens, image_processor, is_tiny, qwen_vl_config
 from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.cli.app import run
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -40,6 +44,23 @@ TINY_SAM2 = HIERA_L | {
     **{"embed_dim": 8, "num_heads": 1, "stages": [1, 1, 2, 1], "global_att_blocks": [3], "d_model": 32},
     **{"mem_ff": 48, "mem_layers": 1, "image_size": 256},
 }
+
+
+@dataclass(frozen=True)
+class Args:
+    """Write a checkpoint."""
+
+    size: Size
+    """Of the released checkpoint that the random one resembles; a tiny one is for trying commands."""
+    folder: Path
+    """To write; must not exist."""
+
+
+def main(args: Args) -> None:
+    """Write it, and print its size."""
+    if args.folder.exists():
+        raise ValueError(f"folder {args.folder} exists; give a new one")
+    print(f"{write_random_checkpoint(args.folder, args.size):,} parameters in {args.folder}")
 
 
 def official_config(size: Size) -> dict[str, Any]:
@@ -144,3 +165,7 @@ def _answer_with_a_mask(model: Any, words: int, seg: int, end: int) -> None:
     head[seg, 0] = SEG_LOGIT / length
     head[words:, 0] = -SURE_LOGIT / length  # rows of the vocabulary that the small tokenizer has no words for
     head[end, 0], head[end, 1] = -SURE_LOGIT / length, SURE_LOGIT / length
+
+
+if __name__ == "__main__":
+    run(main, Args)
