@@ -126,7 +126,9 @@ def _evaluate(
         prompts = spread(prompts, items, inputs.config.seed)
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
     inputs.set_up(processor)
-    prepare_model(model, config["origin"]["lora_r"], config["origin"]["lora_alpha"])
+    origin = config["origin"]
+    frozen = bool(origin.get("freeze_embeddings"))  # since version 0.11
+    prepare_model(model, origin["lora_r"], origin["lora_alpha"], freeze_embeddings=frozen)
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")

@@ -39,6 +39,7 @@ class GRPOPlan:
         shuffle_rewards: the control: the rewards of each step are permuted at random.
         watch_every: optimisation steps between validations; 0 never validates.
         mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
+        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         max_labelled: most prompts with a true mask that supervised training uses; None uses all.
     """
 
@@ -54,3 +55,4 @@ class GRPOPlan:
     watch_every: int = 0
     mask_rewards: dict[str, dict[str, float]] | None = None
     max_labelled: int | None = None
+    freeze_embeddings: bool | None = None

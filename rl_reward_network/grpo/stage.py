@@ -187,7 +187,7 @@ def _make_trainer(
     inputs.set_up(processor)
     origin = describe(inputs, plan, weights_fingerprint(model))
     set_seed(inputs.config.seed)  # the initial weights of LoRA are random
-    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout)
+    prepare_model(model, plan.lora_r, plan.lora_alpha, plan.lora_dropout, bool(plan.freeze_embeddings))
     args = training_arguments(inputs, plan, run)
     maps = None if network is None else ForegroundMaps.beside(run, network.to(inputs.device))
     rewards = loop_rewards(plan, inputs.kind, judge, maps)

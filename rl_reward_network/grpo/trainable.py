@@ -17,8 +17,12 @@ CANDIDATE_HEADS = "grounding_encoder.mask_decoder.output_hypernetworks_mlps."
 SELECTABLE = ("1", "2", "3")  # 0 is the head of the single mask, which Sa2VA never uses
 
 
-def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0) -> None:
-    """Put LoRA on a loaded Sa2VA, freeze all others but `lora.TRAINABLE`, and make trainable tensors float32.
+def prepare_model(
+    model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0, freeze_embeddings: bool = False
+) -> None:
+    """Put LoRA on a loaded Sa2VA, freeze all but what its family trains, and make trainable tensors float32.
+
+    `freeze_embeddings` also freezes token embeddings and head, which a Qwen-VL trains.
 
     Raises:
         ValueError: dropout is not 0, or `setup_lora` refuses.
@@ -29,7 +33,7 @@ def prepare_model(model: Any, r: int, lora_alpha: int, lora_dropout: float = 0.0
             "one caption differ at random"
         )
     setup_lora(model, r, lora_alpha, 0.0)
-    freeze_parameters(model)
+    freeze_parameters(model, freeze_embeddings)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # steps of RL size would round away in bfloat16

@@ -141,6 +141,10 @@ def _rank(settings: MemorySettings) -> MemorySettings | None:
     return replace(settings, lora_r=r // 2) if r >= 2 * SMALLEST_R else None
 
 
+def _embeddings(settings: MemorySettings) -> MemorySettings | None:
+    return None if settings.freeze_embeddings else replace(settings, freeze_embeddings=True)
+
+
 def _partner(settings: MemorySettings) -> MemorySettings | None:
     return replace(settings, ema_decay=0.0) if settings.ema_decay else None
 
@@ -172,6 +176,7 @@ CHANGES = (  # in the order of least harm
     Change(_dtype, "weights are rounded", ("dtype",)),
     Change(_tiles, "small objects are seen less well", ("max_dynamic_patch",)),
     Change(_length, "longer captions are cut off", ("max_completion_length",)),
+    Change(_embeddings, "embeddings and head do not train, unlike in the official recipe", ("freeze_embeddings",)),
     Change(_rank, "fewer weights train", ("lora_r",)),
     Change(_partner, "rewards measure the model's agreement with itself, too", ("ema_decay",)),
 )

@@ -122,7 +122,7 @@ def _segment_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
 def _add_lora(model: Any, settings: MemorySettings) -> None:
     r = int(settings.lora_r or 1)
     with torch.device("meta"):
-        prepare_model(model, r, 2 * r)
+        prepare_model(model, r, 2 * r, freeze_embeddings=settings.freeze_embeddings)
 
 
 def _merge_parts(model: Any, settings: MemorySettings) -> dict[str, float]:

@@ -25,6 +25,8 @@ class MemorySettings:
     """Of training: grpo or supervised."""
     lora_r: Rare[int | None] = None
     """Rank of LoRA, by default that of training: 16 on a model of the embedded one's size, else 128."""
+    freeze_embeddings: Rare[bool] = False
+    """Do not train the token embeddings and the head of a Qwen-VL, as in training."""
     per_device_train_batch_size: Annotated[
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None

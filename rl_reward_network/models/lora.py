@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl_reward_network.artefacts import read_json, whole_folder
+from rl_reward_network.models.sa2va.families import EMBEDDINGS
 
 WEIGHTS, SETTINGS, LANGUAGE = "trainable.safetensors", "lora.json", "model_type"
 PEFT_WEIGHTS, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
@@ -64,9 +65,11 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
     model.train(model.training)  # peft's new layers are in training mode, whatever the model's mode is
 
 
-def freeze_parameters(model: PreTrainedModel) -> None:
-    """Freeze all parameters except LoRA and the family's `trainable`."""
+def freeze_parameters(model: PreTrainedModel, freeze_embeddings: bool = False) -> None:
+    """Freeze all parameters except LoRA and the family's `trainable`, of which the embeddings may be frozen, too."""
     trainable: tuple[str, ...] = model.config.family.trainable
+    if freeze_embeddings:
+        trainable = tuple(name for name in trainable if name not in EMBEDDINGS)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name or name.startswith(trainable))
 

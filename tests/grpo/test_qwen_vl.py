@@ -106,3 +106,13 @@ def test_a_run_trains_and_is_saved(trainer: Any, tmp_path: Path) -> None:
     moved = {name for name, p in trainer.sa2va.named_parameters() if not torch.equal(p, before[name])}
     assert any("lora_" in name for name in moved)
     assert all(trainer.sa2va.get_parameter(name).requires_grad for name in moved)
+
+
+def test_embeddings_and_head_can_be_frozen_for_smaller_gpus(trainer: Any, tmp_path: Path) -> None:
+    folder = write_tiny_qwen(tmp_path / "model", trainer.sa2va.config.text_config.model_type)
+    model, _ = load_sa2va_model(folder)
+    prepare_model(model, 4, 8, freeze_embeddings=True)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    usual = {name for name, parameter in trainer.sa2va.named_parameters() if parameter.requires_grad}
+    assert usual - trained == {"lm_head.weight", "model.language_model.embed_tokens.weight"}
+    assert trained < usual

@@ -49,6 +49,7 @@ TRANSFORMERS_KEYS = (("language_model.lm_head.*", "lm_head.*"), ("language_model
 QWEN_VL_KEYS = (("model.lm_head.*", "lm_head.*"), ("model.model.*", "model.*"))
 # The head reads the final norm: `[SEG]` states of Qwen3-VL are those before it (`body_qwen_vl.NormedHead`).
 QWEN3_VL_KEYS = (("model.model.language_model.norm.*", "lm_head.norm.*"), *QWEN_VL_KEYS)
+EMBEDDINGS = ("lm_head.weight", "model.language_model.embed_tokens.")  # the head included
 GROUNDING = ("text_hidden_fcs.", "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder.")
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
@@ -117,7 +118,7 @@ def _qwen_vl(name: str, text: type[PreTrainedConfig], whole: type[PreTrainedConf
         config_class=text,
         tokenizer_class=Qwen2Tokenizer,
         body="qwen_vl",
-        trainable=("lm_head.weight", "model.language_model.embed_tokens.", *GROUNDING),
+        trainable=(*EMBEDDINGS, *GROUNDING),
         shows_regions=False,
         whole_class=whole,
         **settings,
