@@ -72,14 +72,17 @@ class GRPOInputs:
         Raises:
             ValueError: a setting that this model does not have.
         """
-        processor.max_tiles, processor.region_prompt = self.regions.max_dynamic_patch, self.regions.region_prompt
+        how = self.regions.region_prompt
+        if processor.shows_regions and changed(self.regions, "region_prompt"):
+            raise ValueError(f"region_prompt is {how!r}, but this model is shown regions by its text; leave it out")
+        processor.max_tiles, processor.region_prompt = self.regions.max_dynamic_patch, how
         processor.set_image_resize(self.config.image_resize)
 
     @property
-    def of_qwen_vl(self) -> dict[str, str]:
-        """Changed settings that only a Qwen-VL has, for the record of a run."""
-        chosen = {"image_resize": self.config.image_resize, "region_prompt": self.regions.region_prompt}
-        return {name: str(value) for name, value in chosen.items() if value not in (None, "outline")}
+    def of_qwen_vl(self) -> dict[str, str | None]:
+        """Settings that only a Qwen-VL has, for the record of a run; None is the default, and of an InternVL."""
+        how = self.regions.region_prompt if changed(self.regions, "region_prompt") else None
+        return {"image_resize": self.config.image_resize, "region_prompt": how}
 
     def pick(self, *names: str) -> list[GRPOPrompt]:
         """Prompts of some splits.
@@ -119,7 +122,7 @@ def open_grpo_inputs(
 def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | None) -> GRPOInputs:
     """Annotated images, all with one prompt."""
     root = config.data_root
-    _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question"))
+    _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
     samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
     config = replace(config, white_levels=levels_of(samples) or None)
     check_one_phrase(samples, root)

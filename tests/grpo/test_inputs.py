@@ -25,6 +25,7 @@ from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunCo
 from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.inputs.saved import portable_settings
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import write_deep_data, write_tiny_data
 
 
@@ -233,3 +234,12 @@ def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -
         check_prompts(several)
     monkeypatch.setattr(inputs_file, "CHECKED", 3)
     check_prompts(several)  # every second one is looked at
+
+
+def test_a_region_prompt_is_refused_where_it_has_no_effect(captioned: Path, annotated: Path) -> None:
+    with pytest.raises(ValueError, match=r"--region_prompt is for other data, but .* annotated images; leave it out"):
+        opened(annotated, region_prompt="crop")
+    processor = Sa2VAProcessor.from_pretrained("sa2va-nano")
+    with pytest.raises(ValueError, match="region_prompt is 'crop', but this model is shown regions by its text"):
+        opened(captioned, region_prompt="crop").set_up(processor)
+    opened(captioned).set_up(processor)

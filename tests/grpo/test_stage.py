@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
@@ -18,7 +18,14 @@ from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.settings import GRPOSettings
-from rl_reward_network.grpo.stage import check_same, find_grpo_run, loop_rewards, run_grpo_stage, training_arguments
+from rl_reward_network.grpo.stage import (
+    check_same,
+    describe,
+    find_grpo_run,
+    loop_rewards,
+    run_grpo_stage,
+    training_arguments,
+)
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import read_trainable
@@ -170,6 +177,18 @@ def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, inputs: GRPOI
     check_same(run, began)
     with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
         check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
+
+
+def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(inputs: GRPOInputs, tmp_path: Path) -> None:
+    crop = replace(inputs, regions=replace(inputs.regions, region_prompt="crop"))
+    default, cropped = (describe(one, PLAN, "0") for one in (inputs, crop))
+    for began, wanted in ((default, cropped), (cropped, default)):
+        write_json(tmp_path / "config.json", {"stage": "grpo", "origin": began})
+        with pytest.raises(ValueError, match=r"other settings \(region_prompt was \w+, now \w+\)"):
+            check_same(tmp_path, wanted)
+    earlier = {name: value for name, value in default.items() if name not in inputs.of_qwen_vl}
+    write_json(tmp_path / "config.json", {"stage": "grpo", "origin": earlier})
+    check_same(tmp_path, default)
 
 
 def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, inputs: GRPOInputs, tmp_path: Path) -> None:
