@@ -69,12 +69,12 @@ class FeatureCache:
             image, region: see `draw_region`.
             repeated: the region will be asked for again, as a true one is; others are not kept.
         """
-        drawn = draw_region(image, region, self.processor.region_prompt)
+        how = self.processor.region_prompt
+        drawn = draw_region(image, region, how)
         if not repeated:
             return encode_region(self.model, self.processor, drawn)
-        return self._get_one(
-            f"{image_id} {hashlib.sha256(np.packbits(region).tobytes()).hexdigest()}", drawn, encode_region
-        )
+        digest = hashlib.sha256(np.packbits(region).tobytes()).hexdigest()
+        return self._get_one(f"{image_id} {how} {digest}", drawn, encode_region)
 
     @property
     def hit_rate(self) -> float:

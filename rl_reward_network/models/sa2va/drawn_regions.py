@@ -22,8 +22,8 @@ def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.
     Args:
         image: uint8 (H, W, 3).
         region: bool (H, W), not empty.
-        how: "outline" draws a red line around the region, outside of it, so that thin objects stay visible; "crop" cuts
-            out its bounding box with a margin.
+        how: "outline" draws a red line around the region, outside of it (inside only if it is the whole image), so that
+            thin objects stay visible; "crop" cuts out its bounding box with a margin.
 
     Raises:
         ValueError: the sizes differ, or the region has no pixel.
@@ -40,6 +40,8 @@ def _outlined(image: np.ndarray, region: np.ndarray) -> np.ndarray:
     width = max(1, round(min(image.shape[:2]) * WIDTH))
     disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * width + 1, 2 * width + 1))
     outline = cv2.dilate(region.astype(np.uint8), disc).astype(bool) & ~region
+    if not outline.any():  # the region is the whole image
+        outline = cv2.erode(region.astype(np.uint8), disc, borderType=cv2.BORDER_CONSTANT, borderValue=0) == 0
     result = image.copy()
     result[outline] = RED
     return result

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.models.sa2va.drawn_regions import draw_region
+from rl_reward_network.models.sa2va.drawn_regions import RED, draw_region
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (400, 600, 3)).astype(np.uint8)
 
@@ -41,3 +41,12 @@ def test_empty_regions_and_other_sizes_are_refused() -> None:
         draw_region(IMAGE, np.zeros((400, 600), dtype=bool), "outline")
     with pytest.raises(ValueError, match=r"shape \(3, 3\), expected 1 or more and the image's shape \(400, 600\)"):
         draw_region(IMAGE, np.ones((3, 3), dtype=bool), "crop")
+
+
+def test_a_region_that_is_the_whole_image_is_framed() -> None:
+    image = np.zeros((40, 60, 3), dtype=np.uint8)
+    shown = draw_region(image, np.ones((40, 60), dtype=bool), "outline")
+    red = (shown == RED).all(axis=2)
+    assert red[[0, -1]].all()
+    assert red[:, [0, -1]].all()
+    assert not red[1:-1, 1:-1].any()
