@@ -28,6 +28,7 @@ MERGED = (
     "sa2va-rl segment image.png --model_path <this folder>",
     WHOLE_MODEL,
 )
+OF_QWEN_VL = ("image_resize", "region_prompt")  # settings, recorded where they are not the default
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
 
@@ -47,6 +48,12 @@ def card_text(
     what, command, python = MERGED if merged else ADAPTER
     if peft and not merged:
         python = f"{python}\n\n{LORA_PART}"
+    resize = config["world"].get("image_resize")  # of a Qwen-VL; a merged model has it in its config.json
+    python = python.format(
+        base=base,
+        max_tiles=config["world"]["max_dynamic_patch"],
+        resize=f'processor.set_image_resize("{resize}")\n' if resize else "",
+    )
     facts = {"base": f"{base}, weights {config['origin']['model_fingerprint']}", **training_facts(config)}
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
@@ -72,7 +79,7 @@ tags: [sa2va, segmentation, grpo]
 {command}
 ```
 
-{python.format(base=base, max_tiles=config["world"]["max_dynamic_patch"])}
+{python}
 
 ## Licence
 
@@ -117,6 +124,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "LoRA": f"rank {origin['lora_r']}, alpha {origin['lora_alpha']}",
         "seed": origin["seed"],
         "tiles of an image": f"up to {config['world']['max_dynamic_patch']}",
+        **{name.replace("_", " "): origin[name] for name in OF_QWEN_VL if origin.get(name)},
         "commit": config["commit"],
     }
 

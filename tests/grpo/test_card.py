@@ -77,3 +77,16 @@ def test_a_card_names_the_rewards_of_the_trained_loops_only(run: tuple[Path, Any
     config["origin"]["settings"] |= {"objective": "grpo", "mask_to_caption_weight": loop1}
     config["origin"]["weights"] = {"iou": 1.0, "caption": 0.0, "loop2_iou": 1.0, "learned": 1.0}
     assert training_facts(config)["rewards"] == rewards
+
+
+def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(run: tuple[Path, Any]) -> None:
+    config = read_json(run[0] / "final_model" / "config.json")
+    plain, changed = card_text(config), {"image_resize": "training", "region_prompt": "crop"}
+    assert not any(name.replace("_", " ") in plain or name in plain for name in changed)
+    config["origin"] |= changed
+    config["world"] |= changed
+    card = card_text(config)
+    assert "| image resize | training |" in card
+    assert "| region prompt | crop |" in card
+    assert 'processor.set_image_resize("training")\nimage, text' in card
+    assert "set_image_resize" not in card_text(config, merged=True)

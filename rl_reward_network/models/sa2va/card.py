@@ -20,7 +20,7 @@ from rl_reward_network.models.sa2va import load_sa2va_model
 model, processor = load_sa2va_model("{base}")
 load_trainable(model, "<this folder>/trainable")
 processor.max_tiles = {max_tiles}  # as in training
-image, text = Image.open("image.png"), "<image>Please segment the blood vessel."
+{resize}image, text = Image.open("image.png"), "<image>Please segment the blood vessel."
 result = model.predict_forward(image=image, text=text, processor=processor)
 print(result["prediction"], [mask.shape for mask in result["prediction_masks"]])
 ```"""
