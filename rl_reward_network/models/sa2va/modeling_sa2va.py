@@ -215,6 +215,16 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
             kwargs["position_table"] = self.model.position_table(ids, grids, kwargs.get("attention_mask"))
         return super().generate(inputs, **kwargs)  # type: ignore[misc]
 
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """As in transformers, which gives a plain head to `resize_token_embeddings`; that of a Qwen3-VL has a norm."""
+        if isinstance(self.lm_head, NormedHead) and not isinstance(new_embeddings, NormedHead):
+            width, words = new_embeddings.in_features, new_embeddings.out_features  # type: ignore[attr-defined]
+            with torch.device("meta"):  # its weight is replaced
+                head = NormedHead(width, words, self.lm_head.norm)  # type: ignore[arg-type]
+            head.weight = new_embeddings.weight  # type: ignore[assignment]
+            new_embeddings = head
+        self.lm_head = new_embeddings
+
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Images and regions are inputs of the first step only; later steps find them in the cache."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]

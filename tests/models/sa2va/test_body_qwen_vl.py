@@ -239,3 +239,15 @@ def test_positions_matter(loaded: tuple[Any, Any]) -> None:
         wrong = copy.copy(spliced)
         del wrong["position_table"]
         assert (model.model(**wrong).last_hidden_state - right)[0, -1].abs().max() > 1e-2
+
+
+def test_new_words_leave_the_logits_of_the_others_as_they_are(loaded: tuple[Any, Any]) -> None:
+    model, processor = copy.deepcopy(loaded[0]), loaded[1]
+    inputs, words = processor(ASK, SMALL), len(processor.tokenizer)
+    with torch.no_grad():
+        before = model(**inputs).logits
+        model.resize_token_embeddings(words + 3, mean_resizing=False)
+        after = model(**inputs).logits
+    assert after.shape[-1] == words + 3
+    torch.testing.assert_close(after[..., :words], before)
+    assert type(model.lm_head) is type(loaded[0].lm_head)
