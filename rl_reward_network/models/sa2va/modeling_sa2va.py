@@ -218,7 +218,7 @@ class Sa2VAForConditionalGeneration(InternVLPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """As in transformers, which gives a plain head to `resize_token_embeddings`; that of a Qwen3-VL has a norm."""
         if isinstance(self.lm_head, NormedHead) and not isinstance(new_embeddings, NormedHead):
-            width, words = new_embeddings.in_features, new_embeddings.out_features  # type: ignore[attr-defined]
+            width, words = new_embeddings.in_features, new_embeddings.out_features
             with torch.device("meta"):  # its weight is replaced
                 head = NormedHead(width, words, self.lm_head.norm)  # type: ignore[arg-type]
             head.weight = new_embeddings.weight  # type: ignore[assignment]
