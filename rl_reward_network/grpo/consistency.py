@@ -178,21 +178,15 @@ def _template_row(processor: Sa2VAProcessor, expected: tuple[str, str, str]) -> 
     template = processor.template
     instruction = processor.chat if processor.patches else template.instruction
     used = (instruction, template.suffix, template.separator)
-    reason = SYSTEM_TURN if used == (system_turn(processor) + expected[0], *expected[1:]) else None
+    reason = SYSTEM_TURN if used == (processor.system_turn + expected[0], *expected[1:]) else None
     return _row("chat template", _escaped(expected), _escaped(used), reason)
-
-
-def system_turn(processor: Sa2VAProcessor) -> str:
-    """The system turn in a prompt of prediction, "" without one."""
-    before, user, _ = processor.chat.partition("<|im_start|>user")
-    return before if user and before.startswith("<|im_start|>system") else ""
 
 
 def _question_rows(processor: Sa2VAProcessor, prompt: list[int], tokens: int) -> list[ConsistencyRow]:
     """The question of a rollout compared with the ids of the recipe's first question."""
     text, question = segment_question(PHRASE), make_question(processor, 0, tokens, QUESTION)
     unbroken = "the reference's own prediction has no line break there" if text == QUESTION.strip() else None
-    ids, system = question.prefix_ids + question.suffix_ids, processor.token_ids(system_turn(processor))
+    ids, system = question.prefix_ids + question.suffix_ids, processor.token_ids(processor.system_turn)
     reason = SYSTEM_TURN if ids == system + prompt else None
     return [
         _row("question for a mask", repr(QUESTION), repr(text), unbroken),

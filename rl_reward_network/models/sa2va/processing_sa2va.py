@@ -148,6 +148,12 @@ class Sa2VAProcessor:
             name_processor(Path(folder))
 
     @property
+    def system_turn(self) -> str:
+        """The system turn that a Qwen-VL's chat template puts in front of a prompt; "" without one."""
+        before, user, _ = self.chat.partition("<|im_start|>user")
+        return before if user and before.startswith("<|im_start|>system") else ""
+
+    @property
     def shows_regions(self) -> bool:
         """Whether a text can refer to regions of the image (`mask_prompts`); if not, they are drawn into it."""
         return self.patches is None
@@ -215,7 +221,7 @@ class Sa2VAProcessor:
             text: the user's turn.
             image_tokens: number of the image's tokens; 0 without an image.
             cells: bool (N, g, g), regions of the image.
-            past_text: earlier turns in the chat format, with or without the prefix; only without an image.
+            past_text: earlier turns in the chat format, with or without prefix or system turn; only without an image.
             frames: images of `image_tokens` tokens each that take the place of `<image>`, one per line in an InternVL.
 
         Raises:
@@ -227,7 +233,9 @@ class Sa2VAProcessor:
             if cells is not None:
                 raise ValueError("a Qwen-VL cannot be shown a region by mask_prompts; draw it into the image")
             images = self.image_tokens.text(image_tokens) * frames if image_tokens else ""
-            return past_text + self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
+            turn = self.chat.replace("{input}", images + text.replace(IMAGE_PLACEHOLDER, ""))
+            system = self.system_turn  # once, in front of all turns
+            return system + past_text.removeprefix(system) + turn.removeprefix(system)
         prompt = past_text + self.template.user_turn(self._with_image(text, image_tokens, cells, frames))
         return self.prompt_prefix + prompt.removeprefix(self.prompt_prefix)
 
@@ -247,7 +255,8 @@ class Sa2VAProcessor:
         if not image_tokens:
             return text
         images = "\n".join([self.image_tokens.text(image_tokens)] * frames)
-        return text.replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
+        place = text if IMAGE_PLACEHOLDER in text else IMAGE_PLACEHOLDER + text  # a Qwen-VL's may be left out
+        return place.replace(IMAGE_PLACEHOLDER, images + region_sentence(cells))
 
     def token_ids(self, text: str) -> list[int]:
         """Token ids of a text, without added special tokens."""

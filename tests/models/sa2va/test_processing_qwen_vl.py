@@ -47,6 +47,23 @@ def test_a_system_turn_of_the_template_stays_in_prediction_and_is_not_trained() 
     assert made.text(ids.tolist()) == TURN.format(IMAGE + "\nWhere?") + "Here [SEG].<|im_end|>\n"
 
 
+def test_a_system_turn_stands_once_in_front_of_all_turns() -> None:
+    made = processor("{{ '" + SYSTEM.replace("\n", "\\n") + "' }}" + CHAT)
+    answered = made.prompt_text("Hi") + "Hello<|im_end|>\n"
+    longer = made.prompt_text("And?", past_text=answered)
+    assert longer == answered + TURN.format("And?")
+    assert made.prompt_text("And?", past_text=answered.removeprefix(SYSTEM)) == longer
+    assert (made.system_turn, processor().system_turn) == (SYSTEM, "")
+
+
+def test_the_images_place_may_be_left_out_of_a_conversation() -> None:
+    made = processor()
+    given, left_out = ([(text, "Here [SEG].")] for text in ("<image>Where?", "Where?"))
+    ids = made.tokenize_conversation(left_out, image_tokens=3)["input_ids"]
+    assert ids.tolist() == made.tokenize_conversation(given, image_tokens=3)["input_ids"].tolist()
+    assert ids.tolist().count(made.image_token_id) == 3
+
+
 @needs_golden_qwen
 @pytest.mark.parametrize("name", CASES)
 def test_the_published_templates_give_the_prompts_of_the_reference(name: str) -> None:
