@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 import torch
 from transformers.trainer_utils import get_last_checkpoint
 
+TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
+
 
 def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
     """Raise a ValueError for a loss or gradient that is not finite.
@@ -41,6 +43,8 @@ def hint_out_of_memory(trainer: Any, phase: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
+        if TILES in remedy and trainer.sa2va.config.family.body == "qwen_vl":
+            remedy = remedy.replace(TILES, "the size of the images")
         raise ValueError(
             f"{_step(trainer)}: out of GPU memory in {phase}; lower {remedy}, or turn on gradient_checkpointing"
         ) from error

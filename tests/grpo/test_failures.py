@@ -49,3 +49,16 @@ def test_out_of_memory_names_phase_and_remedy(tmp_path: Path) -> None:
         hint_out_of_memory(trainer_in(tmp_path, 0), "rollouts", "batch_size"),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"), [("internvl", "batch_size or max_dynamic_patch"), ("qwen_vl", "batch_size or the size of the")]
+)
+def test_a_model_without_tiles_needs_smaller_images(tmp_path: Path, body: str, remedy: str) -> None:
+    trainer = trainer_in(tmp_path, 0)
+    trainer.sa2va = SimpleNamespace(config=SimpleNamespace(family=SimpleNamespace(body=body)))
+    with (
+        pytest.raises(ValueError, match=f"memory in the loss; lower {remedy}"),
+        hint_out_of_memory(trainer, "the loss", "batch_size or max_dynamic_patch"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
