@@ -98,6 +98,12 @@ def open_sequence(
     raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
 
 
+def visible_images(folder: Path) -> list[Path]:
+    """The paths in a folder that are named as images are; neither folders nor hidden files."""
+    named = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
+    return [path for path in named if not path.is_dir()]
+
+
 def natural_order(path: Path) -> list[tuple[int, str]]:
     """Sort key of a file name that compares numbers as numbers.
 
@@ -109,8 +115,8 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _folder(folder: Path, white_level: int | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
-    images = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
-    files = [path for path in sorted(images, key=natural_order) if is_frame(path)]
+    images = sorted(visible_images(folder), key=natural_order)
+    files = [path for path in images if is_frame(path)]
     if not files:
         raise ValueError(
             f"{folder}: holds no frame ({', '.join(IMAGE_SUFFIXES)}); name the folder that holds them, or a DICOM or"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from rl_reward_network.artefacts import whole_file
@@ -97,11 +97,11 @@ def check_free(target: Target, prompt: str) -> None:
 
 
 def prompt_of(path: Path) -> str | None:
-    """The prompt of a mask or overlay written here; None for any other file."""
+    """The prompt of a mask or overlay written here; None for any other file, an unreadable one, too."""
     try:
         with Image.open(path) as image:
             return image.info.get(PROMPT_KEY)
-    except UnidentifiedImageError:
+    except (OSError, Image.DecompressionBombError):
         return None
 
 

@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import load_mask_png
-from rl_reward_network.data_import.sequences import FrameSequence
+from rl_reward_network.data_import.sequences import FrameSequence, visible_images
 from rl_reward_network.segment.files import PROMPT_KEY, prompt_of, words_of
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
@@ -180,9 +180,7 @@ def truth_files(sequence: FrameSequence, folder: Path) -> dict[int, Path]:
         ValueError: no folder or no mask, a mask of no frame, two of one frame, or a mask that is not binary or not of
             the frames' size.
     """
-    files = (
-        [path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES] if folder.is_dir() else []
-    )
+    files = sorted(visible_images(folder)) if folder.is_dir() else []
     if not files:
         raise ValueError(
             f"--truth {folder}: no mask there; name the folder that holds the masks of {sequence.path.name}"

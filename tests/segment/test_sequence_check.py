@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rl_reward_network.segment.files import Target, write_mask
 from rl_reward_network.segment.sequence_check import check_sequence
@@ -33,6 +34,27 @@ def test_masks_of_single_images_are_no_frames(tmp_path: Path) -> None:
     target = Target(folder / "f1.png", folder / "f1_mask.png", folder / "f1_overlay.png")
     write_mask(target, levels(1)[0], np.zeros((20, 30), dtype=bool), "the vessel")
     assert len(check_sequence(target_of(folder), "the vessel").frames) == 2
+
+
+@pytest.mark.parametrize("size", [0, 20, 60])  # bytes left: none, half of the header, a part of the pixels
+def test_an_unreadable_frame_is_named(tmp_path: Path, size: int) -> None:
+    folder = write_folder(tmp_path / "run", levels(3))
+    (folder / "f2.png").write_bytes((folder / "f2.png").read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"f2\.png: not a readable image"):
+        check_sequence(target_of(folder), "the vessel")
+
+
+def test_a_link_to_nowhere_and_a_bomb_are_named_and_a_folder_is_no_frame(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run", levels(3))
+    (folder / "f0.png").mkdir()
+    assert len(check_sequence(target_of(folder), "the vessel").frames) == 3
+    Image.new("1", (20_000, 20_000)).save(folder / "f9.png")
+    with pytest.raises(ValueError, match=r"f9\.png: not a readable image \(DecompressionBombError"):
+        check_sequence(target_of(folder), "the vessel")
+    (folder / "f9.png").unlink()
+    (folder / "f9.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"f9\.png: image file not found"):
+        check_sequence(target_of(folder), "the vessel")
 
 
 def test_a_broken_frame_is_found(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def write_truth(folder: Path, *names: str, size: tuple[int, int] = (20, 30)) -> 
 def test_true_masks_are_named_like_the_frames(tmp_path: Path) -> None:
     frames = open_sequence(write_folder(tmp_path / "run", levels(12)))
     truth = write_truth(tmp_path / "truth", "f2.png", "f11.png")
+    (truth / "._f2.png").write_bytes(b"what macOS leaves beside f2.png on a USB stick")
     assert truth_files(frames, truth) == {1: truth / "f2.png", 10: truth / "f11.png"}
     video = open_sequence(write_video(tmp_path / "run.avi", levels(12)))
     numbered = write_truth(tmp_path / "numbered", "run2_0001.png", "12.png")
