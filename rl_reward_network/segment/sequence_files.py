@@ -3,6 +3,8 @@
 Each mask is written whole and holds a key of everything it depends on. A second run keeps masks of its own key.
 """
 
+import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +20,12 @@ from PIL.PngImagePlugin import PngInfo
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import load_mask_png
-from rl_reward_network.data_import.sequences import FrameSequence, visible_images
+from rl_reward_network.data_import.dicom import SUFFIXES
+from rl_reward_network.data_import.sequences import VIDEO_SUFFIXES, FrameSequence, visible_images
 from rl_reward_network.segment.files import PROMPT_KEY, prompt_of, words_of
 
 RUN_KEY = "sa2va_sequence"  # of the text in a PNG that holds the key of its run
+RECORDING_KEY = "sa2va_recording"  # of the text that tells the sequence from others of the same name
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,14 @@ class SequenceTarget:
 
     @property
     def name(self) -> str:
-        """The name of the sequence: of its folder, or of its file without the suffix."""
-        return self.source.name if self.source.is_dir() else self.source.stem
+        """The name of the sequence: of its folder, or of its file without a known suffix (1.2.840 has none)."""
+        known = self.source.suffix.lower() in (*VIDEO_SUFFIXES, *SUFFIXES) and not self.source.is_dir()
+        return self.source.stem if known else self.source.name
+
+    @property
+    def recording(self) -> str:
+        """16 hex digits that identify the place of the sequence, without naming it."""
+        return hashlib.sha256(str(self.source.resolve()).encode()).hexdigest()[:16]
 
     @property
     def masks(self) -> Path:
@@ -76,26 +86,31 @@ def sequence_targets(paths: Sequence[Path], output: Path | None, prompt: str | N
         raise ValueError("no sequence: name folders of frames, DICOM files or video files")
     if output is not None and output.suffix.lower() in IMAGE_SUFFIXES and not output.is_dir():
         raise ValueError(f"--output {output}: with --video, give a folder")
-    places = [(path.absolute(), output or path.absolute().parent) for path in paths]
-    names = [f"{path.name if path.is_dir() else path.stem}_{words_of(prompt)}segmented" for path, _ in places]
-    targets = [SequenceTarget(path, folder / name) for (path, folder), name in zip(places, names, strict=True)]
+    targets = [_target(Path(os.path.abspath(path)), output, prompt) for path in paths]  # the name of ".." is a folder's
     shared = [folder for folder, count in Counter(target.folder for target in targets).items() if count > 1]
     if shared:
         both = ", ".join(str(target.source) for target in targets if target.folder == shared[0])
-        raise ValueError(f"{both}: their masks would be in one folder, {shared[0]}; segment them one after the other")
+        raise ValueError(f"{both}: their masks would be in one folder, {shared[0]}; give each an --output of its own")
     return targets
 
 
+def _target(source: Path, output: Path | None, prompt: str | None) -> SequenceTarget:
+    name = SequenceTarget(source, source).name
+    return SequenceTarget(source, (output or source.parent) / f"{name}_{words_of(prompt)}segmented")
+
+
 def check_sequence_free(target: SequenceTarget, prompt: str) -> None:
-    """Check that only masks of the same prompt would be replaced.
+    """Check that only masks of the same sequence and prompt would be replaced.
 
     Raises:
-        ValueError: a file exists that was not written here, or holds the mask of another prompt.
+        ValueError: a file exists that was not written here, or holds the mask of another prompt or sequence.
     """
     masks = _masks_in(target)
     for path in masks:
-        if (existing := prompt_of(path)) != prompt:
+        existing = prompt_of(path)
+        if existing != prompt or _text_of(path, RECORDING_KEY) != target.recording:
             what = "was not written by segment" if existing is None else f"is of another prompt, {existing!r}"
+            what = "is of another sequence of this name" if existing == prompt else what
             raise ValueError(f"{path}: exists already and {what}; choose another place by --output, or move the folder")
     others = [path for path in (target.folder, *target.results) if path.is_file()]
     if others and not masks:
@@ -113,7 +128,7 @@ def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
 
     If some are missing, what other runs left is deleted first, so that old results never stand beside new masks.
     """
-    ours = {path for path in _masks_in(target) if _key_of(path) == key}
+    ours = {path for path in _masks_in(target) if _text_of(path, RUN_KEY) == key}
     missing = [index for index in range(count) if target.mask(index) not in ours]
     if missing or len(ours) < len(_masks_in(target)):
         for path in (*reversed(target.results), *(path for path in _masks_in(target) if path not in ours)):
@@ -121,17 +136,17 @@ def missing_masks(target: SequenceTarget, count: int, key: str) -> list[int]:
     return missing
 
 
-def _key_of(path: Path) -> str | None:
+def _text_of(path: Path, name: str) -> str | None:
     with Image.open(path) as image:
-        return image.info.get(RUN_KEY)
+        return image.info.get(name)
 
 
-def write_sequence_mask(path: Path, mask: np.ndarray, prompt: str, key: str) -> None:
-    """Write a mask, bool (H, W), as 0 and 255, with its prompt and the key of its run."""
+def write_sequence_mask(target: SequenceTarget, index: int, mask: np.ndarray, prompt: str, key: str) -> None:
+    """Write the mask of a frame, bool (H, W), as 0 and 255, with its prompt and the key of its run."""
     text = PngInfo()
-    text.add_itxt(PROMPT_KEY, prompt)
-    text.add_itxt(RUN_KEY, key)
-    with whole_file(path) as temporary:
+    for name, value in ((PROMPT_KEY, prompt), (RUN_KEY, key), (RECORDING_KEY, target.recording)):
+        text.add_itxt(name, value)
+    with whole_file(target.mask(index)) as temporary:
         Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))).save(temporary, "PNG", pnginfo=text)
 
 

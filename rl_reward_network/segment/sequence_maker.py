@@ -110,7 +110,7 @@ class SequenceMaker:
         bar = tqdm(masks, checked.target.source.name, len(computed), unit="frame")
         for index, mask in zip(computed, bar, strict=True):
             if index in missing:
-                write_sequence_mask(checked.target.mask(index), mask, self.maker.prompt, key)
+                write_sequence_mask(checked.target, index, mask, self.maker.prompt, key)
 
     def _masks(self, frames: FrameSequence, indices: Sequence[int], segs: np.ndarray) -> Iterator[np.ndarray]:
         """bool (H, W) of each frame; several `[SEG]` are joined, none is an empty mask."""

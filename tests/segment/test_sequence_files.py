@@ -36,7 +36,10 @@ def test_each_sequence_has_a_folder(tmp_path: Path) -> None:
     assert folder.mask(0) == tmp_path / "run_segmented" / "masks" / "0001.png"
     (named,) = sequence_targets([tmp_path / "run"], tmp_path / "out", "The catheter!")
     assert named.folder == tmp_path / "out" / "run_the-catheter_segmented"
-    with pytest.raises(ValueError, match=r"run, .*run\.avi: .*one folder"):
+    series = sequence_targets([tmp_path / "1.2.840.1", tmp_path / "1.2.840.2", tmp_path / "run" / ".."], None, None)
+    assert [place.folder.name for place in series[:2]] == ["1.2.840.1_segmented", "1.2.840.2_segmented"]
+    assert series[2].folder == tmp_path.with_name(f"{tmp_path.name}_segmented")
+    with pytest.raises(ValueError, match=r"run, .*run\.avi: .*one folder, .*; give each an --output"):
         sequence_targets([tmp_path / "run", tmp_path / "run.avi"], None, None)
     with pytest.raises(ValueError, match=r"mask\.png: with --video, give a folder"):
         sequence_targets([tmp_path / "run"], tmp_path / "mask.png", None)
@@ -47,7 +50,7 @@ def test_each_sequence_has_a_folder(tmp_path: Path) -> None:
 def test_masks_of_the_same_run_are_kept(target: SequenceTarget) -> None:
     assert missing_masks(target, 3, "key") == [0, 1, 2]
     for index, key in enumerate(("key", "other", "key", "key")):
-        write_sequence_mask(target.mask(index), MASK, "the vessel", key)
+        write_sequence_mask(target, index, MASK, "the vessel", key)
     for path in target.results:
         path.touch()
     (target.masks / ".0002_x8d.png").write_bytes(b"a killed run")
@@ -55,17 +58,19 @@ def test_masks_of_the_same_run_are_kept(target: SequenceTarget) -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(target.mask(0))), 255 * MASK)
     assert missing_masks(target, 4, "key") == [1]
     assert not any(path.exists() for path in (*target.results, target.mask(1))), "results of another run"
-    write_sequence_mask(target.mask(1), MASK, "the vessel", "key")
+    write_sequence_mask(target, 1, MASK, "the vessel", "key")
     assert missing_masks(target, 4, "key") == []
 
 
 def test_only_masks_of_this_prompt_are_replaced(target: SequenceTarget) -> None:
     check_sequence_free(target, "this")
-    write_sequence_mask(target.mask(0), MASK, "this", "key")
+    write_sequence_mask(target, 0, MASK, "this", "key")
     target.results[0].touch()
     check_sequence_free(target, "this")
     with pytest.raises(ValueError, match=r"0001\.png: .*another prompt, 'this'; .*--output"):
         check_sequence_free(target, "that")
+    with pytest.raises(ValueError, match=r"0001\.png: .*another sequence of this name; .*--output"):
+        check_sequence_free(SequenceTarget(target.source.with_suffix(".avi"), target.folder), "this")
     Image.fromarray(MASK).save(target.mask(1))
     with pytest.raises(ValueError, match=r"0002\.png: .*not written by segment"):
         check_sequence_free(target, "this")

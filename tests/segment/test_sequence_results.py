@@ -24,7 +24,7 @@ def checked(tmp_path: Path) -> CheckedSequence:
     for index, width in enumerate((30, 15, 0)):
         mask = np.zeros((40, 60), dtype=bool)
         mask[:, :width] = True
-        write_sequence_mask(target.mask(index), mask, "the vessel", "key")
+        write_sequence_mask(target, index, mask, "the vessel", "key")
     truth = np.zeros((40, 60), dtype=np.uint8)
     truth[:20] = 255
     (tmp_path / "truth").mkdir()
