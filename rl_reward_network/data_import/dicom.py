@@ -24,6 +24,7 @@ from rl_reward_network.data_import.items import Found, Item
 FRAMES = ("first", "middle", "all")
 SUFFIXES = (".dcm", ".dicom")
 MAGIC = b"DICM"  # after 128 bytes
+MAY_BE_EMPTY = ("VOILUTFunction", "RescaleSlope", "RescaleIntercept")  # which pydicom takes for a value
 TAGS = ["PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows"]
 
 
@@ -153,6 +154,9 @@ def _of_frame(header: Dataset, frame: int) -> Dataset:
         for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
             for item in group.get(transform) or []:
                 dataset.update(item)
+    for keyword in MAY_BE_EMPTY:
+        if keyword in dataset and dataset.get(keyword) in (None, ""):
+            delattr(dataset, keyword)
     return dataset
 
 
@@ -165,6 +169,8 @@ def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
         return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
     seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
     low, high = _range(dataset)
+    if low == high:
+        raise ValueError("RescaleSlope is 0")
     share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)
     share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
     deep = dataset.BitsStored > 8

@@ -14,6 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pydicom
+from pydicom.dataset import Dataset
 
 from rl_reward_network.data.grey_levels import MAX_FRAMES
 from rl_reward_network.data.images import (
@@ -29,7 +30,6 @@ from rl_reward_network.data_import.dicom import is_dicom, iter_frames
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
-RATE_TAGS = ("RecommendedDisplayFrameRate", "CineRate")  # DICOM PS3.3, C.7.6.5
 Decode = Callable[[Iterable[int]], Iterator[np.ndarray]]
 
 
@@ -141,7 +141,9 @@ def _dicom(path: Path, white_level: int | None) -> FrameSequence:
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True)
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
-        rate = next((float(header[tag].value) for tag in RATE_TAGS if header.get(tag)), FRAMES_PER_SECOND)
+        if count < 1:
+            raise ValueError(f"NumberOfFrames is {count}")
+        rate = _rate(header)
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
     except Exception as error:  # of a damaged header: InvalidDicomError, AttributeError, ValueError, EOFError, ...
         raise ValueError(
@@ -150,6 +152,14 @@ def _dicom(path: Path, white_level: int | None) -> FrameSequence:
     decode = partial(iter_frames, path)
     white = white_level or _white_level(decode, count) if deep else None
     return FrameSequence(path, _numbered(count), size, white, rate, decode)
+
+
+def _rate(header: Dataset) -> float:
+    """Frames per second, by DICOM PS3.3, C.7.6.5; FrameTime is in milliseconds."""
+    if rate := header.get("RecommendedDisplayFrameRate") or header.get("CineRate"):
+        return float(rate)
+    time = header.get("FrameTime")
+    return 1000 / float(time) if time else FRAMES_PER_SECOND
 
 
 def _video(path: Path) -> FrameSequence:

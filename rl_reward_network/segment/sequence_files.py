@@ -159,7 +159,7 @@ def animation(path: Path, size: tuple[int, int], rate: float) -> Iterator[Callab
     Args:
         path: the file, which appears at the end.
         size: (H, W) of the frames.
-        rate: frames per second.
+        rate: frames per second; 1 is the least that the format has.
 
     Raises:
         ValueError: as `whole_file`, or not all frames were written.
@@ -167,7 +167,7 @@ def animation(path: Path, size: tuple[int, int], rate: float) -> Iterator[Callab
     count = 0
     with whole_file(path) as temporary:
         fourcc = cv2.VideoWriter.fourcc(*"MJPG")
-        writer = cv2.VideoWriter(str(temporary), cv2.CAP_OPENCV_MJPEG, fourcc, rate, size[::-1])
+        writer = cv2.VideoWriter(str(temporary), cv2.CAP_OPENCV_MJPEG, fourcc, max(1.0, rate), size[::-1])
 
         def append(frame: np.ndarray) -> None:
             nonlocal count

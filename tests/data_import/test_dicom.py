@@ -221,6 +221,19 @@ def test_a_window_that_is_none_is_a_fault_with_its_file(tmp_path: Path) -> None:
         load_frame(path, 0)
 
 
+def test_an_empty_transform_is_none_and_a_slope_of_zero_is_a_fault(tmp_path: Path) -> None:
+    stored = grid(4095)
+    empty = write_dicom(tmp_path / "a.dcm", stored, RescaleSlope=None, RescaleIntercept=None)
+    assert (load_frame(empty, 0) == stored).all()
+    window: dict[str, Any] = {"WindowCenter": 2048, "WindowWidth": 4096}
+    linear = write_dicom(tmp_path / "b.dcm", stored, **window)
+    unnamed = write_dicom(tmp_path / "c.dcm", stored, **window, VOILUTFunction="")
+    assert (load_frame(unnamed, 0) == load_frame(linear, 0)).all()
+    flat = write_dicom(tmp_path / "d.dcm", stored, RescaleSlope=0, RescaleIntercept=0)
+    with pytest.raises(ValueError, match=r"d\.dcm: its window or table is not usable \(RescaleSlope is 0\)"):
+        load_frame(flat, 0)
+
+
 def test_files_without_a_picture_and_masks_without_a_frame_are_told(tmp_path: Path) -> None:
     path = write_dicom(tmp_path / "run.dcm", np.zeros((3, *SIZE)))
     (tmp_path / "cut.dcm").write_bytes(path.read_bytes()[:300])

@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -73,6 +74,18 @@ def test_a_dicom_gives_windowed_frames_with_one_white_level(tmp_path: Path) -> N
     assert SECRET not in repr(sequence)
 
 
+@pytest.mark.parametrize(
+    ("tags", "rate"),
+    [
+        ({"RecommendedDisplayFrameRate": 25, "CineRate": 15}, 25),
+        ({"CineRate": 0, "FrameTime": 80}, 12.5),
+        ({"FrameTime": None}, FRAMES_PER_SECOND),
+    ],
+)
+def test_the_rate_is_that_of_the_dicom(tmp_path: Path, tags: dict[str, Any], rate: float) -> None:
+    assert open_sequence(write_dicom(tmp_path / "run.dcm", np.zeros((2, 16, 24)), **tags)).rate == rate
+
+
 def test_deep_grey_is_not_brightened_frame_by_frame(tmp_path: Path) -> None:
     frames = [np.full((8, 8), value, dtype=np.uint16) for value in (1000, 500, 250)]
     sequence = open_sequence(write_folder(tmp_path / "run", frames))
@@ -86,6 +99,7 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.avi").write_text("not a video")
     (tmp_path / "bad.dcm").write_text("not a DICOM file")
     write_video(tmp_path / "whole.avi", levels(40))
+    minus = write_dicom(tmp_path / "minus.dcm", np.zeros((8, 8)), NumberOfFrames=-3)
     data = (tmp_path / "whole.avi").read_bytes()
     (tmp_path / "cut.avi").write_bytes(data[: len(data) // 2])
     for path, message in (
@@ -95,6 +109,7 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
         (tmp_path / "bad.avi", r"bad\.avi: not a readable video .*ffmpeg"),
         (tmp_path / "cut.avi", r"cut\.avi: frame \d+ of 40 cannot be decoded; .*ffmpeg"),
         (tmp_path / "bad.dcm", r"bad\.dcm: not a readable DICOM picture"),
+        (minus, r"minus\.dcm: not a readable DICOM picture .*NumberOfFrames is -3"),
     ):
         with pytest.raises(ValueError, match=message):
             open_sequence(path)

@@ -96,6 +96,12 @@ def test_an_animation_has_the_frames_and_their_rate(tmp_path: Path) -> None:
     assert (blue < 10, abs(read - 200) < 10) == (True, True), "channels are RGB"
 
 
+def test_an_animation_of_a_slow_recording_is_written(tmp_path: Path) -> None:
+    with animation(tmp_path / "overlay.avi", (41, 51), 0.5) as append:
+        append(np.zeros((41, 51, 3), dtype=np.uint8))
+    assert cv2.VideoCapture(str(tmp_path / "overlay.avi")).get(cv2.CAP_PROP_FPS) == 1
+
+
 def test_an_animation_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     black = np.zeros((41, 51, 3), dtype=np.uint8)
     with pytest.raises(cv2.error):
