@@ -25,6 +25,7 @@ from rl_reward_network.artefacts import write_json
 
 MODEL_FILE = "tokenizer.model"
 SPACE = "▁"
+END_OF_TURN = "<|im_end|>"
 BPE_MODEL, NORMAL, USER_DEFINED = 2, 1, 4  # numbers of sentencepiece_model.proto
 
 
@@ -39,20 +40,29 @@ class InternLM2Tokenizer(PreTrainedTokenizerFast):
         """The arguments of a folder with its vocabulary, as `from_pretrained` of transformers asks for them.
 
         Raises:
-            ValueError: `tokenizer.model` is missing or damaged.
+            ValueError: `tokenizer.model` is missing or damaged, or the added tokens of `tokenizer_config.json` are.
         """
         if kwargs.get("tokenizer_file"):
             return super().convert_to_native_format(**kwargs)
         if not kwargs.get("vocab_file"):
             raise ValueError(f"{kwargs.get('name_or_path')}: {MODEL_FILE} is missing; download or copy it again")
-        backend = read_sentencepiece(Path(kwargs["vocab_file"]), kwargs["added_tokens_decoder"])
+        file, added = Path(kwargs["vocab_file"]), kwargs["added_tokens_decoder"]
+        settings = file.with_name("tokenizer_config.json")
+        if END_OF_TURN not in map(str, added.values()):  # it would be cut into letters, and no answer would end
+            raise ValueError(
+                f"{settings}: missing, or {END_OF_TURN!r} is not in added_tokens_decoder; "
+                "download or copy the tokenizer's files again"
+            )
+        backend = read_sentencepiece(file, added)
         return kwargs | {"tokenizer_object": backend}
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """As in transformers, with what the official layout needs: `tokenizer.model` and the ids of added tokens."""
         names = super().save_pretrained(save_directory, *args, **kwargs)
         if source := getattr(self, "vocab_file", None):
-            shutil.copyfile(source, Path(save_directory) / MODEL_FILE)
+            target = Path(save_directory) / MODEL_FILE
+            if not (target.exists() and target.samefile(source)):
+                shutil.copyfile(source, target)
             write_json(Path(save_directory) / "added_tokens.json", self.added_tokens_encoder)
         return names
 

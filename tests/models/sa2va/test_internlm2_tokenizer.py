@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.grpo.consistency import differing, text_rows
 from rl_reward_network.grpo.rollouts.image_context import make_question
 from rl_reward_network.models.sa2va.internlm2_tokenizer import InternLM2Tokenizer, read_sentencepiece
@@ -168,6 +169,23 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.model is missing"):
         InternLM2Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_its_added_tokens_is_refused(tmp_path: Path) -> None:
+    """`<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
+    settings = write_tokenizer(tmp_path) / "tokenizer_config.json"
+    without = {name: value for name, value in read_json(settings).items() if name != "added_tokens_decoder"}
+    for change in (lambda: write_json(settings, without), settings.unlink):
+        change()
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: missing, or '<\|im_end\|>' is not in"):
+            InternLM2Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_is_saved_where_it_was_read(tmp_path: Path) -> None:
+    read = InternLM2Tokenizer.from_pretrained(write_tokenizer(tmp_path))
+    read.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.model").read_bytes() == sentencepiece_bytes()
+    assert InternLM2Tokenizer.from_pretrained(tmp_path)("Seg [SEG]").input_ids == read("Seg [SEG]").input_ids
 
 
 def test_another_kind_of_vocabulary_is_refused(tmp_path: Path) -> None:
