@@ -99,9 +99,9 @@ def open_sequence(
 
 
 def visible_images(folder: Path) -> list[Path]:
-    """The paths in a folder that are named as images are; neither folders nor hidden files."""
+    """The paths in a folder that are named as images are, by name; neither folders nor hidden files."""
     named = (path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != ".")
-    return [path for path in named if not path.is_dir()]
+    return sorted(path for path in named if not path.is_dir())
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:

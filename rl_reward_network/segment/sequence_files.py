@@ -192,15 +192,18 @@ def truth_files(sequence: FrameSequence, folder: Path) -> dict[int, Path]:
     from 1: `run_12.png` is the mask of frame 12.
 
     Raises:
-        ValueError: no folder or no mask, a mask of no frame, two of one frame, or a mask that is not binary or not of
-            the frames' size.
+        ValueError: no folder or no mask, a mask of no frame, two of one frame, two frames of one stem, or a mask that
+            is not binary or not of the frames' size.
     """
-    files = sorted(visible_images(folder)) if folder.is_dir() else []
+    files = visible_images(folder) if folder.is_dir() else []
     if not files:
         raise ValueError(
             f"--truth {folder}: no mask there; name the folder that holds the masks of {sequence.path.name}"
         )
     by_stem = {Path(name).stem: index for index, name in enumerate(sequence.names)}
+    if len(by_stem) < len(sequence):
+        stem, count = Counter(Path(name).stem for name in sequence.names).most_common(1)[0]
+        raise ValueError(f"{sequence.path}: {count} frames are named {stem}, a true mask may be of any; rename them")
     found: dict[int, Path] = {}
     for path in files:
         numbers = re.findall(r"\d+", path.stem)

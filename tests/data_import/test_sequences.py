@@ -53,6 +53,12 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
 
 
+def test_equal_numbers_are_ordered_by_name(tmp_path: Path) -> None:
+    for name in ("1.png", "01.png", "001.png", "0.png"):
+        Image.fromarray(levels(1)[0]).save(tmp_path / name)
+    assert open_sequence(tmp_path).names == ("0.png", "001.png", "01.png", "1.png")
+
+
 def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
     sequence = open_sequence(write_video(tmp_path / "run.avi", levels(12)))
     assert (len(sequence), sequence.size, sequence.rate) == (12, (20, 30), 15.0)

@@ -144,6 +144,13 @@ def test_true_masks_of_no_frame_are_refused(tmp_path: Path, names: tuple[str, ..
         truth_files(frames, write_truth(tmp_path / "truth", *names))
 
 
+def test_frames_of_one_stem_have_no_true_masks(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "run", levels(3))
+    Image.fromarray(levels(1)[0]).save(folder / "f1.bmp")
+    with pytest.raises(ValueError, match=r"run: 2 frames are named f1, a true mask may be of any; rename them"):
+        truth_files(open_sequence(folder), write_truth(tmp_path / "truth", "f1.png"))
+
+
 def test_true_masks_of_another_size_are_refused(tmp_path: Path) -> None:
     frames: FrameSequence = open_sequence(write_folder(tmp_path / "run", levels(2)))
     with pytest.raises(ValueError, match=r"f1\.png: mask is 30 x 21"):
