@@ -53,7 +53,8 @@ def write_results(checked: CheckedSequence, network: RewardNetwork | None) -> Se
     measures = list(measure_frames((checked.mask(index), checked.truth(index)) for index in range(len(checked.frames))))
     numbers = SequenceNumbers(measures, [] if network is None else predicted_numbers(checked, network))
     with whole_file(checked.target.results[1]) as temporary:
-        temporary.write_text(frames_table(checked.frames.names, numbers), encoding="utf-8")
+        table = frames_table(checked.frames.names, numbers)
+        temporary.write_text(table, encoding="utf-8", errors="backslashreplace")  # names of frames may be Latin-1
     return numbers
 
 

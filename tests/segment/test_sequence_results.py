@@ -1,6 +1,8 @@
 """The table, the animation and the predicted numbers of masks on disk."""
 
 import csv
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -43,6 +45,13 @@ def test_numbers_of_each_frame_are_written(checked: CheckedSequence) -> None:
     assert [row["iou_before"] for row in rows] == ["", "0.5", "0.0"]
     assert numbers.dice == [0.5]
     assert numbers.summary["stability"] == 0.25
+
+
+def test_a_frame_whose_name_is_no_utf8_has_a_row(checked: CheckedSequence) -> None:
+    latin = os.fsdecode("blätt.png".encode("latin-1"))
+    frames = replace(checked.frames, names=(latin, "f2.png", "f3.png"))
+    write_results(replace(checked, frames=frames), None)
+    assert r"1,bl\udce4tt.png,0.5," in checked.target.results[1].read_text(encoding="utf-8")
     assert "predicted_dice" not in numbers.summary
 
 
