@@ -34,9 +34,15 @@ class GroupOutput:
         parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits, self.answer_log_probs)
         return GroupOutput(*(None if part is None else part.detach() for part in parts))
 
-    def differentiable(self, samples_masks: bool) -> list[Tensor]:
-        """The tensors that a loss depends on; the parameters of the mask policy only if masks are sampled from it."""
-        parts = (self.log_probs, self.parameters if samples_masks else None, self.mask_logits, self.answer_log_probs)
+    def differentiable(self, samples_masks: bool, answers: bool = True) -> list[Tensor]:
+        """The tensors that a loss depends on.
+
+        Args:
+            samples_masks: masks are sampled, so that a loss depends on the parameters of their policy.
+            answers: the answers' text has a weight.
+        """
+        parameters, text = self.parameters if samples_masks else None, self.answer_log_probs if answers else None
+        parts = (self.log_probs, parameters, self.mask_logits, text)
         return [part for part in parts if part is not None]
 
 

@@ -82,7 +82,8 @@ def _trial_loss(trainer: Any, prompt: GRPOPrompt) -> Tensor:
     """A sum of all outputs that the enabled losses depend on."""
     with mixed_precision(trainer.sa2va):
         outputs, anchor = trainer.policy(trainer.groups_from_references([prompt]), trainer.needs_masks)
-    parts = [part for output in outputs for part in output.differentiable(trainer.samples_masks)]
+    enabled = trainer.samples_masks, bool(trainer.args.answer_weight)
+    parts = [part for output in outputs for part in output.differentiable(*enabled)]
     total: Tensor = anchor + sum(part.float().sum() for part in parts)
     return total
 

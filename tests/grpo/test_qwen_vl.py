@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import config, regions, rewards, shake
@@ -132,3 +132,13 @@ def test_embeddings_and_head_can_be_frozen_for_smaller_gpus(trainer: Any, tmp_pa
     usual = {name for name, parameter in trainer.sa2va.named_parameters() if parameter.requires_grad}
     assert usual - trained == {"lm_head.weight", "model.language_model.embed_tokens.weight"}
     assert trained < usual
+
+
+@pytest.mark.parametrize(("weight", "frozen"), [(1.0, False), (0.0, True)])
+def test_the_head_is_frozen_where_no_loss_reads_words(tmp_path: Path, weight: float, frozen: bool) -> None:
+    model, processor = load_sa2va_model(write_tiny_qwen(tmp_path / "model"))
+    prepare_model(model, 4, 8)
+    words = {"mask_to_caption_weight": 0.0, "answer_weight": weight, "mask_policy": "gaussian"}
+    settings = config(tmp_path / "run", per_device_train_batch_size=2, num_generations=2, **words)
+    made = Sa2VAGRPOTrainer(model, processor, settings, PROMPTS, rewards())
+    assert ("lm_head.weight" in freeze_unreached(made, PROMPTS[:1])) == frozen
