@@ -1,5 +1,6 @@
 """`sa2va-rl segment --video`: check every frame, load the model once, segment the sequences, print their numbers."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ def segment_sequences(args: "Args") -> None:
     targets = sequence_targets(args.images, args.output, args.prompt)
     prompt, white = args.prompt or PROMPTS[0], white_of(args.bit_depth)
     key_frames = args.key_frames or ("first" if args.memory else "uniform")
-    truths = [truth_folder(args.truth, target, len(targets)) for target in targets]
+    truths = truth_folders(args.truth, targets)
     checked = [
         check_sequence(target, prompt, white, truth, contrast=key_frames == "contrast")
         for target, truth in zip(targets, truths, strict=True)
@@ -45,9 +46,20 @@ def segment_sequences(args: "Args") -> None:
     print("written: " + " ".join(str(target.folder) for target in targets))
 
 
-def truth_folder(truth: Path | None, target: SequenceTarget, sequences: int) -> Path | None:
-    """The folder of a sequence's true masks: `truth` itself for a single one, else the folder of its name in it."""
-    return truth if truth is None or sequences == 1 else truth / target.name
+def truth_folders(truth: Path | None, targets: Sequence[SequenceTarget]) -> list[Path | None]:
+    """The folder of each sequence's true masks: `truth` for a single sequence, else the folder of its name in it.
+
+    Raises:
+        ValueError: two sequences have the same name.
+    """
+    if truth is None or len(targets) == 1:
+        return [truth] * len(targets)
+    name, count = Counter(target.name for target in targets).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"--truth {truth}: {count} sequences are named {name}; segment each by itself, with its --truth"
+        )
+    return [truth / target.name for target in targets]
 
 
 def show_white_level(checked: CheckedSequence, measured: bool) -> None:

@@ -71,7 +71,7 @@ def targets(images: Sequence[Path], output: Path | None, prompt: str | None) -> 
     shared = [mask for mask, count in Counter(target.mask for target in result).items() if count > 1]
     if shared:
         both = ", ".join(str(target.image) for target in result if target.mask == shared[0])
-        raise ValueError(f"{both}: their masks would have the same name, {shared[0]}; segment them one after the other")
+        raise ValueError(f"{both}: their masks would have the same name, {shared[0]}; give each an --output of its own")
     return result
 
 

@@ -107,6 +107,12 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     assert not list(tmp_path.glob("*_segmented"))
 
 
+def test_sequences_of_one_name_do_not_share_their_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_folder(tmp_path / patient / "run", levels(2)) for patient in ("a", "b")]
+    with pytest.raises(ValueError, match=r"--truth .*: 2 sequences are named run; segment each by itself"):
+        segmented(capsys, *runs, truth=tmp_path / "truth")
+
+
 def test_flags_of_sequences_need_video(tmp_path: Path) -> None:
     for flags in ({"memory": True}, {"key_frames": "first"}, {"truth": tmp_path}):
         with pytest.raises(ValueError, match=f"--{next(iter(flags))}: it is for sequences; add --video"):
