@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rl_reward_network.segment.maker import Segmented
 
 ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
-NOT_WITH_VIDEO = ("policy", "run", "max_tiles", "image_resize")
+NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
 NOT_WITH_RUN = ("model_path", "prompt", "policy", "reward_net", "dtype", "max_tiles", "image_resize")
 
 
@@ -122,7 +122,9 @@ def _segment_sequences(args: Args) -> None:
     from rl_reward_network.cli.segment_video import segment_sequences
 
     if flags := changed(args, *NOT_WITH_VIDEO):
-        raise ValueError(f"--video and {flags[0]}: sequences are segmented by one prompt; leave one of them out")
+        raise ValueError(
+            f"--video and {flags[0]}: a sequence has one prompt, and a frame is one tile; leave one of them out"
+        )
     segment_sequences(args)
 
 

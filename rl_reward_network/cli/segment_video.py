@@ -35,7 +35,7 @@ def segment_sequences(args: "Args") -> None:
     ]
     for sequence in checked:
         show_white_level(sequence, measured=white is None)
-    limits = args.device, args.bit_depth, args.dtype
+    limits = args.device, args.bit_depth, args.dtype, args.image_resize
     segment = load_sequence_maker(args.model_path, prompt, args.reward_net, *limits, args.memory, key_frames)
     print(f"prompt: {prompt}")
     results = []

@@ -51,7 +51,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
-from rl_reward_network.models.sa2va.templates import chat_instruction
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
 FREE_DISK_GB = 5
@@ -114,8 +114,8 @@ def _template(folder: CheckpointFolder, config: Sa2VAConfig) -> str:
     """The prompt format; the released Qwen-VL models were trained without the system turn that some templates have."""
     if config.family.body != "qwen_vl":
         return f"template {config.template}"
-    system = "<|im_start|>system" in chat_instruction(folder.tokenizer(config))
-    return f"chat template {'with a' if system else 'without'} system turn"
+    processor = Sa2VAProcessor.from_config(config, folder.tokenizer(config), None, folder.image_processor(config))
+    return f"chat template {'with a' if processor.system_turn else 'without'} system turn"
 
 
 def check_data(model_path: str, choice: DataChoice) -> Finding:

@@ -140,6 +140,7 @@ def load_sequence_maker(
     device: str | None = None,
     bit_depth: int | None = None,
     dtype: Dtype | None = None,
+    image_resize: str | None = None,
     memory: bool = False,
     key_frames: KeyFrames = "uniform",
 ) -> SequenceMaker:
@@ -148,7 +149,7 @@ def load_sequence_maker(
     Raises:
         ValueError: as `load_mask_maker`, or `memory` with a model whose SAM 2 has none.
     """
-    maker = load_mask_maker(model_path, prompt, None, reward_net, device, None, bit_depth, dtype)
+    maker = load_mask_maker(model_path, prompt, None, reward_net, device, None, bit_depth, dtype, image_resize)
     if memory:
         check_memory(maker.model.grounding_encoder)
     fingerprint = answers_fingerprint(maker.model, maker.processor, maker.max_new_tokens)

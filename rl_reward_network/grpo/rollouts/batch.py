@@ -131,14 +131,20 @@ class PromptBatch:
         self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
     ) -> list[str]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
-        questions = [self.caption_question(row, mask) for row, mask in zip(rows, masks, strict=True)]
-        keys = [(q.image_index, _shown(q, mask).tobytes()) for q, mask in zip(questions, masks, strict=True)]
-        different = dict(zip(keys, questions, strict=True))
+        regions = list(zip(rows, masks, strict=True))
+        keys = [(self.image_indices[row], self._shown(mask)) for row, mask in regions]
+        different = dict(zip(keys, regions, strict=True))
         if not different:
             return []
-        answers = self.answer_regions(context, list(different.values()), Decoding(max_completion_length))
+        questions = [self.caption_question(row, mask) for row, mask in different.values()]
+        answers = self.answer_regions(context, questions, Decoding(max_completion_length))
         captions = dict(zip(different, (self.text(answer) for (answer,) in answers), strict=True))
         return [captions[key] for key in keys]
+
+    def _shown(self, mask: np.ndarray) -> bytes:
+        """What tells two regions of an image apart: their cells on the model's grid, or, drawn, their pixels."""
+        shown = region_cells(self.processor, mask).numpy() if self.processor.shows_regions else mask
+        return bytes(shown.tobytes())
 
     def text(self, answer: Answer) -> str:
         """The text of an answer without stop words."""
@@ -155,11 +161,6 @@ def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatc
     image_ids = list(by_id)
     image_indices = [image_ids.index(prompt.image_id) for prompt in prompts]
     return PromptBatch(prompts, images, masks, image_indices, cache.get(image_ids, list(by_id.values())), cache)
-
-
-def _shown(question: Question, mask: np.ndarray) -> np.ndarray:
-    """What tells two regions apart: their cells on the model's grid, or, drawn, their pixels."""
-    return mask if question.region_cells is None else question.region_cells.numpy()
 
 
 def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:

@@ -81,7 +81,11 @@ class CheckpointFolder:
         Raises:
             ValueError: a language model that this version cannot build.
         """
-        return family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
+        tokenizer = family_of(config.text_config).tokenizer_class.from_pretrained(self.path)
+        older = self.path / "chat_template.json"  # of a Qwen-VL's processor, before chat_template.jinja
+        if tokenizer.chat_template is None and older.exists():
+            tokenizer.chat_template = read_json(older).get("chat_template")
+        return tokenizer
 
     def image_processor(self, config: Sa2VAConfig) -> Qwen2VLImageProcessorPil | None:
         """The image processor of a Qwen-VL: patch size and normalisation; None in an InternVL.
