@@ -1,6 +1,8 @@
 """Predicted memory: exact where it can be counted, and in the right direction where it depends on settings."""
 
+import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,13 @@ def config() -> Sa2VAConfig:
 
 
 def training(config: Sa2VAConfig, settings: MemorySettings = GPU, **changes: Any) -> Stage:
-    return training_stage(config, replace(settings, **changes))
+    """The prediction, made once for equal settings."""
+    return _training(config.to_json_string(), replace(settings, **changes))
+
+
+@cache
+def _training(config: str, settings: MemorySettings) -> Stage:
+    return training_stage(Sa2VAConfig.from_dict(json.loads(config)), settings)
 
 
 def test_weights_and_what_is_trained_are_counted_exactly(config: Sa2VAConfig) -> None:
