@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What CI runs: style, types, tests. On the CPU, offline but for the packages; about 7 minutes on two cores, packages installed.
+# What CI runs: style, types, tests. On the CPU, offline but for the packages; about 9 minutes on two cores, packages installed.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cd "$root"
