@@ -97,21 +97,14 @@ class ImageContext:
         """input_ids and attention_mask, left-padded, on the model's device."""
         return {name: ids.to(self.model.device) for name, ids in self.processor.pad(token_ids).items()}
 
-    def _embed(self, ids: Tensor, image_tokens: Sequence[Tensor]) -> Tensor:
-        """(N, T, D); image placeholders are filled, in order, with image tokens (R, D)."""
-        embeds = self.model.get_input_embeddings()(ids)
-        if not image_tokens:
-            return embeds
-        placeholders = ids == self.model.config.image_token_id
-        return embeds.masked_scatter(placeholders[..., None], torch.cat(list(image_tokens)).to(embeds.dtype))
-
-    def _region_tokens(self, questions: Sequence[Question]) -> list[Tensor]:
-        """The image tokens, of the last tile, inside the regions that the questions refer to, in order."""
-        return [
+    def _region_tokens(self, questions: Sequence[Question]) -> Tensor | None:
+        """(R, D): image tokens, of the last tile, inside the regions that the questions refer to, in order."""
+        tokens = [
             self.image_tokens[question.image_index][-1][question.region_cells.flatten().to(self.model.device)]
             for question in questions
             if question.region_cells is not None
         ]
+        return torch.cat(tokens) if tokens else None
 
     @torch.no_grad()
     def answer(self, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1) -> list[list[Answer]]:
@@ -124,7 +117,7 @@ class ImageContext:
     def _answer_batch(self, questions: Sequence[Question], decoding: Decoding, num_answers: int) -> list[list[Answer]]:
         images = torch.tensor([question.image_index for question in questions], device=self.model.device)
         padded = self._pad([question.suffix_ids for question in questions])
-        embeds = self._embed(padded["input_ids"], self._region_tokens(questions))
+        embeds = self.model.model.splice(padded["input_ids"], self._region_tokens(questions))["inputs_embeds"]
         mask = torch.cat([self.mask[images], padded["attention_mask"]], dim=1)
         cache = _selected(self.cache, images, self.model.config.text_config)
         positions = self._positions(images)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
+from rl_reward_network.models.sa2va.body_sa2va import fill_places, positions_of_mask
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 
 
@@ -72,7 +73,7 @@ class QwenVLBody(Qwen3VLModel):
         return self.visual
 
     def get_vision_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> QwenVisionFeatures:
-        """Features of the images whose patches are `pixel_values` (patches, 3*2*p*p); (1, rows, columns) of each."""
+        """Features of the images whose patches are `pixel_values` (patches, 2*3*p*p); (1, rows, columns) of each."""
         output = self.visual(pixel_values.to(self.dtype), grid_thw=image_grid_thw, return_dict=True)
         tokens = output.pooler_output
         levels = getattr(output, "deepstack_features", None) or []  # none in Qwen2.5-VL
@@ -119,15 +120,12 @@ class QwenVLBody(Qwen3VLModel):
         Raises:
             ValueError: the number of placeholders differs from the number of rows.
         """
-        embeds = self.get_input_embeddings()(input_ids)
-        places = input_ids == self.config.image_token_id
-        count = 0 if rows is None else len(rows)
-        if int(places.sum()) != count:
-            raise ValueError(f"the text has {int(places.sum())} image placeholders, the image has {count} feature rows")
-        if rows is None or not count:
+        embeds, places = self.get_input_embeddings()(input_ids), input_ids == self.config.image_token_id
+        embeds = fill_places(embeds, places, None if rows is None else rows.tokens)
+        if rows is None or not len(rows):
             return {"inputs_embeds": embeds}
         return {
-            "inputs_embeds": embeds.masked_scatter(places[..., None], rows.tokens.to(embeds.dtype)),
+            "inputs_embeds": embeds,
             "position_table": self.position_table(input_ids, rows.grids, attention_mask),
             "visual_pos_masks": places,
             "deepstack_visual_embeds": list(rows.deepstack.to(embeds.dtype)),
@@ -199,9 +197,8 @@ class QwenVLBody(Qwen3VLModel):
         if deepstack_visual_embeds and visual_pos_masks is not None:
             image = nn.functional.pad(visual_pos_masks, (0, length - visual_pos_masks.shape[1]))
             kwargs |= {"visual_pos_masks": image, "deepstack_visual_embeds": deepstack_visual_embeds}
-        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
-            # Padding on the left, or between a shared prefix and its suffixes, must not count as positions.
-            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
+        if position_ids is None:
+            position_ids = positions_of_mask(attention_mask, length)
         if position_ids is None and position_table is not None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(seen, seen + length, device=inputs_embeds.device).repeat(len(inputs_embeds), 1)

@@ -79,16 +79,8 @@ class Sa2VAModel(InternVLModel):
         Raises:
             ValueError: the number of placeholders differs from the number of rows.
         """
-        embeds = self.get_input_embeddings()(input_ids)
-        places = input_ids == self.config.image_token_id
-        flat = embeds.new_empty(0, embeds.shape[-1]) if rows is None else rows.reshape(-1, rows.shape[-1])
-        if int(places.sum()) != len(flat):
-            raise ValueError(
-                f"the text has {int(places.sum())} image placeholders, the image has {len(flat)} feature rows"
-            )
-        if len(flat):
-            embeds = embeds.masked_scatter(places[..., None], flat.to(embeds.dtype))
-        return {"inputs_embeds": embeds}
+        embeds, places = self.get_input_embeddings()(input_ids), input_ids == self.config.image_token_id
+        return {"inputs_embeds": fill_places(embeds, places, rows)}
 
     def forward(
         self,
@@ -114,9 +106,8 @@ class Sa2VAModel(InternVLModel):
             if vision_features is not None:
                 rows = self.image_rows(vision_features, prompt_masks, vp_overall_mask)
             inputs_embeds = self.splice(input_ids, rows)["inputs_embeds"]
-        if position_ids is None and attention_mask is not None and attention_mask.ndim == 2:
-            # Padding on the left, or between a shared prefix and its suffixes, must not count as positions.
-            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
+        if position_ids is None:
+            position_ids = positions_of_mask(attention_mask, inputs_embeds.shape[1])
         return self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
@@ -124,3 +115,25 @@ class Sa2VAModel(InternVLModel):
             past_key_values=past_key_values,
             **kwargs,
         )
+
+
+def fill_places(embeds: Tensor, places: Tensor, rows: Tensor | None) -> Tensor:
+    """Token embeddings (B, T, D) with those at `places`, bool (B, T), replaced by rows (..., D), in order.
+
+    Raises:
+        ValueError: the number of places differs from the number of rows.
+    """
+    flat = embeds.new_empty(0, embeds.shape[-1]) if rows is None else rows.reshape(-1, rows.shape[-1])
+    if int(places.sum()) != len(flat):
+        raise ValueError(f"the text has {int(places.sum())} image placeholders, the image has {len(flat)} feature rows")
+    return embeds.masked_scatter(places[..., None], flat.to(embeds.dtype)) if len(flat) else embeds
+
+
+def positions_of_mask(attention_mask: Tensor | None, length: int) -> Tensor | None:
+    """int64 (B, length): index of each input in its text; None without a mask of shape (B, T).
+
+    Padding on the left, or between a shared prefix and its suffixes, does not count.
+    """
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
