@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
 
@@ -119,7 +119,7 @@ class ImageContext:
         padded = self._pad([question.suffix_ids for question in questions])
         embeds = self.model.model.splice(padded["input_ids"], self._region_tokens(questions))["inputs_embeds"]
         mask = torch.cat([self.mask[images], padded["attention_mask"]], dim=1)
-        cache = _selected(self.cache, images, self.model.config.text_config)
+        cache = selected_rows(self.cache, images, self.model.config.text_config)
         positions = self._positions(images)
         if num_answers > 1:  # all but the last token of a question is processed once; each answer starts from it
             asked = {"attention_mask": mask[:, :-1], "past_key_values": cache, "use_cache": True}
@@ -165,11 +165,3 @@ class ImageContext:
                 for (row, _), mask_logits in zip(part, decoded, strict=True):
                     logits[row] = mask_logits
         return logits
-
-
-def _selected(cache: DynamicCache, rows: Tensor, config: Any) -> DynamicCache:
-    """A new cache of the selected rows."""
-    copy = DynamicCache(config=config)
-    for number, layer in enumerate(cache.layers):
-        copy.update(layer.keys[rows], layer.values[rows], number)  # type: ignore[union-attr, index]
-    return copy

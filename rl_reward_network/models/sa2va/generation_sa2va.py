@@ -119,6 +119,14 @@ def decode(
     return answers
 
 
+def selected_rows(cache: DynamicCache, rows: Tensor, config: Any) -> DynamicCache:
+    """A new cache of some rows, int64 (N,), of another; a row may be repeated."""
+    copy = DynamicCache(config=config)
+    for number, layer in enumerate(cache.layers):
+        copy.update(layer.keys[rows], layer.values[rows], number)  # type: ignore[union-attr, index]
+    return copy
+
+
 class _Stepper:
     """Runs the language model on the next inputs, and extends its cache and attention mask."""
 

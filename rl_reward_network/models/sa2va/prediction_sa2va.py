@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
 
-from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, to_rgb, upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -248,13 +248,5 @@ def _answer_suffixes(
     inputs = {"inputs_embeds": model.get_input_embeddings()(padded["input_ids"].to(model.device))}
     if position_table is not None:
         inputs["position_table"] = position_table.expand(-1, len(suffixes), -1)
-    return decode(model, processor, inputs, mask, how, _repeat(cache, len(suffixes), model.config.text_config))
-
-
-def _repeat(cache: DynamicCache, times: int, config: Any) -> DynamicCache:
-    """A copy of a cache with its batch axis repeated."""
-    copy = DynamicCache(config=config)
-    for number, layer in enumerate(cache.layers):
-        keys, values = layer.keys, layer.values  # type: ignore[union-attr]
-        copy.update(keys.repeat(times, 1, 1, 1), values.repeat(times, 1, 1, 1), number)  # type: ignore[union-attr]
-    return copy
+    first = torch.zeros(len(suffixes), dtype=torch.long, device=model.device)
+    return decode(model, processor, inputs, mask, how, selected_rows(cache, first, model.config.text_config))
