@@ -46,13 +46,15 @@ class Verdict:
 
 
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
-    """float64 (G,): the mean of the values (float (N,)) of each group, in sorted order of the groups' names."""
-    if not len(values) or len(values) != len(groups):
+    """float64 (..., G): the mean of the values (float (..., N)) of each group, in sorted order of the groups' names."""
+    values = np.asarray(values, dtype=np.float64)
+    count = values.shape[-1] if values.ndim else 0
+    if not count or count != len(groups):
         raise ValueError(
-            f"values: got {len(values)} for {len(groups)} groups, expected one group per value, and at least one"
+            f"values: got {count} for {len(groups)} groups, expected one group per value, and at least one"
         )
-    _, index = np.unique(np.asarray(groups), return_inverse=True)
-    return np.bincount(index, weights=values) / np.bincount(index)
+    names, index = np.unique(np.asarray(groups), return_inverse=True)
+    return np.stack([values[..., index == group].mean(axis=-1) for group in range(len(names))], axis=-1)
 
 
 def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
