@@ -70,7 +70,8 @@ def test_a_row_with_a_missing_value_is_not_tested():
     gains[1, 4] = np.nan
     result = max_t(gains, list("abcdefghi"))
     np.testing.assert_array_equal(result.p, [expected[0], np.nan, expected[1]])
-    assert np.isnan(result.t[1]) and result.signs[1] == 0
+    assert np.isnan(result.t[1])
+    assert result.signs[1] == 0
 
 
 def test_patients_are_flipped_not_images():
