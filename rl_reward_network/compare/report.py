@@ -11,9 +11,10 @@ import numpy as np
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.compare import figures
 from rl_reward_network.compare.parts import cost_json
-from rl_reward_network.compare.table import Choice, TableRow, TestImages
+from rl_reward_network.compare.table import Choice, TableRow, TestImages, p_words
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation import page
+from rl_reward_network.evaluation.bootstrap import few_patients_note
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, draw_mask
 
@@ -31,11 +32,20 @@ TITLES = {
 FILES = ("table.csv", "table.tex", "eval.csv", "eval.json")
 MAIN = ("dice", "recall", "precision")
 CONVENTIONS = (
-    "Means over test patients with 95 % bootstrap intervals over patients; values of an image are means over seeds. "
+    "Means over test patients with 95 % intervals over patients, for each row alone; values of an image are means over "
+    "seeds. "
     "Dice, IoU, recall, precision and clDice of two empty masks are 1, of one empty mask 0; HD95 is then 0, or the "
     "diagonal of the image. Betti errors: difference in the number of connected components (8-connected foreground) "
     "and of holes (4-connected background) over the whole image. p: sign-flip test of the difference in Dice over "
-    "patients, two-sided, Holm-corrected over the roads."
+    "patients, two-sided and adjusted for all roads (max-t): among roads without a difference, the chance that any has "
+    "p <= 0.05 is 5 %."
+)
+ONE_TRAINING = (
+    "The intervals are over patients and do not cover what another training would change: --seeds 0 1 2 shows that."
+)
+SEVERAL_TRAININGS = (
+    "The intervals are over patients and do not cover what another training would change; that is the standard "
+    "deviation over seeds."
 )
 COSTS = (
     "Minutes: training of everything that the road needs, mean over seeds. Masks: answers of Sa2VA for one new image. "
@@ -68,6 +78,13 @@ class Report:
     runs: Mapping[str, Path]
     pictures: Sequence[Picture]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the intervals must know."""
+        base = self.rows[0]
+        few = few_patients_note(base.to_base.groups) + few_patients_note(base.val.groups, "validation patients")
+        return (*few, ONE_TRAINING if base.seed_spread is None else SEVERAL_TRAININGS)
+
 
 def write_compare_report(folder: Path, report: Report) -> Path:
     """Write the files, each whole or not at all; returns the path of report.html, written last."""
@@ -85,6 +102,7 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
     """The content of eval.json."""
     return {
         "verdict": list(report.lines),
+        "notes": list(report.notes),
         "choice": asdict(report.choice),
         "images": len(report.images.ids),
         "rows": [_row_json(row) for row in report.rows],
@@ -98,9 +116,10 @@ def _row_json(row: TableRow) -> dict[str, Any]:
         "title": row.road.title,
         "means": {name: asdict(mean) for name, mean in row.means.items()},
         "dice_minus_base": asdict(row.to_base),
-        "p_holm": row.p,
+        "p": row.p,
+        "word": row.word,
         "val_dice": asdict(row.val),
-        "val_dice_minus_base": asdict(row.val_to_base),
+        "dice_spread_over_seeds": row.seed_spread,
         "masks_per_image": row.asked,
         "cost": cost_json(row.cost),
         "deploys": row.words,
@@ -112,14 +131,15 @@ def _table_lines(rows: Sequence[TableRow]) -> list[list[object]]:
     """Lines of table.csv: every number with the limits of its interval."""
     metrics = [name for name in TITLES if all(name in row.means for row in rows)]
     limits = [f"{name}_{end}" for name in (*metrics, "dice_minus_base", "val_dice") for end in ("mean", "low", "high")]
-    costs = ["p_holm", "minutes", "masks_per_image", "labelled_images", "trained_parameters", "peak_memory_gib"]
-    lines: list[list[object]] = [["road", "title", *limits, *costs, "deploys"]]
+    costs = ["minutes", "masks_per_image", "labelled_images", "trained_parameters", "peak_memory_gib"]
+    lines: list[list[object]] = [["road", "title", *limits, "p", "word", "dice_spread_over_seeds", *costs, "deploys"]]
     for row in rows:
         estimates = [*(row.means[name] for name in metrics), row.to_base, row.val]
         numbers = [value for estimate in estimates for value in (estimate.mean, estimate.low, estimate.high)]
         cost = row.cost
-        values = [row.p, cost.minutes, row.asked, cost.labelled_images, cost.parameters, cost.peak_gib]
-        lines.append([row.road.name, row.road.title, *map(_cell, [*numbers, *values]), row.words])
+        values = [row.seed_spread, cost.minutes, row.asked, cost.labelled_images, cost.parameters, cost.peak_gib]
+        verdict = [_cell(row.p), row.word]
+        lines.append([row.road.name, row.road.title, *map(_cell, numbers), *verdict, *map(_cell, values), row.words])
     return lines
 
 
@@ -138,7 +158,7 @@ def table_tex(rows: Sequence[TableRow]) -> str:
     ]
     for row in rows:
         cells = [row.road.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
-        cells += [row.to_base.signed, "--" if row.p is None else _p(row.p), row.minutes.replace("≥", r"$\geq$")]
+        cells += [row.to_base.signed, "--" if row.p is None else p_words(row.p), row.minutes.replace("≥", r"$\geq$")]
         lines.append(" & ".join(_escaped(str(cell)) for cell in cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -170,8 +190,9 @@ def _page(report: Report, folder: Path) -> str:
         page.header(page.Origin(report.facts, report.runs), folder, FILES),
         "".join(f'<p class="verdict">{page.text(line)}</p>' for line in report.lines),
         f"<p>{len(report.images.ids)} test images of {patients} patients. {CONVENTIONS}</p>",
+        "".join(f"<p>Note: {page.text(note)}</p>" for note in report.notes),
         page.table(
-            ["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p"],
+            ["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p", "", "SD over seeds"],
             map(_quality, *_numbered(rows)),
         ),
         "<h2>Other metrics</h2>",
@@ -196,8 +217,9 @@ def _numbered(rows: Sequence[TableRow]) -> tuple[range, Sequence[TableRow]]:
 
 
 def _quality(number: int, row: TableRow) -> list[object]:
-    p = "" if row.p is None else _p(row.p)
-    return [number, row.road.title, *(row.means[name] for name in MAIN), row.to_base.signed, p]
+    p = "" if row.p is None else p_words(row.p)
+    spread = "" if row.seed_spread is None else f"{row.seed_spread:.3f}"
+    return [number, row.road.title, *(row.means[name] for name in MAIN), row.to_base.signed, p, row.word, spread]
 
 
 def _other_metrics(rows: Sequence[TableRow]) -> str:
@@ -212,10 +234,6 @@ def _costs(number: int, row: TableRow) -> list[object]:
     parameters = f"{cost.parameters:,}"
     minutes, asked = row.minutes, f"{row.asked:.3g}"
     return [number, row.road.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _plots(report: Report) -> list[str]:

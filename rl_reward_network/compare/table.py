@@ -1,4 +1,8 @@
-"""The table of a comparison: every road against the model as it is, with intervals, and the choice of the best road."""
+"""The table of a comparison: every road against the model as it is, and the choice of the best road.
+
+One test decides for all rows: max-t over the test patients (`evaluation/max_t.py`). Headline, table and p column quote
+its result.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,8 +13,8 @@ import numpy as np
 from rl_reward_network.compare.measure import RoadResult
 from rl_reward_network.compare.parts import Cost
 from rl_reward_network.compare.roads import BASE, ROADS, Road
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, group_bootstrap
-from rl_reward_network.evaluation.paired import holm, sign_flip_p
+from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap, group_means
+from rl_reward_network.evaluation.max_t import LEVEL, MaxT, fewest_groups, max_t
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
 
@@ -39,10 +43,9 @@ class TableRow:
         results: of each seed.
         means: metric -> mean over test patients.
         to_base: Dice less that of the model as it is, paired.
-        p: of `to_base`, sign-flip test over patients, Holm-corrected over the roads; None for the base, and where
-            there are fewer than two patients.
+        p: of `to_base`, two-sided, adjusted for all roads; None for the base.
         val: Dice on validation patients.
-        val_to_base: Dice less that of the model as it is on validation patients.
+        seed_spread: standard deviation over seeds of the mean Dice on test patients; None with one seed.
     """
 
     road: Road
@@ -51,7 +54,14 @@ class TableRow:
     to_base: Estimate
     p: float | None
     val: Estimate
-    val_to_base: Estimate
+    seed_spread: float | None
+
+    @property
+    def word(self) -> str:
+        """better, worse or cannot tell: against the model as it is; empty for the base."""
+        if self.p is None:
+            return ""
+        return "cannot tell" if self.p > LEVEL else "better" if self.to_base.mean > 0 else "worse"
 
     @property
     def cost(self) -> Cost:
@@ -82,67 +92,72 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best road and the cheapest within its interval, chosen on validation patients alone."""
+    """What is deployed.
 
+    Args:
+        better: roads that are better than the model as it is on the test patients, in the order of the table.
+        best: of these the one with the highest Dice on validation patients; the model as it is if there are none.
+        cheapest: of these the cheapest that is not worse than the best one on the test patients.
+    """
+
+    better: tuple[str, ...]
     best: str
     cheapest: str
-    enough: bool
-    """Whether there are enough validation patients for an interval."""
 
 
-def make_table(results: Mapping[str, Sequence[RoadResult]], images: TestImages, seed: int = 0) -> tuple[TableRow, ...]:
+def make_table(results: Mapping[str, Sequence[RoadResult]], images: TestImages) -> tuple[TableRow, ...]:
     """One row for each road, in the order of `ROADS`.
 
     Args:
         results: road -> its result with each seed; the base is among them.
         images: of the comparison.
-        seed: of the bootstrap; all rows resample the same patients.
     """
     roads = [road for road in ROADS if road.name in results]
-    base_test, base_val = _mean_test(results[BASE], "dice"), _mean_val(results[BASE])
-    gains = {road.name: _mean_test(results[road.name], "dice") - base_test for road in roads}
-    compared = [road.name for road in roads if road.name != BASE] if len(set(images.groups)) > 1 else []
-    corrected = dict(zip(compared, holm([sign_flip_p(gains[name], images.groups) for name in compared]), strict=True))
+    compared = [road.name for road in roads if road.name != BASE]
+    p = dict(zip(compared, _test(results, compared, BASE, images).p.tolist(), strict=True))
+    base = _mean_test(results[BASE], "dice")
     rows = []
     for road in roads:
         of_road = results[road.name]
         metrics = [name for name in of_road[0].test if all(name in result.test for result in of_road)]
-        val = _mean_val(of_road)
+        values = {name: _mean_test(of_road, name) for name in metrics}
         rows.append(
             TableRow(
                 road,
                 tuple(of_road),
-                {name: group_bootstrap(_mean_test(of_road, name), images.groups, seed) for name in metrics},
-                group_bootstrap(gains[road.name], images.groups, seed),
-                float(corrected[road.name]) if road.name in corrected else None,
-                group_bootstrap(val, images.val_groups, seed),
-                group_bootstrap(val - base_val, images.val_groups, seed),
+                {name: group_bootstrap(values[name], images.groups) for name in metrics},
+                group_bootstrap(values["dice"] - base, images.groups),
+                p.get(road.name),
+                group_bootstrap(_mean_val(of_road), images.val_groups),
+                _seed_spread(of_road, images.groups),
             )
         )
     return tuple(rows)
 
 
-def choose(rows: Sequence[TableRow], images: TestImages, seed: int = 0) -> Choice:
-    """The best road, and the cheapest whose difference to it has an interval that holds 0, on validation patients.
+def choose(rows: Sequence[TableRow], images: TestImages) -> Choice:
+    """The best road, and the cheapest that is not significantly worse.
 
-    A road is the best only if the interval of its gain over the model as it is lies above 0; else this is that model.
-    With too few validation patients for an interval, the mean decides.
+    Only roads that are better than the model as it is are deployed. Which of them is the best, validation patients
+    decide: the test patients say whether a road is better at all, a claim that is adjusted for all roads.
     """
-    base = next(row for row in rows if row.road.name == BASE)
-    best = max(rows, key=lambda row: row.val.mean)
-    enough = base.val.groups >= MIN_PATIENTS
-    if enough and best.val_to_base.sign <= 0:
-        best = base
-    within = [row for row in rows if _as_good(row, best, images, seed)] if enough else [best]
-    return Choice(best.road.name, min(within, key=_price).road.name, enough)
+    results = {row.road.name: row.results for row in rows}
+    better = {row.road.name: row for row in rows if row.word == "better"}
+    if not better:
+        return Choice((), BASE, BASE)
+    best = max(better, key=lambda name: better[name].val.mean)
+    signs = _test(results, list(better), best, images).signs
+    as_good = [row for row, sign in zip(better.values(), signs, strict=True) if sign >= 0]
+    return Choice(tuple(better), best, min(as_good, key=_price).road.name)
 
 
-def _as_good(row: TableRow, best: TableRow, images: TestImages, seed: int) -> bool:
-    """Whether the interval of the difference to the best road holds 0."""
-    if row is best:
-        return True
-    difference = group_bootstrap(_mean_val(best.results) - _mean_val(row.results), images.val_groups, seed)
-    return difference.sign <= 0
+def _test(
+    results: Mapping[str, Sequence[RoadResult]], names: Sequence[str], reference: str, images: TestImages
+) -> MaxT:
+    """Max-t test of the Dice of some roads less that of a reference road, on the test patients."""
+    less = _mean_test(results[reference], "dice")
+    gains = [_mean_test(results[name], "dice") - less for name in names]
+    return max_t(np.reshape(gains, (len(names), len(less))), images.groups)
 
 
 def _price(row: TableRow) -> tuple[float, float, int]:
@@ -155,49 +170,50 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
 
     Args:
         rows: of the table.
-        choice: made on validation patients.
+        choice: from `choose`.
         images: of the comparison.
         folder: of the comparison, as the user types it.
     """
     by_name = {row.road.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
-    lines = [_best_line(best, choice)]
-    if cheapest is best:
-        none = "No cheaper road lies within its interval." if choice.enough else "Too few patients for a cheaper road."
-        lines.append(none)
-    else:
-        lines.append(f"The cheapest road within its interval: {_named(cheapest)}; {_price_words(cheapest)}.")
+    lines = [_best_line(best, len(rows) - 1)]
+    if others := [by_name[name] for name in choice.better if name != choice.best]:
+        lines.append(f"Better than the model as it is, too: {'; '.join(map(_gain, others))}.")
+    if cheapest is not best:
+        lines.append(
+            f"The cheapest that is not significantly worse than the best: {cheapest.road.title}; "
+            f"{_price_words(cheapest)}."
+        )
     lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
     if cheapest is not best:
         lines.append(f"Deploy the cheapest: sa2va-rl segment --run {shlex.quote(f'{folder}/cheapest')} image.png")
     if OWN in by_name:
-        lines.append(_plain_segmenter_line(rows, by_name[OWN], images))
+        lines.append(_plain_segmenter_line(by_name, images))
     return tuple(lines)
 
 
-def _best_line(best: TableRow, choice: Choice) -> str:
-    count = best.val.groups
-    patients = f"{count} validation patient{'s' * (count > 1)}"
-    patients += "" if choice.enough else f" (fewer than {MIN_PATIENTS}: by the mean alone)"
-    if best.road.name == BASE:
-        better = "significantly better" if choice.enough else "better"
-        return (
-            f"No road is {better} than the model as it is on {patients}: keep the model as it is, Dice "
-            f"{best.means['dice']} on the test patients."
-        )
-    return f"Best on {patients}: {_named(best)}; {_price_words(best)}."
-
-
-def _named(row: TableRow) -> str:
-    """The road and its result on the test patients."""
-    if row.to_base.groups < MIN_PATIENTS:
-        word = f"cannot tell, fewer than {MIN_PATIENTS} test patients"
-    else:
-        word = {1: "better", -1: "worse"}.get(row.to_base.sign, "cannot tell")
+def _best_line(best: TableRow, compared: int) -> str:
+    dice, patients = best.means["dice"], best.means["dice"].groups
+    if best.road.name != BASE:
+        return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}."
+    keep = f"keep the model as it is, Dice {dice}"
+    if patients < fewest_groups():
+        return f"Cannot tell: {patients} test patients, and no test can decide below {fewest_groups()}; {keep}."
     return (
-        f"{row.road.title}, Dice {row.means['dice']} on the test patients, {row.to_base.signed} against the model as "
-        f"it is ({word})"
+        f"No road is significantly better than the model as it is on {patients} test patients (adjusted for {compared} "
+        f"roads): {keep}."
     )
+
+
+def _gain(row: TableRow) -> str:
+    """The road, and its difference to the model as it is."""
+    assert row.p is not None
+    return f"{row.road.title} ({row.to_base.signed}, p {p_words(row.p)})"
+
+
+def p_words(p: float) -> str:
+    """A p-value with three decimals."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _price_words(row: TableRow) -> str:
@@ -207,18 +223,24 @@ def _price_words(row: TableRow) -> str:
     )
 
 
-def _plain_segmenter_line(rows: Sequence[TableRow], own: TableRow, images: TestImages) -> str:
-    """Whether the best other road by validation is better than the reward network's own segmentation."""
-    own_dice = _mean_test(own.results, "dice")
-    others = [row for row in rows if not np.array_equal(_mean_test(row.results, "dice"), own_dice)]
+def _plain_segmenter_line(rows: Mapping[str, TableRow], images: TestImages) -> str:
+    """Whether any other road is better than the reward network's own segmentation, by one test of all of them."""
+    results = {name: row.results for name, row in rows.items()}
+    own_dice = _mean_test(results[OWN], "dice")
+    others = [name for name in rows if not np.array_equal(_mean_test(results[name], "dice"), own_dice)]
     if not others:
         return "No road gives other masks than a plain segmenter."
-    top = max(others, key=lambda row: row.val.mean)
-    difference = group_bootstrap(_mean_test(top.results, "dice") - own_dice, images.groups, 0)
-    measured = f"{top.road.title} less {own.road.title}: {difference.signed} Dice on the test patients"
-    if difference.sign > 0:
-        return f"A plain segmenter is worse: {measured}."
-    if difference.sign < 0:
+    tested = _test(results, others, OWN, images)
+    better = [name for name, sign in zip(others, tested.signs, strict=True) if sign > 0]
+    top = max(better or others, key=lambda name: rows[name].val.mean)
+    difference = group_bootstrap(_mean_test(results[top], "dice") - own_dice, images.groups)
+    measured = (
+        f"{rows[top].road.title} less {rows[OWN].road.title}: {difference.signed} Dice on the test patients, "
+        f"p {p_words(float(tested.p[others.index(top)]))}"
+    )
+    if better:
+        return f"A plain segmenter is worse than {len(better)} of {len(others)} other roads: {measured}."
+    if (tested.signs < 0).all():
         return f"No road is better than a plain segmenter, which serves these images better: {measured}."
     return f"Cannot tell whether any road is better than a plain segmenter: {measured}."
 
@@ -231,6 +253,12 @@ def _mean_test(results: Sequence[RoadResult], metric: str) -> np.ndarray:
 def _mean_val(results: Sequence[RoadResult]) -> np.ndarray:
     """float64 (N,): Dice of each validation image, mean over seeds."""
     return np.mean([result.val for result in results], axis=0)
+
+
+def _seed_spread(results: Sequence[RoadResult], groups: Sequence[str]) -> float | None:
+    """The standard deviation over seeds of the mean Dice over test patients."""
+    means = group_means(np.array([result.test["dice"] for result in results]), groups).mean(axis=1)
+    return float(means.std(ddof=1)) if len(results) > 1 else None
 
 
 def _parameter(value: float | None) -> str:

@@ -1,4 +1,8 @@
-"""Confidence intervals of means and verdicts. Patients are resampled, not images: images of a patient are similar."""
+"""Confidence intervals of means over patients, and verdicts. Patients count, not images: those of one are similar.
+
+The intervals are about further patients of the same kind. They do not cover what another training of the same model
+would change: for that, train with several seeds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +11,8 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 2000
+RESAMPLED = 30  # patients from which the bootstrap makes the interval; below, Student's t, since it would be too narrow
+FEW_PATIENTS = 20  # below, reports say that the intervals are rough
 NO_GAP = 0.01  # Dice; if the oracle's gain is significantly below this, a policy is not worth training
 MIN_PATIENTS = 6  # with 5, all values are on one side of the true mean in 1 of 16 cases: too many for 95 %
 
@@ -58,18 +64,17 @@ def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
 
 
 def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
-    """The mean over patients, each patient with the same weight, and its 95 % bootstrap interval.
+    """The mean over patients, each patient with the same weight, and its 95 % interval.
 
-    The percentile bootstrap is too narrow for few patients, so its percentiles are moved outwards as in Student's t.
-
-    For a paired comparison, pass the differences per image. Equal seeds resample the same patients.
+    The interval is Student's t of the patients' means below `RESAMPLED` patients, else their bootstrap, whose
+    percentiles are moved outwards as in Student's t. For a paired comparison, pass the differences per image.
 
     Source: Hesterberg, What Teachers Should Know about the Bootstrap, 2015 (expanded percentile interval).
 
     Args:
         values: float (N,), one value per image; finite.
         groups: N names of patients.
-        seed: of the resampling.
+        seed: of the resampling; without effect on Student's t. Equal seeds resample the same patients.
         resamples: number of resamples of the patients, with replacement.
 
     Raises:
@@ -78,17 +83,31 @@ def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, re
     if not np.isfinite(values).all():
         raise ValueError("values: got NaN or infinity, expected finite numbers; leave missing values out")
     means = group_means(values, groups)
-    if len(means) < 2:
-        return Estimate(float(means.mean()), None, None, len(means))
-    draws = np.random.default_rng(seed).integers(len(means), size=(resamples, len(means)))
-    tail = 100 * tail_probability(len(means))
+    count, mean = len(means), float(means.mean())
+    if count < 2:
+        return Estimate(mean, None, None, count)
+    if count < RESAMPLED:
+        half_width = float(stats.t.ppf(0.975, count - 1) * stats.sem(means))
+        return Estimate(mean, mean - half_width, mean + half_width, count)
+    draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
+    tail = 100 * tail_probability(count)
     low, high = np.percentile(means[draws].mean(axis=1), (tail, 100 - tail)).tolist()
-    return Estimate(float(means.mean()), low, high, len(means))
+    return Estimate(mean, low, high, count)
 
 
 def tail_probability(count: int) -> float:
     """Tail probability at each end of the bootstrap means of `count` patients; below 0.025, which is its limit."""
     return float(stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1))))
+
+
+def few_patients_note(patients: int, whose: str = "test patients") -> tuple[str, ...]:
+    """A note for reports with intervals from these patients; () if there are enough."""
+    if patients >= FEW_PATIENTS:
+        return ()
+    if patients < 2:
+        return (f"Fewer than 2 {whose}: there are no intervals.",)
+    verdict = f", and fewer than {MIN_PATIENTS} allow no verdict" if patients < MIN_PATIENTS else ""
+    return (f"{patients} {whose}, fewer than {FEW_PATIENTS}: the intervals are rough{verdict}.",)
 
 
 def is_no_gap(gap: Estimate | None) -> bool:

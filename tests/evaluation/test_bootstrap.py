@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap, group_means, tail_probability, verdict_on
+from rl_reward_network.evaluation.bootstrap import (
+    Estimate,
+    few_patients_note,
+    group_bootstrap,
+    group_means,
+    tail_probability,
+    verdict_on,
+)
 
 
 def test_patients_count_the_same_however_many_images_they_have():
@@ -13,24 +20,33 @@ def test_patients_count_the_same_however_many_images_they_have():
 
 def test_equal_seeds_give_equal_intervals():
     rng = np.random.default_rng(0)
-    values, groups = rng.random(60), [str(index % 20) for index in range(60)]
+    values, groups = rng.random(120), [str(index % 40) for index in range(120)]
     first, second, other = (group_bootstrap(values, groups, seed) for seed in (1, 1, 2))
     assert first == second != other
     assert first.low < first.mean < first.high
-    assert first.groups == 20
+    assert first.groups == 40
 
 
 def test_interval_equals_scipys_bootstrap_over_patients():
-    values = np.random.default_rng(0).gamma(2, size=25)
-    ours = group_bootstrap(values, [str(index) for index in range(25)], resamples=20000)
-    level = 1 - 2 * tail_probability(25)
+    values = np.random.default_rng(0).gamma(2, size=35)
+    ours = group_bootstrap(values, [str(index) for index in range(35)], resamples=20000)
+    level = 1 - 2 * tail_probability(35)
     theirs = stats.bootstrap(
         (values,), np.mean, n_resamples=20000, method="percentile", confidence_level=level, rng=1
     ).confidence_interval
     np.testing.assert_allclose([ours.low, ours.high], [theirs.low, theirs.high], rtol=0.02)
 
 
-@pytest.mark.parametrize("patients", [6, 10, 40])
+def test_the_interval_of_few_patients_is_students_t_without_a_seed():
+    values = np.random.default_rng(0).gamma(2, size=29)
+    groups = [str(index) for index in range(29)]
+    ours = group_bootstrap(values, groups, seed=1)
+    assert ours == group_bootstrap(values, groups, seed=2)
+    theirs = stats.ttest_1samp(values, 0).confidence_interval()
+    np.testing.assert_allclose([ours.low, ours.high], theirs)
+
+
+@pytest.mark.parametrize("patients", [2, 3, 5, 6, 10, 29, 30, 40])
 def test_intervals_cover_the_truth_about_95_times_in_100(patients):
     rng, covered = np.random.default_rng(0), 0
     groups = [str(patient) for patient in range(patients) for _ in range(5)]
@@ -39,7 +55,7 @@ def test_intervals_cover_the_truth_about_95_times_in_100(patients):
         values = np.repeat(rng.normal(0.7, 0.1, patients), 5) + rng.normal(0, 0.02, 5 * patients)
         estimate = group_bootstrap(values, groups, seed=trial)
         covered += estimate.low <= 0.7 <= estimate.high
-    assert 0.92 <= covered / 1000 <= 0.97
+    assert 0.93 <= covered / 1000 <= 0.97
 
 
 def test_a_constant_paired_difference_is_certain():
@@ -53,6 +69,13 @@ def test_one_patient_has_no_interval():
     assert estimate == Estimate(0.5, None, None, 1)
     assert str(estimate) == "0.500"
     assert str(Estimate(0.5, 0.25, 0.75, 2)) == "0.500 [0.250, 0.750]"
+
+
+def test_reports_say_that_intervals_of_few_patients_are_rough():
+    assert few_patients_note(20) == ()
+    assert few_patients_note(19) == ("19 test patients, fewer than 20: the intervals are rough.",)
+    assert "fewer than 6 allow no verdict" in few_patients_note(5, "validation patients")[0]
+    assert few_patients_note(1) == ("Fewer than 2 test patients: there are no intervals.",)
 
 
 @pytest.mark.parametrize(("values", "groups"), [([], []), ([1.0], ["a", "b"]), ([1.0, float("nan")], ["a", "b"])])
