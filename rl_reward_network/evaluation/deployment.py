@@ -50,9 +50,20 @@ class Deployment:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Deployment":
-        """The deployment that `asdict` made a JSON object of."""
+        """The deployment that `asdict` made a JSON object of.
+
+        That of version 0.11 or earlier was not tested against the model as it is, which is therefore deployed.
+        """
+        if "choice" not in value:
+            reason = "version 0.11 or earlier did not test against it; train again to have it tested"
+            fixed = value["best_fixed"], value["fixed_by"]
+            return cls("as it is", *fixed, 0, None, None, None, None, None, reason)
         names = ("policy_gain", "fixed_gain", "difference")
         return cls(**{**value, **{name: value[name] and Estimate(**value[name]) for name in names}})
+
+    def words(self, fixed: str, as_it_is: str = "the model as it is (default prompt)") -> str:
+        """What is deployed, in words; `fixed` is the best fixed choice in words."""
+        return {"policy": "the policy", "fixed": f"the {fixed}", "as it is": as_it_is}[self.choice]
 
 
 def can_decide(groups: Sequence[str]) -> bool:
