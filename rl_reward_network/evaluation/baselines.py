@@ -124,7 +124,7 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `RIDGE` and, where there are these rows, `BANDIT` and `LAST` -> int (N,), index of the selected
+        chosen: `POLICY`, `RIDGE` and, where they have rows, `BANDIT` and `LAST` -> int (N,), index of the selected
             prompt on each test image.
         deployment: what was decided without the test images.
         seed: of the bootstrap.

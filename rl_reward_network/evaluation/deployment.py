@@ -19,6 +19,12 @@ from rl_reward_network.evaluation.metrics import SampleTable
 FOLDS = 3  # fits of the policy for its own decision; each takes as long as the training
 AS_IT_IS = 0  # index of the fixed choice that leaves the model as it is: the default prompt, no operation
 Choice = Literal["policy", "fixed", "as it is"]
+Labels = dict[str, dict[str, int]]  # use, as in `USES` -> split -> number of labelled images
+USES = {
+    "reward": "paid the policy",
+    "weights": "chose when training ended and which weights are used",
+    "deployment": "chose the best fixed choice and what is deployed",
+}
 
 
 @dataclass(frozen=True)
@@ -115,9 +121,7 @@ def decide(
         f"(p {fixed_p:.3f}; both corrected for {len(gains) - 1} candidates, {LEVEL} is needed); PPO minus {name}, both "
         f"out of fold, is {measured.signed}" + (f", and the oracle's gain is negligible ({gap})" * is_no_gap(gap))
     )
-    return Deployment(
-        choice, best, fixed_by, patients, policy_gain, policy_p, fixed_gain, fixed_p, measured, reason
-    )
+    return Deployment(choice, best, fixed_by, patients, policy_gain, policy_p, fixed_gain, fixed_p, measured, reason)
 
 
 def _choice(policy: bool, fixed: bool, policy_over_fixed: bool) -> Choice:
@@ -125,6 +129,27 @@ def _choice(policy: bool, fixed: bool, policy_over_fixed: bool) -> Choice:
     if policy and (policy_over_fixed or not fixed):
         return "policy"
     return "fixed" if fixed else "as it is"
+
+
+def labels_sentence(labels: Labels, learned: bool) -> str:
+    """Which labels chose what, in a sentence.
+
+    Args:
+        labels: of a run.
+        learned: whether a reward network paid, which has labels of its own.
+    """
+    uses = [(USES[use], of) for use, of in labels.items() if of]
+    parts = [f"{' and '.join(f'{n} of {split}' for split, n in of.items())} {words}" for words, of in uses]
+    paid = "The reward network paid; its own labels are not counted here. " if learned else ""
+    return f"{paid}Labelled images: {'; '.join(parts) or 'none'}."
+
+
+def labels_of_splits(labels: Labels) -> dict[str, int]:
+    """Split -> number of labelled images that were used for anything; the uses of a split share its images."""
+    counts: dict[str, int] = {}
+    for of in labels.values():
+        counts |= {split: max(images, counts.get(split, 0)) for split, images in of.items()}
+    return counts
 
 
 def held_out(groups: Sequence[str]) -> Iterator[tuple[frozenset[str], np.ndarray]]:

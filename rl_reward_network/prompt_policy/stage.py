@@ -14,6 +14,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.evaluation.deployment import (
     FOLDS,
     Deployment,
+    Labels,
     best_fixed_prompt,
     can_decide,
     decide,
@@ -196,7 +197,7 @@ def choose(model: PPO, entries: Sequence[PromptTable], plan: PolicyPlan) -> np.n
 def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
     """What is deployed, by the true masks of the patients of `policy` and `val`.
 
-    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as in `fit`, each
+    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as `fit`, each
     without a part of the patients.
     """
     everything = [entry.table for entry in (*tables["policy"], *tables["val"])]
@@ -228,12 +229,8 @@ def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:
     return [entry for entry in entries if entry.table.metrics is not None]
 
 
-def labels_used(tables: Tables, plan: PolicyPlan) -> dict[str, dict[str, int]]:
-    """Use -> split -> number of labelled images, besides those of the reward network.
-
-    Uses: `reward`, which paid PPO; `weights`, which chose when PPO ended and its weights; `deployment`, which chose the
-    best fixed prompt and what is deployed.
-    """
+def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
+    """The labelled images, besides those of the reward network; with a learned reward `val` chooses the weights."""
     count = {name: len(_labelled(entries)) for name, entries in tables.items()}
     uses = {
         "reward": {} if plan.reward == "net" else {"policy": count["policy"]},
