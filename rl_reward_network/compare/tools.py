@@ -13,6 +13,7 @@ from rl_reward_network.compare.roads import BASE, POST, PROMPTS_LABELS, PROMPTS_
 from rl_reward_network.compare.views import FrozenModel, ImageView
 from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
+from rl_reward_network.evaluation.deployment import AS_IT_IS, Deployment
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.post_processing.policy import load_post_policy
 from rl_reward_network.prompt_policy.policy import deployed_prompt, load_policy, read_policy_config
@@ -81,9 +82,10 @@ def load_tools(prompts: tuple[str, ...], runs: Mapping[str, Path]) -> Tools:
 
 
 def _chooser(final_model: Path, config: dict[str, Any]) -> PromptChooser:
-    """The policy of a run, or its best fixed prompt where this is deployed."""
-    if not config["deployment"]["policy"]:
-        return lambda view, weights: int(config["deployment"]["best_fixed"])
+    """The policy of a run, or the one prompt that it deploys."""
+    deployment = Deployment.from_json(config["deployment"])
+    if deployment.choice != "policy":
+        return lambda view, weights: deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS
     policy = load_policy(final_model)
 
     def choose(view: ImageView, weights: str) -> int:
@@ -115,6 +117,5 @@ def deploys(part: str, run: Path) -> str:
     """What the policy of a run deploys, in words; empty for parts without a policy."""
     if part not in (PROMPTS_LABELS, PROMPTS_NET, POST):
         return ""
-    deployment = read_json(run / FINAL / "config.json")["deployment"]
-    fixed = "the best fixed sequence" if part == POST else "the best fixed prompt"
-    return "the policy" if deployment["policy"] else fixed
+    deployment = Deployment.from_json(read_json(run / FINAL / "config.json")["deployment"])
+    return deployment.words("best fixed sequence" if part == POST else "best fixed prompt", "the model as it is")

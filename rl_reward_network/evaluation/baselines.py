@@ -23,6 +23,7 @@ from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
+LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen, although the reward network paid it
 BANDIT = "bandit"  # PPO with one prompt, beside a policy that may try several until it stops
 DEPLOYED, ORACLE = "deployed", "oracle"
 
@@ -58,8 +59,8 @@ class Comparison:
         tables: the N test images that were compared.
         rows: in the order of the report; without ground truth there is no oracle.
         criterion: "dice", or "score" when unlabelled.
-        deployment: the choice made on validation images, and the best fixed prompt.
-        verdict: on PPO against the best fixed prompt.
+        deployment: what was decided without the test images, and the best fixed prompt.
+        verdict: on PPO, or on its last weights where they have a row, against every fixed prompt.
         notes: limits of the data that a reader of the numbers must know.
     """
 
@@ -123,9 +124,9 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `RIDGE` and, with the action stop, `BANDIT` -> int (N,), index of the selected prompt on each
-            test image.
-        deployment: the choice made on validation images.
+        chosen: `POLICY`, `RIDGE` and, where they have rows, `BANDIT` and `LAST` -> int (N,), index of the selected
+            prompt on each test image.
+        deployment: what was decided without the test images.
         seed: of the bootstrap.
         max_steps: number of prompts that PPO tries per image.
 
@@ -141,12 +142,26 @@ def compare(
     tables = [test[index] for index in indices]
     weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
     prompts = len(test[0].scores)
-    prompts_asked = {NET: prompts, POLICY: max_steps, DEPLOYED: max_steps if deployment.policy else 1, ORACLE: None}
+    asked = max_steps if deployment.choice == "policy" else 1
+    prompts_asked = {NET: prompts, POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}
     rows = tuple(_row(name, weights, tables, criterion, seed, prompts_asked.get(name, 1)) for name in weights)
-    difference = next(row.to_fixed for row in rows if row.name == POLICY) if criterion == "dice" else None
-    gap = oracle_gap(val, deployment.best_fixed, seed)
-    verdict = verdict_on(difference, gap, len(set(chosen[POLICY][indices].tolist())))
+    judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
+    difference = judged.to_fixed if criterion == "dice" else None
+    rival = _rival(judged, tables, seed) if criterion == "dice" else ""
+    verdict = verdict_on(difference, oracle_gap(val, deployment.best_fixed, seed), rival, judged.name)
     return Comparison(tuple(tables), rows, criterion, deployment, verdict, _notes(test, tables))
+
+
+def _rival(row: ComparisonRow, tables: Sequence[SampleTable], seed: int) -> str:
+    """The one prompt for all images that the row is farthest from beating, in words; empty if it beats every prompt.
+
+    A choice that does not depend on the image is never better than the best single prompt. So a policy that beats each
+    of them has chosen by the image, whatever paid it. All must be beaten, so no correction for several tests is needed.
+    """
+    dice, groups = stack(tables, "dice"), [table.group_id for table in tables]
+    gains = [group_bootstrap(expected(row.weights, tables, "dice") - one, groups, seed) for one in dice.T]
+    index = min((index for index, gain in enumerate(gains) if gain.sign <= 0), key=lambda i: gains[i].mean, default=-1)
+    return "" if index < 0 else f"the prompt with index {index} ({row.name} minus it: {gains[index].signed} Dice)"
 
 
 def overlay_picks(comparison: Comparison) -> dict[str, int]:
@@ -168,10 +183,9 @@ def _weights(
         FIXED: fixed,
         NET: one_hot[scores.argmax(axis=1)],
         RIDGE: one_hot[chosen[RIDGE]],
-        **({BANDIT: one_hot[chosen[BANDIT]]} if BANDIT in chosen else {}),
-        POLICY: one_hot[chosen[POLICY]],
-        DEPLOYED: one_hot[chosen[POLICY]] if deployment.policy else fixed,
+        **{name: one_hot[chosen[name]] for name in (BANDIT, LAST, POLICY) if name in chosen},
     }
+    weights[DEPLOYED] = weights[{"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}[deployment.choice]]
     return weights if criterion == "score" else weights | {ORACLE: one_hot[stack(tables, "dice").argmax(axis=1)]}
 
 

@@ -128,27 +128,29 @@ def is_no_gap(gap: Estimate | None) -> bool:
     return gap is not None and gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP
 
 
-def verdict_on(difference: Estimate | None, val_gap: Estimate | None, different_choices: int = 2) -> Verdict:
-    """The verdict on a policy. Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
+def verdict_on(difference: Estimate | None, val_gap: Estimate | None, rival: str = "", name: str = "PPO") -> Verdict:
+    """The verdict on a policy: better only if it beats every single prompt on the test patients.
+
+    Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
 
     Args:
         difference: Dice of the policy less Dice of the best fixed prompt on test patients; None when unlabelled.
         val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
-        different_choices: number of different prompts that the policy chose on the test images.
+        rival: a single prompt that the policy does not beat on test patients, in words; empty if there is none.
+        name: of the policy, in words.
     """
     if difference is None:
         return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
-    measured = f"PPO minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
+    measured = f"{name} minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
     if is_no_gap(val_gap):
         gap = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
         return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
     if difference.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
+    if difference.sign > 0 and rival:
+        return Verdict("cannot tell", f"Cannot tell: it does not beat {rival}, one prompt for all images. {measured}")
     if difference.sign > 0:
-        how = "choosing the prompt per image helps"
-        if different_choices == 1:
-            how = "the policy always chooses one prompt, which is better than the one chosen on training images"
-        return Verdict("better", f"Better: {how}. {measured}")
+        return Verdict("better", f"Better: choosing the prompt per image helps. {measured}")
     if difference.sign < 0:
         return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
     return Verdict("cannot tell", f"Cannot tell: the interval contains 0. {measured}")

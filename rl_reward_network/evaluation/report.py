@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import figures, page
-from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, POLICY, Comparison, ComparisonRow
+from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, FIXED, POLICY, Comparison, ComparisonRow
 from rl_reward_network.evaluation.bootstrap import group_means
 from rl_reward_network.evaluation.legends import error_legend, mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
@@ -155,9 +155,8 @@ def _page(result: EvaluationResult, header: str) -> str:
 def deployed_sentence(comparison: Comparison) -> str:
     """The deployed choice and its reason, in a sentence."""
     deployment = comparison.deployment
-    what = "the policy" if deployment.policy else "the best fixed prompt"
     fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
-    return f"Deployed: {what}, because {deployment.reason}. {fixed}"
+    return f"Deployed: {deployment.words(FIXED)}, because {deployment.reason}. {fixed}"
 
 
 def _results(comparison: Comparison) -> list[str]:
@@ -219,9 +218,7 @@ def _curves(result: EvaluationResult) -> list[str]:
 
 def _images_heading(comparison: Comparison) -> str:
     """HTML: what is shown, and by which measure the images were selected."""
-    what = (
-        "PPO" if comparison.deployment.policy else f"the best fixed prompt (index {comparison.deployment.best_fixed})"
-    )
+    what = comparison.deployment.words(f"{FIXED} (index {comparison.deployment.best_fixed})")
     measure = _TITLES[comparison.criterion]
     words = f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {measure}."
     return f"<h2>Images</h2><p>{page.text(words)}</p>"

@@ -48,22 +48,30 @@ class EditedImage:
     reward: str = "dice"
     paid_by: np.ndarray | None = None
     _states: dict[tuple[int, ...], MaskState] = field(default_factory=dict)
-    _rewards: dict[tuple[int, ...], float] = field(default_factory=dict)
+    _values: dict[tuple[int, ...], tuple[float, float | None]] = field(default_factory=dict)
     _softs: "OrderedDict[tuple[int, ...], np.ndarray]" = field(default_factory=OrderedDict)
 
     def state(self, operations: tuple[int, ...]) -> MaskState:
         """The mask after a sequence of operations."""
         if operations not in self._states:
             soft = self.edited(operations)
-            info = {} if self.truth is None else {"dice": self.dice(operations)}
-            self._states[operations] = MaskState(observe_mask(self.guide, soft), self.worth(operations), info)
+            reward, gold = self._value(operations, soft)
+            info = {} if gold is None else {"dice": gold}
+            self._states[operations] = MaskState(observe_mask(self.guide, soft), reward, info)
         return self._states[operations]
 
     def worth(self, operations: tuple[int, ...]) -> float:
         """The reward of the mask after a sequence of operations, in [0, 1]."""
-        if operations not in self._rewards:
-            self._rewards[operations] = self.reward_of(self.mask(operations))
-        return self._rewards[operations]
+        return self._value(operations)[0]
+
+    def _value(self, operations: tuple[int, ...], soft: np.ndarray | None = None) -> tuple[float, float | None]:
+        """Reward and Dice, of one look at the mask; `soft` is the mask where the caller has it."""
+        if operations not in self._values:
+            mask = (self.edited(operations) if soft is None else soft) > 0.5
+            gold = None if self.truth is None else LABEL_REWARDS["dice"](mask, self.truth)
+            pays = gold is not None and self.reward == "dice" and self.paid_by is None
+            self._values[operations] = (gold if pays and gold is not None else self.reward_of(mask), gold)
+        return self._values[operations]
 
     def edited(self, operations: tuple[int, ...]) -> np.ndarray:
         """float32 (H, W): the soft mask after a sequence of operations."""
@@ -75,6 +83,7 @@ class EditedImage:
             self._softs[operations] = after.astype(np.float16)
             while len(self._softs) > KEPT:
                 self._softs.popitem(last=False)
+            return after
         return self._softs[operations].astype(np.float32)
 
     def mask(self, operations: tuple[int, ...]) -> np.ndarray:
@@ -83,8 +92,9 @@ class EditedImage:
 
     def dice(self, operations: tuple[int, ...]) -> float:
         """Dice of the mask after a sequence of operations; the image is labelled."""
-        assert self.truth is not None
-        return LABEL_REWARDS["dice"](self.mask(operations), self.truth)
+        gold = self._value(operations)[1]
+        assert gold is not None
+        return gold
 
     def score(self, operations: tuple[int, ...]) -> float:
         """The reward network's score of the mask; there is a network."""
@@ -92,11 +102,15 @@ class EditedImage:
         return float(self.scorer.quality(self.mask(operations)[None].astype(np.float32))["score"][0])
 
     def reward_of(self, mask: np.ndarray) -> float:
-        """The reward of a mask, bool (H, W), in [0, 1]."""
+        """The reward of a mask, bool (H, W), in [0, 1].
+
+        Raises:
+            ValueError: labels pay, and the image has none.
+        """
         if self.reward == "net":
             assert self.scorer is not None
             return float(self.scorer.quality(mask[None].astype(np.float32))["score"][0])
         truth = self.truth if self.paid_by is None else self.paid_by
         if truth is None:
-            return 0.0  # of an unlabelled validation image: only its masks are needed
+            raise ValueError(f"{self.sample_id}: reward {self.reward} needs a true mask; use --reward net")
         return LABEL_REWARDS[self.reward](mask, truth)

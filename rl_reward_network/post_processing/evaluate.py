@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, NO_GAP, Estimate, Verdict, group_bootstrap, group_means
+from rl_reward_network.evaluation.deployment import Deployment, labels_sentence
 from rl_reward_network.evaluation.metrics import TABLE_METRICS, mask_metrics
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
@@ -119,8 +120,20 @@ def evaluate_post(
     verdict = verdict_of(
         next(row for row in rows if row.name == POLICY), next(row for row in rows if row.name == ORACLE)
     )
-    notes = () if maps is not None else ("No reward network was given, so there is no row for its choice.",)
-    return PostResult(rows, verdict, config, tuple(test), masks, notes, (time.perf_counter() - start) / 60)
+    return PostResult(
+        rows, verdict, config, tuple(test), masks, _notes(config, maps is not None), (time.perf_counter() - start) / 60
+    )
+
+
+def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:
+    """What paid and which labels chose what; whether there is a reward network."""
+    learned = config["plan"]["reward"] == "net"
+    paid = (
+        () if learned else (f"True masks paid PPO ({config['plan']['reward']}){', not the reward network' * network}.",)
+    )
+    used = (labels_sentence(config["labels"], learned),) if "choice" in config["deployment"] else ()
+    none = () if network else ("No reward network was given, so there is no row for its choice.",)
+    return (*paid, *used, *none)
 
 
 def _open(
@@ -165,7 +178,7 @@ def _chosen(
         SEQUENCE: [fixed] * len(test),
         RIDGE: ridge_sequences(train, test, sequences),
         POLICY: by_policy,
-        DEPLOYED: by_policy if deployed.policy is not None else [fixed] * len(test),
+        DEPLOYED: by_policy if deployed.policy is not None else [deployed.fixed] * len(test),
         ORACLE: [greedy(image.dice, steps) for image in test],
     }
     if test[0].scorer is not None:
@@ -199,7 +212,7 @@ def _rows(
 
 
 def verdict_of(policy: PostRow, oracle: PostRow) -> Verdict:
-    """The verdict on PPO against the best fixed sequence; "no gap" where a fixed sequence is enough."""
+    """The verdict on PPO against the best fixed sequence and the mask as it is; "no gap" where a sequence is enough."""
     gain, gap = policy.to_sequence, oracle.to_sequence
     measured = f"PPO minus best fixed sequence on {gain.groups} test patients: {gain.signed} Dice."
     if gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP:
@@ -209,6 +222,9 @@ def verdict_of(policy: PostRow, oracle: PostRow) -> Verdict:
     if gain.groups < MIN_PATIENTS:
         return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
     label = {1: "better", -1: "worse"}.get(gain.sign, "cannot tell")
+    if label == "better" and policy.to_as_is.sign <= 0:
+        worse = f"it does not beat the mask as it is (PPO minus it: {policy.to_as_is.signed} Dice)"
+        return Verdict("cannot tell", f"Cannot tell: {worse}. {measured}")
     what = {
         "better": "Better: choosing operations per image helps.",
         "worse": "Worse: one sequence for all images is better than this policy.",
@@ -222,7 +238,9 @@ def summary(result: PostResult) -> dict[str, Any]:
     """The content of eval.json."""
     return {
         "verdict": asdict(result.verdict),
-        "deployment": result.config["deployment"],
+        "deployment": asdict(Deployment.from_json(result.config["deployment"])),
+        "reward": result.config["plan"]["reward"],
+        "labels": result.config.get("labels"),
         "images": len(result.images),
         "patients": result.rows[0].to_as_is.groups,
         "rows": [

@@ -13,6 +13,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.env.observation import observation_table, observe_image
 from rl_reward_network.env.post_process_env import OBSERVATION_LIMIT, EditableMask, MaskState, observe
+from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.post_processing.observation import mask_observation_table, observe_mask
 from rl_reward_network.post_processing.operations import OPERATIONS, STOP, GuideImage, apply_operation
 from rl_reward_network.prompt_policy.policy import LEAST_STD, NET_ARCH, load_weights, policy_kwargs
@@ -56,15 +57,25 @@ def choose_operations(policy: PPO | BasePolicy, masks: Sequence[EditableMask], m
 
 @dataclass(frozen=True)
 class PostPolicy:
-    """What a run deploys: the policy, or the best fixed sequence.
+    """What a run deploys: the policy, the best fixed sequence, or the masks as they are.
 
     Args:
         config: config.json of its final_model; with `best_threshold`, `fixed_sequence` and `deployment`.
-        policy: None where the fixed sequence is deployed.
+        policy: None where it is not deployed.
     """
 
     config: dict[str, Any]
     policy: ActorCriticPolicy | None
+
+    @property
+    def deployment(self) -> Deployment:
+        """What was decided."""
+        return Deployment.from_json(self.config["deployment"])
+
+    @property
+    def fixed(self) -> Operations:
+        """The operations on every mask where the policy is not deployed: the best fixed sequence, or none."""
+        return tuple(self.config["fixed_sequence"]) if self.deployment.choice == "fixed" else ()
 
     def operations(self, image: np.ndarray, soft: np.ndarray, vision_features: np.ndarray | None) -> Operations:
         """The operations for a mask; arguments as in `edit`.
@@ -73,7 +84,7 @@ class PostPolicy:
             ValueError: the policy was trained with features of another model.
         """
         if self.policy is None:
-            return tuple(self.config["fixed_sequence"])
+            return self.fixed
         used = vision_features if self.config["plan"]["vision_features"] else None
         features = observe_image(image, used)
         mask = _NewMask("new image", features, GuideImage(image), soft)
@@ -141,7 +152,7 @@ def load_post_policy(folder: Path) -> PostPolicy:
 
 
 def load_policy_of_run(folder: Path) -> tuple[ActorCriticPolicy, PostPolicy]:
-    """The trained policy, and what is deployed: that policy, or the best fixed sequence; as `load_post_policy`."""
+    """The trained policy, and what is deployed; as `load_post_policy`."""
     config = read_post_config(folder)
     if config["operations"] != list(OPERATIONS):
         raise ValueError(f"{folder / 'config.json'}: operations: of another version; train experiment 2 again")
@@ -153,7 +164,8 @@ def load_policy_of_run(folder: Path) -> tuple[ActorCriticPolicy, PostPolicy]:
         **policy_kwargs([0.0] * size, [0.0] * size, config["net_arch"]),
     )
     load_weights(policy, folder / "policy.zip")
-    return policy, PostPolicy(config, policy if config["deployment"]["policy"] else None)
+    deployed = Deployment.from_json(config["deployment"]).choice == "policy"
+    return policy, PostPolicy(config, policy if deployed else None)
 
 
 def read_post_config(folder: Path) -> dict[str, Any]:

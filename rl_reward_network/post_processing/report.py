@@ -8,10 +8,11 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
+from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.metrics import TABLE_METRICS
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
-from rl_reward_network.post_processing.evaluate import AS_IS, DEPLOYED, ORACLE, PostResult, PostRow, summary
+from rl_reward_network.post_processing.evaluate import AS_IS, DEPLOYED, ORACLE, SEQUENCE, PostResult, PostRow, summary
 
 TITLES = ("Dice", "IoU", "recall", "precision", "clDice", "HD95 (pixels)", "Betti-0 error", "Betti-1 error")
 
@@ -64,10 +65,9 @@ def _page(result: PostResult, origin: page.Origin, folder: Path) -> str:
 
 def _deployed_sentence(result: PostResult) -> str:
     """What is deployed and why, and what stands beside it."""
-    deployment, threshold = result.config["deployment"], result.config["best_threshold"]
-    what = "the policy" if deployment["policy"] else "the best fixed sequence"
-    fixed = f"Best fixed sequence: {deployment['fixed_by']}. Best threshold: {threshold:g}."
-    return f"Deployed: {what}, because {deployment['reason']}. {fixed}"
+    deployment = Deployment.from_json(result.config["deployment"])
+    fixed = f"Best fixed sequence: {deployment.fixed_by}. Best threshold: {result.config['best_threshold']:g}."
+    return f"Deployed: {deployment.words(SEQUENCE, f'the {AS_IS}')}, because {deployment.reason}. {fixed}"
 
 
 def _short(row: PostRow) -> list[object]:

@@ -1,11 +1,14 @@
 """Experiment 2 as a whole: the soft masks of the frozen model, the searches, PPO, and what to deploy."""
 
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stable_baselines3 import PPO
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json
@@ -13,8 +16,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.observation import observe_image
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, group_bootstrap
-from rl_reward_network.evaluation.deployment import Deployment
+from rl_reward_network.evaluation.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -43,7 +45,8 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
-SEARCHED = 48  # training images of the searches for sequences
+SEARCHED = 48  # images of the searches for sequences and of the decision
+SHORTER = 3  # times fewer operations in a fit for the decision: those on images are slow
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class PostPlan:
     Args:
         mode: quick or full.
         images: training images at most.
-        val_images: images of the validation and of the decision what is deployed.
+        val_images: images of the validation.
         vision_features: whether the observation has Sa2VA's pooled image features.
         reward: what pays: dice, dice+recall, or net, the reward network's score.
         shuffle_rewards: the control: PPO is paid by the truth of another training image.
@@ -119,21 +122,22 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
         with clock(seconds, "masks"):
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
-            paid = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
         with clock(seconds, "searches"):
-            searched = train[:: max(1, len(train) // SEARCHED)]  # in the control, too: PPO alone is paid otherwise
-            fixed = next(iter(best_sequences(searched, plan.ppo.max_steps)))
+            searched = searched_images(train, val)  # in the control, too: PPO alone is paid otherwise
+            sequences = list(best_sequences(searched, plan.ppo.max_steps))
+            fixed = sequences[0]
             for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
             threshold = best_threshold(train)
         with clock(seconds, "PPO"):
-            model = train_post_policy(paid, val, plan.ppo, run)
-        chosen = choose_operations(model, val, plan.ppo.max_steps)
+            model = fit(train, val, plan, run)
+        with clock(seconds, "decision"):
+            deployment = decide_operations((train, val), searched, sequences, plan)
         description = {
-            "deployment": asdict(decide_operations(searched, val, chosen, fixed, plan.ppo.seed)),
+            "deployment": asdict(deployment),
             "fixed_sequence": list(fixed),
             "best_threshold": threshold,
             "sequences": [list(operations) for operations in for_ridge],
-            "labels": _labels(inputs, samples["train"]) if plan.reward != "net" else {},
+            "labels": labels_used(inputs, (train, val), searched, plan),
             "seconds": seconds,
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
             "resumed": resume,
@@ -191,37 +195,88 @@ def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
         assert donor is not None
         if donor.shape != image.soft.shape:
             raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
-        paid.append(replace(image, paid_by=donor, _states={}, _rewards={}))
+        paid.append(replace(image, paid_by=donor, _states={}, _values={}))
     return paid
 
 
+def fit(train: Sequence[EditedImage], val: Sequence[EditedImage], plan: PostPlan, run: Path) -> PPO:
+    """PPO on the training images, which in the control are paid by the truths of others; curves go into `run`."""
+    paid = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
+    return train_post_policy(paid, val, plan.ppo, run)
+
+
+def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) -> list[EditedImage]:
+    """`SEARCHED` images, one of each patient before a second: labelled ones, or training images if these are too few."""
+    labelled = [image for image in (*train, *val) if image.truth is not None]
+    images = labelled if can_decide([image.group_id for image in labelled]) else train
+    seen: Counter[str] = Counter()
+    ranks = []
+    for image in images:
+        ranks.append(seen[image.group_id])
+        seen[image.group_id] += 1
+    return [images[index] for index in np.argsort(ranks, kind="stable")[:SEARCHED]]
+
+
 def decide_operations(
+    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
     searched: Sequence[EditedImage],
-    val: Sequence[EditedImage],
-    chosen: Sequence[Operations],
-    fixed: Operations,
-    seed: int,
+    sequences: Sequence[Operations],
+    plan: PostPlan,
 ) -> Deployment:
-    """Policy or best fixed sequence (found on `searched`), by Dice (unlabelled: the reward) on validation patients.
+    """What is deployed: the policy, the best fixed sequence, or the masks as they are.
 
-    The policy is deployed if, on at least `MIN_PATIENTS` patients, the lower 95 % bound of its gain is above 0.
+    All are measured by Dice on the labelled images among those of the search. PPO is judged out of fold, in `FOLDS`
+    fits, each without a part of the patients and `SHORTER` times as short.
+
+    Args:
+        images: for training, and for validation.
+        searched: see `searched_images`.
+        sequences: which the search has tried there, the best by the reward first.
+        plan: settings.
     """
-    labelled = all(image.truth is not None for image in val)
-    criterion = "dice" if labelled else "score"
+    labelled = [image for image in searched if image.truth is not None]
+    groups, tried = [image.group_id for image in labelled], [(), *(one for one in sequences if one)]
+    values = np.array([[image.dice(operations) for image in labelled] for operations in tried])
+    by = f"{words(sequences[0])}, by the reward on {len({image.group_id for image in searched})} patients"
+    policy = None
+    if can_decide(groups):
+        print(f"{FOLDS} shorter fits of PPO decide what is deployed: each is judged on patients that it has not seen")
+        steps = max(plan.ppo.total_timesteps // SHORTER, plan.ppo.fewest_timesteps)
+        shorter = replace(plan, ppo=replace(plan.ppo, total_timesteps=steps))
 
-    def value(image: EditedImage, operations: Operations) -> float:
-        return image.dice(operations) if labelled else image.worth(operations)
+        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
+            train, val = ([image for image in part if image.group_id not in patients] for part in images)
+            with tempfile.TemporaryDirectory() as folder:
+                model = fit(train or val, val or train, shorter, Path(folder))
+            held = [labelled[index] for index in indices]
+            chosen = choose_operations(model, held, plan.ppo.max_steps)
+            return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])
 
-    pairs = zip(val, chosen, strict=True)
-    differences = np.array([value(image, operations) - value(image, fixed) for image, operations in pairs])
-    gain = group_bootstrap(differences, [image.group_id for image in val], seed)
-    reason = f"on {gain.groups} validation patients PPO minus best fixed sequence is {gain.signed} {criterion}"
-    if gain.groups < MIN_PATIENTS:
-        reason += ", too few patients for a decision"
-    patients = len({image.group_id for image in searched})
-    return Deployment(
-        gain.sign > 0, 0, f"{words(fixed)}, by the reward on {patients} training patients", criterion, gain, reason
-    )
+        policy = out_of_fold(groups, dice)
+    return decide(values, policy, groups, (tried.index(sequences[0]), by), "best fixed sequence", plan.ppo.seed)
+
+
+def labels_used(
+    inputs: RunInputs,
+    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
+    searched: Sequence[EditedImage],
+    plan: PostPlan,
+) -> Labels:
+    """The labelled images by use, besides those of the reward network."""
+
+    def counted(used: Sequence[EditedImage]) -> dict[str, int]:
+        counts = {
+            name: sum(image.group_id in ids and image.truth is not None for image in used)
+            for name, ids in inputs.split.groups.items()
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    paid = plan.reward != "net"
+    return {
+        "reward": counted(images[0]) if paid else {},
+        "weights": counted(images[1]) if paid else {},
+        "deployment": counted(searched),
+    }
 
 
 def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
@@ -255,12 +310,6 @@ def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None =
         "split_seed": inputs.split.seed,
         "reward_net": network.fingerprint if network is not None and plan.reward == "net" else None,
     }
-
-
-def _labels(inputs: RunInputs, samples: Sequence[Sample]) -> dict[str, int]:
-    """Split -> number of labelled training images."""
-    groups = {name: set(inputs.split.groups[name]) for name in ("reward", "policy")}
-    return {name: sum(sample.group_id in ids and sample.labelled for sample in samples) for name, ids in groups.items()}
 
 
 def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:

@@ -78,11 +78,10 @@ class ValidationCallback(BaseCallback):
         max_steps: steps per episode.
         reward: the reward of training.
         curves: the curves so far.
-        peak: the attribute of that name, of a resumed run.
         stop: whether there is an action that ends the episode.
 
     Attributes:
-        peak: `dice` and `policy`, the best mean Dice so far and the weights that reached it; None before the first.
+        peak: `dice` and `policy`, the best mean Dice so far and the weights that reached it; empty before the first.
         stopped: whether the stop rule ended the run.
     """
 
@@ -92,16 +91,16 @@ class ValidationCallback(BaseCallback):
         max_steps: int,
         reward: RewardName,
         curves: Curves,
-        peak: dict[str, Any] | None = None,
         stop: bool = False,
     ) -> None:
         super().__init__()
         self.contexts, self.max_steps, self.reward, self.curves = contexts, max_steps, reward, curves
         self.stop = stop
-        self.peak, self.stopped = peak, False
+        self.peak: dict[str, Any] = {}
+        self.stopped = False
 
     def _on_rollout_start(self) -> None:
-        self.stopped = self._over_optimised()
+        self.stopped = self._fallen()
 
     def _on_step(self) -> bool:
         return not self.stopped
@@ -112,21 +111,18 @@ class ValidationCallback(BaseCallback):
         scores, dices = self._greedy()
         record_mean(self, "custom/val_score", scores)
         record_mean(self, "custom/val_gt_dice", dices)
-        if dices and (self.peak is None or np.mean(dices) > self.peak["dice"]):
+        if dices and np.mean(dices) > self.peak.get("dice", -1):
             weights = {name: tensor.clone() for name, tensor in self.model.policy.state_dict().items()}
             self.peak = {"dice": float(np.mean(dices)), "policy": weights}
 
-    def restore_peak(self) -> bool:
-        """After training, restore the weights of the peak if the reward is over-optimised; return whether it was.
+    def over_optimised(self) -> bool:
+        """Whether the reward was over-optimised when training ended.
 
         No rollout follows the last update, so its weights are validated here.
         """
-        if self.peak is None or not (self.stopped or self._over_optimised(*self._greedy())):
-            return False
-        self.model.policy.load_state_dict(self.peak["policy"])
-        return True
+        return bool(self.peak) and (self.stopped or self._fallen(*self._greedy()))
 
-    def _over_optimised(self, scores: Sequence[float] = (), dices: Sequence[float] = ()) -> bool:
+    def _fallen(self, scores: Sequence[float] = (), dices: Sequence[float] = ()) -> bool:
         """The stop rule on the curves so far and one more validation; False for a reward of labels alone."""
         proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice"))
         if len(dices):

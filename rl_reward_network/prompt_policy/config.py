@@ -76,13 +76,17 @@ class PromptPPOConfig(PPOSettings):
         self._require("batch_size", self.batch_size <= rollout, expected)
         expected = f"{self.max_steps} or more, the max_steps of an episode"
         self._require("n_steps", self.n_steps >= self.max_steps, expected)
-        fewest = MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
-        expected = f"{fewest} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
-        self._require("total_timesteps", self.total_timesteps >= fewest, expected)
+        expected = f"{self.fewest_timesteps} or more, for {MIN_ROLLOUTS} rollouts of whole episodes in each environment"
+        self._require("total_timesteps", self.total_timesteps >= self.fewest_timesteps, expected)
 
     def _require(self, field: str, holds: bool, expected: str) -> None:
         if not holds:
             raise ValueError(f"{field} is {getattr(self, field)}, expected {expected}")
+
+    @property
+    def fewest_timesteps(self) -> int:
+        """The least `total_timesteps`."""
+        return MIN_ROLLOUTS * max(2, self.n_envs * self.max_steps)
 
     @property
     def rollout_steps(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data_import.notes import import_notes
@@ -15,6 +16,7 @@ from rl_reward_network.env.actions import action_masks
 from rl_reward_network.evaluation.baselines import (
     BANDIT,
     DEPLOYED,
+    LAST,
     ORACLE,
     POLICY,
     RIDGE,
@@ -22,8 +24,8 @@ from rl_reward_network.evaluation.baselines import (
     compare,
     overlay_picks,
 )
-from rl_reward_network.evaluation.bootstrap import Estimate, plain_segmenter
-from rl_reward_network.evaluation.deployment import Deployment
+from rl_reward_network.evaluation.bootstrap import plain_segmenter
+from rl_reward_network.evaluation.deployment import Deployment, labels_sentence
 from rl_reward_network.evaluation.overlays import Overlay
 from rl_reward_network.evaluation.page import Origin, made_by
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
@@ -31,7 +33,14 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.prompt_policy.policy import choose_prompts, has_stop, load_policy, read_policy_config
+from rl_reward_network.prompt_policy.policy import (
+    choose_prompts,
+    has_stop,
+    load_policy,
+    load_weights,
+    read_policy_config,
+)
+from rl_reward_network.prompt_policy.ppo import LAST_WEIGHTS
 from rl_reward_network.prompt_policy.stage import BANDIT_RUN
 from rl_reward_network.prompt_policy.tables import (
     TABLES,
@@ -44,6 +53,7 @@ from rl_reward_network.prompt_policy.tables import (
 from rl_reward_network.prompt_policy.unlabelled import policy_section
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.table import OF_LABELS
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
@@ -92,13 +102,19 @@ def run_evaluation_stage(
     maps = ForegroundMaps.beside(run, network)
     samples = inputs.pick(SPLIT, images or len(inputs.samples))
     entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
-    chosen = _chosen(config, final_model, entries)
+    policy = load_policy(final_model)
+    chosen = _chosen(config, policy, entries)
     comparison = _compared(config, final_model, trained_on, entries, chosen)
     result = EvaluationResult(
         comparison,
         inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
-        (*segmenter_note(entries, comparison), *rehearsal_note(inputs), *import_notes(inputs.config.data_root)),
+        (
+            *_labels_note(config),
+            *segmenter_note(entries, comparison),
+            *rehearsal_note(inputs),
+            *import_notes(inputs.config.data_root),
+        ),
         _overlays(inputs, comparison, maps, samples),
         rollouts,
         _names(inputs, samples) if show_names else {},
@@ -108,11 +124,19 @@ def run_evaluation_stage(
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
 
 
-def _chosen(config: dict[str, Any], final_model: Path, entries: list[PromptTable]) -> np.ndarray:
-    """The policy's prompts on the test images, int64 (N,)."""
+def _chosen(config: dict[str, Any], policy: ActorCriticPolicy, entries: list[PromptTable]) -> np.ndarray:
+    """A policy's prompts on the test images, int64 (N,)."""
     plan, contexts = config["plan"], [entry.context for entry in entries]
     steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
-    return choose_prompts(load_policy(final_model), contexts, steps, observe_scores, has_stop(config))
+    return choose_prompts(policy, contexts, steps, observe_scores, has_stop(config))
+
+
+def _last_weights(final_model: Path) -> ActorCriticPolicy:
+    """The policy with the weights of its last step, which labels did not choose."""
+    policy, archive = load_policy(final_model), final_model.parent / LAST_WEIGHTS
+    if archive.exists():
+        load_weights(policy, archive)
+    return policy
 
 
 def _compared(
@@ -129,10 +153,11 @@ def _compared(
     shuffled = plan.get("shuffle_rewards", False)
     paid = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
     picks = {POLICY: chosen, RIDGE: ridge_choices(paid, entries, reward)}
+    if config.get("labels", {}).get("weights"):
+        picks[LAST] = _chosen(config, _last_weights(final_model), entries)
     if stop:
         picks[BANDIT] = choose_prompts(load_policy(final_model.parent / BANDIT_RUN / FINAL), contexts)
-    decision = config["deployment"]
-    deployment = Deployment(**{**decision, "difference": Estimate(**decision["difference"])})
+    deployment = Deployment.from_json(config["deployment"])
     val = [entry.table for entry in trained_on["val"]]
     return compare(val, tables, picks, deployment, config["world"]["seed"], 1 if stop else steps)
 
@@ -184,6 +209,17 @@ def _overlays(
         errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mask, errors))
     return tuple(overlays)
+
+
+def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
+    """A note on which labels chose what; runs of 0.11 and earlier did not record it."""
+    if "choice" not in config["deployment"]:
+        return ()
+    learned = config["plan"]["reward"] not in OF_LABELS
+    note = labels_sentence(config["labels"], learned)
+    if config["labels"]["weights"]:
+        note += f" The verdict is on the row {LAST}, which no label has chosen."
+    return (note,)
 
 
 def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:

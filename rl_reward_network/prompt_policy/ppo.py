@@ -11,20 +11,20 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 from tqdm import tqdm
 
+from rl_reward_network.artefacts import whole_file
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.prompt_policy.callbacks import (
     CurvesWriter,
-    RolloutCheckpoint,
     RolloutCurves,
     ValidationCallback,
 )
-from rl_reward_network.prompt_policy.checkpoint import restore_ppo
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.policy import architecture
 from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
 from rl_reward_network.runs.curves import Curves
+
+LAST_WEIGHTS = "last_weights.zip"  # in the folder of a run whose policy went back to earlier weights
 
 
 def train_prompt_policy(
@@ -36,9 +36,9 @@ def train_prompt_policy(
 ) -> PPO:
     """Train a prompt policy with SB3's PPO.
 
-    Writes `run_dir`/logs (TensorBoard), metrics.jsonl and, at the start of a rollout, checkpoint.pt. If a checkpoint
-    exists, training continues from it and ends with the weights of an uninterrupted run. Training stops early when the
-    reward is over-optimised; the policy then has the weights of the best validation Dice.
+    Writes `run_dir`/logs (TensorBoard) and metrics.jsonl, anew if they exist. Training stops early when the reward is
+    over-optimised; the policy then has the weights of the best validation Dice, and those of the last step are in
+    `LAST_WEIGHTS`.
 
     Args:
         train_contexts: training images; the observations are standardised by their features.
@@ -53,18 +53,17 @@ def train_prompt_policy(
     """
     venv = make_vector_env(train_contexts, config.n_envs, config.seed, config.max_steps, reward, config.stop)
     model = new_ppo(venv, architecture(train_contexts, config.stop), config)
-    state = load_checkpoint(run_dir / CHECKPOINT)
-    done = state.get("num_timesteps", 0)
-    curves = Curves(run_dir, {"step": done}, board_step=done)
+    curves = Curves(run_dir, {"step": 0}, board_step=0)
     model.set_logger(Logger(str(run_dir / "logs"), [CurvesWriter(curves)]))
-    if state:
-        restore_ppo(model, state)
-    validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, state.get("peak"), config.stop)
-    bar = tqdm(total=config.whole_timesteps, initial=done, desc="PPO", unit="step")
+    validation = ValidationCallback(val_contexts, config.max_steps, reward, curves, config.stop)
+    bar = tqdm(total=config.whole_timesteps, desc="PPO", unit="step")
     with closing(venv), closing(curves), bar, one_thread():
-        callbacks = [RolloutCurves(curves, bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, validation)]
-        model.learn(config.whole_timesteps - done, callbacks, reset_num_timesteps=not state)
-    if validation.restore_peak():
+        model.learn(config.whole_timesteps, [RolloutCurves(curves, bar), validation])
+    (run_dir / LAST_WEIGHTS).unlink(missing_ok=True)  # of a run that was killed
+    if validation.over_optimised():
+        with whole_file(run_dir / LAST_WEIGHTS) as temporary:
+            model.save(temporary)
+        model.policy.load_state_dict(validation.peak["policy"])
         print("back to the best weights: at the end the reward still rose, but Dice on val patients had fallen")
     return model
 

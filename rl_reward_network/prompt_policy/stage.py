@@ -1,13 +1,26 @@
-"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, choose what to deploy."""
+"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what is deployed."""
 
+import tempfile
 import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from stable_baselines3 import PPO
+
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.evaluation.deployment import decide
+from rl_reward_network.evaluation.deployment import (
+    FOLDS,
+    Deployment,
+    Labels,
+    best_fixed_prompt,
+    can_decide,
+    decide,
+    out_of_fold,
+    stack,
+)
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -42,6 +55,7 @@ from rl_reward_network.runs.memory import peak_memory_gib
 
 BANDIT_RUN = "bandit"  # folder in a run with the action stop
 IMAGES = {"quick": 20, "full": 100}
+Tables = dict[str, list[PromptTable]]  # split -> its images
 STOP_IMAGES = 48  # with the action stop at least so many: longer episodes are harder to learn
 VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
 
@@ -54,7 +68,7 @@ class PolicyPlan:
         mode: quick or full.
         preset: default, or published: the settings of the original specification.
         images: training images of the policy.
-        val_images: images of the validation in training and of the decision what is deployed.
+        val_images: images of the validation in training.
         vision_features: whether the observation has Sa2VA's pooled image features besides the image statistics.
         reward: reward of a mask.
         ppo: settings of PPO.
@@ -69,6 +83,11 @@ class PolicyPlan:
     reward: RewardName
     ppo: PromptPPOConfig
     shuffle_rewards: bool = False
+
+    @property
+    def learned(self) -> bool:
+        """Whether the reward network pays, alone or with labels."""
+        return self.reward not in OF_LABELS
 
 
 def policy_plan(
@@ -97,14 +116,14 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
     """Train the prompt policy in `run`.
 
     Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json
-    (what the policy learned from), config.json, split.json, checkpoint.pt, metrics.jsonl and logs/.
+    (what the policy learned from), config.json, split.json, metrics.jsonl and logs/.
 
     Args:
         inputs: data, split, frozen model and its masks.
         plan: settings.
         reward_net: folder of a reward network.
         run: a new run folder, or that of an interrupted run.
-        resume: resume the interrupted run, which must have the same settings and reward network.
+        resume: resume the interrupted run, which must have the same settings and reward network; PPO begins anew.
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
@@ -130,41 +149,95 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             if familiarity is not None:
                 print(familiarity.sentence)
             tables = _tables(inputs, plan, maps, samples, run)
-        contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
-        if plan.shuffle_rewards:
-            contexts["policy"] = [entry.context for entry in exchange_rewards(tables["policy"], plan.ppo.seed)]
         with clock(seconds, "PPO"):
-            model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, run, plan.reward)
-        if plan.ppo.stop:
-            with clock(seconds, "bandit"):
-                _train_bandit(contexts, plan, run, config)
-        chosen = choose_prompts(model, contexts["val"], plan.ppo.max_steps, plan.reward == "net", plan.ppo.stop)
-        plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
-        deployment = decide(plain["policy"], plain["val"], chosen, plan.ppo.seed)
+            model = fit(tables, plan, run)
+        with clock(seconds, "bandit"):
+            if plan.ppo.stop:
+                _train_bandit(tables, plan, run, config)
+        with clock(seconds, "decision"):
+            deployment = decide_prompts(tables, plan)
         spent = {name: count - before[name] for name, count in _counts(inputs).items()}
-        labelled = sum(entry.table.metrics is not None for entry in tables["policy"])
         description = {
             "deployment": asdict(deployment),
             "seconds": {name: value for name, value in seconds.items() if name != "bandit"},
             "bank": spent,
             "resumed": resume,
-            "labels": {} if plan.reward == "net" else {"policy": labelled},
+            "labels": labels_used(tables, plan),
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
         }
         description["unlabelled"] = None if familiarity is None else familiarity.facts
         save_policy(model, run / FINAL, {**config, **description})
 
 
-def _train_bandit(
-    contexts: dict[str, list[PromptContext]], plan: PolicyPlan, run: Path, config: dict[str, Any]
-) -> None:
+def _train_bandit(tables: Tables, plan: PolicyPlan, run: Path, config: dict[str, Any]) -> None:
     """Train PPO with one prompt for each image on the same reward, in `run`/bandit, unless it is finished."""
     folder = run / BANDIT_RUN
     if (folder / FINAL).exists():
         return
-    settings = replace(plan.ppo, max_steps=1, stop=False)
-    model = train_prompt_policy(contexts["policy"], contexts["val"], settings, folder, plan.reward)
-    save_policy(model, folder / FINAL, {**config, "plan": asdict(replace(plan, ppo=settings)), "deployment": {}})
+    single = replace(plan, ppo=replace(plan.ppo, max_steps=1, stop=False))
+    save_policy(fit(tables, single, folder), folder / FINAL, {**config, "plan": asdict(single), "deployment": {}})
+
+
+def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
+    """PPO on the images of `policy`, validated on those of `val`; writes its curves into `run`.
+
+    In the control with shuffled rewards, each training image is paid by the rewards of another.
+    """
+    paid = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
+    contexts = ([entry.context for entry in entries] for entries in (paid, tables["val"]))
+    return train_prompt_policy(*contexts, plan.ppo, run, plan.reward)
+
+
+def choose(model: PPO, entries: Sequence[PromptTable], plan: PolicyPlan) -> np.ndarray:
+    """int64 (N,): the policy's prompt for each image."""
+    contexts = [entry.context for entry in entries]
+    return choose_prompts(model, contexts, plan.ppo.max_steps, plan.reward == "net", plan.ppo.stop)
+
+
+def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
+    """What is deployed, by the true masks of the patients of `policy` and `val`.
+
+    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as `fit`, each
+    without a part of the patients.
+    """
+    everything = [entry.table for entry in (*tables["policy"], *tables["val"])]
+    labelled = _labelled([*tables["policy"], *tables["val"]])
+    groups, fixed = [entry.table.group_id for entry in labelled], best_fixed_prompt(everything)
+    values = stack([entry.table for entry in labelled], "dice").T if labelled else np.zeros((1, 0))
+    policy = None
+    if can_decide(groups):
+        print(f"{FOLDS} more fits of PPO decide what is deployed: each is judged on patients that it has not seen")
+
+        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
+            with tempfile.TemporaryDirectory() as folder:
+                model = fit(_without(tables, patients), plan, Path(folder))
+            return values[choose(model, [labelled[index] for index in indices], plan), indices]
+
+        policy = out_of_fold(groups, dice)
+    return decide(values, policy, groups, fixed, seed=plan.ppo.seed)
+
+
+def _without(tables: Tables, patients: Collection[str]) -> Tables:
+    """The tables of the other patients; where no training image is left, labelled ones of `val` take their place."""
+    left = {
+        name: [entry for entry in entries if entry.table.group_id not in patients] for name, entries in tables.items()
+    }
+    return left if left["policy"] else {**left, "policy": _labelled(left["val"])}
+
+
+def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:
+    return [entry for entry in entries if entry.table.metrics is not None]
+
+
+def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
+    """The labelled images, besides those of the reward network; with a learned reward `val` chooses the weights."""
+    count = {name: len(_labelled(entries)) for name, entries in tables.items()}
+    uses = {
+        "reward": {} if plan.reward == "net" else {"policy": count["policy"]},
+        "weights": {"val": count["val"]} if plan.learned else {},
+        "deployment": {name: count[name] for name in ("policy", "val")},
+    }
+    return {use: {name: images for name, images in of.items() if images} for use, of in uses.items()}
 
 
 def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample]]:
@@ -230,7 +303,7 @@ def check_settings(
 
 def _tables(
     inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
-) -> dict[str, list[PromptTable]]:
+) -> Tables:
     """Tables for training and validation; a resumed run reads them from its folder."""
     if (run / TABLES).exists():
         return load_tables(run / TABLES)

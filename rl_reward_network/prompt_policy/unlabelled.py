@@ -9,6 +9,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data.unlabelled import unchanged
 from rl_reward_network.env.actions import action_masks
+from rl_reward_network.evaluation.deployment import AS_IT_IS, Deployment
 from rl_reward_network.evaluation.unlabelled import (
     IMAGES,
     JudgedImages,
@@ -78,17 +79,18 @@ def policy_section(
     entries = prompt_tables(inputs, samples, maps, "unlabelled images", plan["vision_features"])
     policy, contexts = load_policy(final_model), [entry.context for entry in entries]
     chosen = choose_prompts(policy, contexts, plan["ppo"]["max_steps"], plan["reward"] == "net")
-    parts = [_judged(inputs, maps, *part, config["deployment"]) for part in (tests, (samples, chosen))]
+    deployment = Deployment.from_json(config["deployment"])
+    parts = [_judged(inputs, maps, *part, deployment) for part in (tests, (samples, chosen))]
     return unlabelled_section(parts[0], parts[1], facts, inputs.config.seed)
 
 
 def _judged(
-    inputs: RunInputs, maps: ForegroundMaps, samples: list[Sample], chosen: np.ndarray, deployment: dict[str, Any]
+    inputs: RunInputs, maps: ForegroundMaps, samples: list[Sample], chosen: np.ndarray, deployment: Deployment
 ) -> JudgedImages:
-    rows = []
+    rows, fixed = [], deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS
     for sample, prompt in zip(samples, chosen, strict=True):
         image = sample.load_image()
         masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
-        after = masks[prompt if deployment["policy"] else deployment["best_fixed"]]
-        rows.append(judged_row(maps, sample.group_id, image, (masks[0], after), sample.load_mask()))
+        after = masks[prompt if deployment.choice == "policy" else fixed]
+        rows.append(judged_row(maps, sample.group_id, image, (masks[AS_IT_IS], after), sample.load_mask()))
     return judged_images(rows)

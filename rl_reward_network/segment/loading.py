@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels
+from rl_reward_network.evaluation.deployment import AS_IT_IS, Deployment
 from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.fingerprint import weights_fingerprint
@@ -52,12 +53,11 @@ def load_mask_maker(
     if folder is not None and not trained["deployment"]:
         raise ValueError(f"{folder}: a row of a report, not a policy to use; name the run {folder.parents[1]}")
     chooser = None
-    if folder is not None and trained["deployment"]["policy"]:
-        chooser = load_policy(folder)
-    elif trained:
-        deployment = trained["deployment"]
-        print(f"the run deploys its best fixed prompt, because {deployment['reason']}")
-        prompt = str(trained["prompts"][deployment["best_fixed"]])
+    if folder is not None:
+        deployment = Deployment.from_json(trained["deployment"])
+        print(f"the run deploys {deployment.words('best fixed prompt')}, because {deployment.reason}")
+        chooser = load_policy(folder) if deployment.choice == "policy" else None
+        prompt = str(trained["prompts"][deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS])
     network = load_reward_network(reward_net, folder, device)
     limits = trained.get("world", NO_POLICY)
     path = model_path or default_model(policy)
