@@ -6,9 +6,10 @@ would change: for that, train with several seeds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 RESAMPLES = 2000
 RESAMPLED = 30  # patients from which the bootstrap makes the interval; below, Student's t, since it would be too narrow
@@ -59,8 +60,9 @@ def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
         raise ValueError(
             f"values: got {count} for {len(groups)} groups, expected one group per value, and at least one"
         )
-    names, index = np.unique(np.asarray(groups), return_inverse=True)
-    return np.stack([values[..., index == group].mean(axis=-1) for group in range(len(names))], axis=-1)
+    _, index, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    order = np.argsort(index, kind="stable")
+    return np.add.reduceat(values[..., order], np.cumsum(counts) - counts, axis=-1) / counts
 
 
 def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
@@ -87,17 +89,24 @@ def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, re
     if count < 2:
         return Estimate(mean, None, None, count)
     if count < RESAMPLED:
-        half_width = float(stats.t.ppf(0.975, count - 1) * stats.sem(means))
+        half_width = float(special.stdtrit(count - 1, 0.975) * means.std(ddof=1) / np.sqrt(count))
         return Estimate(mean, mean - half_width, mean + half_width, count)
-    draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
     tail = 100 * tail_probability(count)
-    low, high = np.percentile(means[draws].mean(axis=1), (tail, 100 - tail)).tolist()
+    low, high = np.percentile(_resamples(count, seed, resamples) @ means, (tail, 100 - tail)).tolist()
     return Estimate(mean, low, high, count)
+
+
+@lru_cache(maxsize=2)
+def _resamples(count: int, seed: int, resamples: int) -> np.ndarray:
+    """float64 (resamples, count): the weight of each patient in each resample; the rows of a table share them."""
+    draws = np.random.default_rng(seed).integers(count, size=(resamples, count))
+    places = draws + count * np.arange(resamples)[:, None]
+    return np.bincount(places.ravel(), minlength=resamples * count).reshape(resamples, count) / count
 
 
 def tail_probability(count: int) -> float:
     """Tail probability at each end of the bootstrap means of `count` patients; below 0.025, which is its limit."""
-    return float(stats.norm.cdf(stats.t.ppf(0.025, count - 1) * np.sqrt(count / (count - 1))))
+    return float(special.ndtr(special.stdtrit(count - 1, 0.025) * np.sqrt(count / (count - 1))))
 
 
 def few_patients_note(patients: int, whose: str = "test patients") -> tuple[str, ...]:
