@@ -1,6 +1,5 @@
 """What step 2 deploys, on tables without a model: out of fold, on few patients, and with a useless reward network."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +80,16 @@ def judged_on_test(tables: Tables, plan: stage.PolicyPlan, run: Path) -> Compari
 @pytest.mark.parametrize("scores", ["random", "constant"])
 @pytest.mark.parametrize("labelled", [True, False], ids=["labels", "no labels of policy patients"])
 def test_a_useless_reward_network_is_neither_deployed_nor_better(scores: str, labelled: bool, tmp_path: Path) -> None:
-    for seed in range(2):
-        tables = {"policy": entries(20, 10 + seed, scores, labelled), "val": entries(20, 20 + seed, scores)}
-        plan = plan_of(total_timesteps=800)
-        comparison = judged_on_test(tables, replace(plan, ppo=replace(plan.ppo, seed=seed)), tmp_path / str(seed))
-        assert comparison.deployment.choice != "policy"
-        assert comparison.verdict.label != "better"
+    tables = {"policy": entries(20, 10, scores, labelled), "val": entries(20, 20, scores)}
+    comparison = judged_on_test(tables, plan_of(total_timesteps=400), tmp_path)
+    assert comparison.deployment.choice != "policy"
+    assert comparison.verdict.label != "better"
 
 
 def test_a_useful_reward_network_is_both(tmp_path: Path) -> None:
     """Although no policy patient is labelled."""
     tables = {"policy": entries(20, 10, labelled=False), "val": entries(20, 20)}
-    comparison = judged_on_test(tables, plan_of(), tmp_path)
+    comparison = judged_on_test(tables, plan_of(total_timesteps=1200), tmp_path)
     assert (comparison.deployment.choice, comparison.verdict.label) == ("policy", "better")
 
 
