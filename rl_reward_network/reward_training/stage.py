@@ -116,8 +116,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         network = train_reward_network(train, val, config, run, sized(plan.network, train)).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
-        patient_count = len({sample.group_id for sample in picked["val"]})
-        network = calibrated(network, examples, patient_count, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        val_groups = [sample.group_id for sample in picked["val"]]
+        network = calibrated(network, examples, val_groups, DAMAGED_MASKS, [config.seed, CALIBRATION])
         patients = {
             f"{name}_groups": sorted({sample.group_id for sample in picked[split]})
             for name, split in (("train", "reward"), ("val", "val"))
