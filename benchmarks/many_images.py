@@ -31,7 +31,7 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import make_split, select
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import POLICY, RIDGE, compare
-from rl_reward_network.evaluation.deployment import decide
+from rl_reward_network.evaluation.deployment import Deployment, decide, stack
 from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.evaluation.report import EvaluationResult, write_report
 from rl_reward_network.inputs.loading import check_files
@@ -106,12 +106,18 @@ def measured(count: int) -> dict[str, float]:
         ppo = PromptPPOConfig()
         model = timed("PPO, 2000 steps", lambda: train_prompt_policy(contexts, contexts, ppo, folder / "run"))
         tables, chosen = [entry.table for entry in loaded], choose_prompts(model, contexts)
-        deployment = timed("decide", lambda: decide(tables, tables, chosen, 0))
+        deployment = timed("decide", lambda: decide_on(tables, chosen))
         picks = {POLICY: chosen, RIDGE: timed("ridge per prompt", lambda: ridge_choices(loaded, loaded, "net"))}
         comparison = timed("compare", lambda: compare(tables, tables, picks, deployment, 0))
         result = EvaluationResult(comparison, tuple(map(str, range(PROMPTS))), {})
         timed("report", lambda: write_report(folder / "evaluation", result))
     return measurements
+
+
+def decide_on(tables: list[SampleTable], chosen: np.ndarray) -> Deployment:
+    """The decision, without the fits of PPO for it."""
+    dice = stack(tables, "dice").T
+    return decide(dice, dice[chosen, np.arange(len(tables))], [table.group_id for table in tables])
 
 
 def write_data(folder: Path, count: int) -> None:

@@ -34,13 +34,12 @@ from rl_reward_network.evaluation.baselines import (
     Comparison,
     compare,
 )
-from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.prompt_policy.policy import choose_prompts
 from rl_reward_network.prompt_policy.ppo import train_prompt_policy
-from rl_reward_network.prompt_policy.stage import PolicyPlan, policy_plan
+from rl_reward_network.prompt_policy.stage import PolicyPlan, decide_prompts, policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
@@ -123,12 +122,12 @@ def shuffled(tables: Tables) -> Tables:
 
 
 def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
-    """Train on `policy`, decide on `val`, compare on `test`."""
+    """Train on `policy`, decide on `policy` and `val`, compare on `test`."""
     contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
     plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
     with tempfile.TemporaryDirectory() as folder:
         model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, Path(folder))
-    deployment = decide(plain["policy"], plain["val"], choose_prompts(model, contexts["val"]), plan.ppo.seed)
+    deployment = decide_prompts(tables, plan)
     ridge = ridge_choices(tables["policy"], tables["test"], plan.reward)
     chosen = {POLICY: choose_prompts(model, contexts["test"]), RIDGE: ridge}
     return compare(plain["val"], plain["test"], chosen, deployment, plan.ppo.seed)
@@ -140,7 +139,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
     return {
         "dice": {name: comparison.row(name).means["dice"].mean for name in ROWS},
         "closed": {name: comparison.row(name).gap_closed for name in (RIDGE, POLICY, DEPLOYED)},
-        "deployed": "PPO" if comparison.deployment.policy else "best fixed",
+        "deployed": comparison.deployment.words("best fixed prompt"),
         "deployed_minus_fixed": asdict(deployed.to_fixed),
         "ppo_minus_fixed": asdict(comparison.row(POLICY).to_fixed),
         "dice_minus_default": deployed.to_default.mean,

@@ -33,7 +33,7 @@ def tables() -> Tables:
 
 def test_the_policy_closes_the_gap_and_the_control_gains_nothing(tables: Tables) -> None:
     result = summary(measured(tables, PLAN))
-    assert (result["deployed"], result["verdict"]) == ("PPO", "better")
+    assert (result["deployed"], result["verdict"]) == ("the policy", "better")
     assert result["closed"]["deployed"] == result["closed"]["PPO"] > 0.8
     assert result["most_chosen"] < 0.7, "it does not collapse onto one prompt"
     plans = [replace(PLAN, ppo=replace(PLAN.ppo, seed=seed)) for seed in range(4)]

@@ -13,12 +13,13 @@ from typing import Any
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.compare.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
 from rl_reward_network.data.splits import Split
+from rl_reward_network.evaluation.deployment import labels_of_splits
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.post_processing.policy import load_policy_of_run
 from rl_reward_network.prompt_policy.policy import load_policy
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
-PPO = "PPO"  # among the seconds of a run
+PPO = ("PPO", "decision")  # among the seconds of a run
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Cost:
 
     Args:
         minutes: of training.
-        labels: split -> labelled images that training learned from. Validation patients are not counted: every road
-            uses them for its choices.
+        labels: split -> labelled images that training learned from, or that chose weights, parameters or what is
+            deployed; those of the validation split too.
         parameters: number of trained parameters.
         peak_gib: largest memory of a training process, in GiB; None if not recorded.
         resumed: a run was interrupted, and its minutes are those of its last process alone.
@@ -137,11 +138,12 @@ def cost_of(part: str, run: Path, labelled: dict[str, int], searched: bool = Fal
     peak = config.get("peak_memory_gib")
     if part in (PROMPTS_LABELS, PROMPTS_NET, POST):
         parameters = 0 if searched else _parameters(part, run / FINAL)
-        seconds = sum(value for name, value in config["seconds"].items() if not (searched and name == PPO))
-        return Cost(seconds / 60, _items(_labels(run, config)), parameters, peak, config.get("resumed", False))
+        seconds = sum(value for name, value in config["seconds"].items() if not (searched and name in PPO))
+        return Cost(seconds / 60, _items(_labels(config, searched)), parameters, peak, config.get("resumed", False))
     parameters = sum(trained for _, _, trained in config["parameters"])
     reward_split = min(config["labels"], labelled.get("reward", 0))
-    labels = {"reward": reward_split, "policy": config["labels"] - reward_split}
+    chose = (config.get("validation") or {}).get("labelled", 0)  # the weights
+    labels = {"reward": reward_split, "policy": config["labels"] - reward_split, "val": chose}
     return Cost(config["minutes"], _items(labels), parameters, peak)
 
 
@@ -149,20 +151,17 @@ def _reward_net_cost(run: Path) -> Cost:
     result = read_json(run / AGREEMENT)
     network = RewardNetwork.from_pretrained(run / BEST_REWARD_NET)
     minutes = sum(result["seconds"].get(name, 0.0) for name in ("making masks", "training", "calibrating")) / 60
-    labels = {"reward": result["used"]["reward"]["images"]}
+    labels = {split: result["used"][split]["images"] for split in ("reward", "val")}
     parameters = sum(tensor.numel() for tensor in network.parameters())
     return Cost(minutes, _items(labels), parameters, result.get("peak_memory_gib"), result.get("resumed", False))
 
 
-def _labels(run: Path, config: dict[str, Any]) -> dict[str, int]:
-    """Labelled images that a policy, or the fixed prompt in its place, was trained or chosen on."""
-    labels: dict[str, int] = config.get("labels", {})
-    tables = run / "tables.json"
-    if labels or config["deployment"]["policy"] or not tables.exists():
-        return labels
-    if not config["deployment"]["fixed_by"].lower().startswith("dice"):
-        return {}
-    return {"policy": sum(entry["metrics"] is not None for entry in read_json(tables)["policy"])}
+def _labels(config: dict[str, Any], searched: bool) -> dict[str, int]:
+    """Labelled images that a policy, or what was found by search beside it, was trained or chosen on."""
+    if "choice" not in config["deployment"]:  # of version 0.11 or earlier, which counted those of training alone
+        return dict(config["labels"])
+    uses = {use: of for use, of in config["labels"].items() if use != "weights" or not searched}
+    return labels_of_splits(uses)
 
 
 def _parameters(part: str, final_model: Path) -> int:

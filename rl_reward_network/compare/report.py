@@ -49,8 +49,9 @@ SEVERAL_TRAININGS = (
 )
 COSTS = (
     "Minutes: training of everything that the road needs, mean over seeds. Masks: answers of Sa2VA for one new image. "
-    "Labels: images whose masks training learned from; the labels of the validation images, which every road uses for "
-    "its choices, are not counted. Memory: largest of the training processes, where recorded."
+    "Labels: images whose masks training learned from, or that chose weights, parameters or what is deployed, those of "
+    "validation patients included; the choice among the roads is not counted. Memory: largest of the training "
+    "processes, where recorded."
 )
 
 Picture = tuple[str, Sample, Mapping[str, np.ndarray]]

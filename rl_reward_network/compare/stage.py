@@ -227,8 +227,10 @@ class _Seed:
             name: sum(sample.labelled for sample in select(self.inputs.samples, self.inputs.split, name))
             for name in ("reward", "policy")
         }
-        parts = self._parts(road, weights)
-        return total_cost(cost_of(part, self.runs[part], labelled, road.searched) for part in parts)
+        costs = [cost_of(part, self.runs[part], labelled, road.searched) for part in self._parts(road, weights)]
+        if road.grid or road.weights == FINE_TUNED:
+            costs.append(Cost(labels=(("val", len(self.samples["val"])),)))  # they choose the parameter or the weights
+        return total_cost(costs)
 
     def _result_path(self, road: Road, weights: str) -> Path:
         """The file of a road's result, named by everything that it depends on."""

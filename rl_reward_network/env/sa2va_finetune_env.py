@@ -217,23 +217,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         info = step_info(context, self._prompt)
         return self._observation(context), float(rewards[self._prompt]) - before, terminated, False, info
 
-    def state(self) -> dict[str, Any]:
-        """The random state, the pass and the episode, as plain numbers and lists, for `restore`."""
-        return {
-            "generator": self.np_random.bit_generator.state,
-            "remaining": list(self._remaining),
-            "current": self._current,
-            "steps": self._steps,
-            "best": self._best,
-            "prompt": self._prompt,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state` returned, in an environment with the same contexts."""
-        self.np_random.bit_generator.state = state["generator"]
-        self._remaining, self._current = list(state["remaining"]), state["current"]
-        self._steps, self._best, self._prompt = state["steps"], state["best"], state.get("prompt", 0)
-
     def _observation(self, context: PromptContext) -> np.ndarray:
         """float32 (D,), a new array at each step."""
         best = self._best if self.reward == "net" else 0.0

@@ -1,7 +1,6 @@
 """Several environments for PPO: SB3's monitor records raw rewards, PPO learns from rewards centred per image."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
@@ -60,26 +59,3 @@ def make_vector_env(
         venv = CentredReward(venv, {c.sample_id: float(prompt_rewards(c, reward).mean()) for c in contexts})
     venv.seed(seed)
     return venv
-
-
-def vector_state(venv: VecEnv) -> dict[str, Any]:
-    """The state of the environments made by `make_vector_env`, unfinished episodes of the monitor included."""
-    monitor = _monitor(venv)
-    episodes = {"returns": monitor.episode_returns.tolist(), "lengths": monitor.episode_lengths.tolist()}
-    return {"environments": venv.env_method("state"), "monitor": episodes}
-
-
-def restore_vector_state(venv: VecEnv, state: dict[str, Any]) -> None:
-    """Restore the state that `vector_state` returned."""
-    monitor = _monitor(venv)
-    for index, environment in enumerate(state["environments"]):
-        venv.env_method("restore", environment, indices=index)
-    monitor.episode_returns = np.array(state["monitor"]["returns"], dtype=np.float32)
-    monitor.episode_lengths = np.array(state["monitor"]["lengths"], dtype=np.int32)
-
-
-def _monitor(venv: VecEnv) -> VecMonitor:
-    """The monitor inside the wrappers."""
-    monitor = venv.venv if isinstance(venv, CentredReward) else venv
-    assert isinstance(monitor, VecMonitor)
-    return monitor

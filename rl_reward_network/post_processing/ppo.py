@@ -13,11 +13,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from tqdm import tqdm
 
 from rl_reward_network.env.post_process_env import PostProcessEnv
+from rl_reward_network.post_processing.checkpoint import RolloutCheckpoint, restore_ppo
 from rl_reward_network.post_processing.edits import EditedImage
 from rl_reward_network.post_processing.operations import OPERATIONS
 from rl_reward_network.post_processing.policy import architecture, choose_operations
-from rl_reward_network.prompt_policy.callbacks import CurvesWriter, RolloutCheckpoint, record_mean
-from rl_reward_network.prompt_policy.checkpoint import restore_ppo
+from rl_reward_network.prompt_policy.callbacks import CurvesWriter, record_mean
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
@@ -50,7 +50,7 @@ def train_post_policy(
     validation = Validation(val, config.max_steps, state.get("peak"))
     bar = tqdm(total=config.whole_timesteps, initial=done, desc="PPO", unit="step")
     with closing(venv), closing(curves), bar, one_thread():
-        callbacks = [PostCurves(bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, validation)]
+        callbacks = [PostCurves(bar), validation, RolloutCheckpoint(run_dir / CHECKPOINT, lambda: validation.peak)]
         model.learn(config.whole_timesteps - done, callbacks, reset_num_timesteps=not state)
         validation.finish()
     return model

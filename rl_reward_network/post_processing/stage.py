@@ -205,9 +205,14 @@ def fit(train: Sequence[EditedImage], val: Sequence[EditedImage], plan: PostPlan
 
 
 def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) -> list[EditedImage]:
-    """`SEARCHED` images, one of each patient before a second: labelled ones, or training images if these are too few."""
-    labelled = [image for image in (*train, *val) if image.truth is not None]
-    images = labelled if can_decide([image.group_id for image in labelled]) else train
+    """At most `SEARCHED` images, one per patient before a second.
+
+    They are labelled. Where others are not, and these are of too few patients for a decision, all training images.
+    """
+    everything = (*train, *val)
+    labelled = [image for image in everything if image.truth is not None]
+    enough = len(labelled) == len(everything) or can_decide([image.group_id for image in labelled])
+    images = labelled if enough else train
     seen: Counter[str] = Counter()
     ranks = []
     for image in images:

@@ -1,26 +1,19 @@
-"""SB3 callbacks of step 2: the curves of each rollout, validation with the stop rule, checkpoints."""
+"""SB3 callbacks of step 2: the curves of each rollout, validation with the stop rule."""
 
 import math
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 from tqdm import tqdm
 
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.prompt_policy.checkpoint import ppo_state
 from rl_reward_network.prompt_policy.policy import choose_prompts
 from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.stop_rule import over_optimised
-
-CHECKPOINT_SECONDS = 1.0  # minimum time between checkpoints: writing one takes as long as ten steps
 
 
 class CurvesWriter(KVWriter):
@@ -135,35 +128,6 @@ class ValidationCallback(BaseCallback):
         pairs = list(zip(self.contexts, actions, strict=True))
         dices = [float(context.metrics["dice"][action]) for context, action in pairs if context.metrics]
         return [float(context.scores[action]) for context, action in pairs], dices
-
-
-class WithPeak(Protocol):
-    """A validation with the weights that were best so far."""
-
-    peak: dict[str, Any] | None
-
-
-class RolloutCheckpoint(BaseCallback):
-    """Writes a checkpoint at the start of a rollout, at most one per `CHECKPOINT_SECONDS`.
-
-    Args:
-        path: the file.
-        validation: its peak is part of the checkpoint.
-    """
-
-    def __init__(self, path: Path, validation: WithPeak) -> None:
-        super().__init__()
-        self.path, self.validation, self.next_time = path, validation, 0.0
-
-    def _on_rollout_start(self) -> None:
-        if time.monotonic() < self.next_time:
-            return
-        assert isinstance(self.model, PPO)
-        save_checkpoint(self.path, {**ppo_state(self.model), "peak": self.validation.peak})
-        self.next_time = time.monotonic() + CHECKPOINT_SECONDS
-
-    def _on_step(self) -> bool:
-        return True
 
 
 def record_mean(callback: BaseCallback, tag: str, values: Sequence[float]) -> None:

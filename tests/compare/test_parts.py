@@ -53,22 +53,21 @@ def test_a_run_of_another_split_is_refused(tmp_path: Path) -> None:
 
 def test_cost_of_a_grpo_run(tmp_path: Path) -> None:
     config = {"minutes": 4.5, "labels": 60, "parameters": [["LoRA", 100, 30], ["mlp1", 10, 10]], "peak_memory_gib": 2.0}
+    config["validation"] = {"labelled": 48}
     write_json(tmp_path / "final_model" / "config.json", config)
     cost = cost_of(SUPERVISED, tmp_path, {"reward": 50, "policy": 70})
-    assert cost == Cost(4.5, (("policy", 10), ("reward", 50)), 40, 2.0)
+    assert cost == Cost(4.5, (("policy", 10), ("reward", 50), ("val", 48)), 40, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("policy", "fixed_by", "labels"),
-    [(True, "Dice on 2", ()), (False, "score on 3", ()), (False, "Dice on 2", (("policy", 2),))],
-)
-def test_a_prompt_that_was_chosen_by_labels_counts_them(
-    tmp_path: Path, policy: bool, fixed_by: str, labels: tuple[tuple[str, int], ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_that_chose_something_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_parameters", lambda *_: 7)
-    config = {"seconds": {"masks and scores": 30, "PPO": 60}, "labels": {}, "resumed": True}
-    config["deployment"] = {"policy": policy, "fixed_by": fixed_by}
+    config = {"seconds": {"masks and scores": 30, "PPO": 50, "decision": 10}, "resumed": True}
+    config["labels"] = {"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}}
+    config["deployment"] = {"choice": "policy"}
     write_json(tmp_path / "final_model" / "config.json", config)
-    write_json(tmp_path / "tables.json", {"policy": [{"metrics": {}}, {"metrics": None}, {"metrics": {}}], "val": []})
+    labels = (("policy", 20), ("val", 48))
     assert cost_of(PROMPTS_NET, tmp_path, {}) == Cost(1.5, labels, 7, None, resumed=True)
+    labels = (("policy", 20), ("val", 40))
     assert cost_of(PROMPTS_NET, tmp_path, {}, searched=True) == Cost(0.5, labels, 0, None, resumed=True)
+    write_json(tmp_path / "final_model" / "config.json", config | {"labels": {"policy": 5}, "deployment": {}})
+    assert cost_of(PROMPTS_NET, tmp_path, {}).labels == (("policy", 5),), "of version 0.11"

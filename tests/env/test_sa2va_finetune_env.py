@@ -90,25 +90,6 @@ def test_steps_are_those_of_version_0_7_to_the_last_bit(max_steps, reward):
     np.testing.assert_array_equal(rewards, RECORDED[f"{reward}_{max_steps}/single_rewards"])
 
 
-@pytest.mark.parametrize("stop", [False, True])
-@pytest.mark.parametrize("taken", [0, 1, 4])
-def test_a_restored_environment_continues_with_the_same_steps(taken, stop):
-    reward = "dice" if stop else "net"
-    first, second = (Sa2VAFinetuneEnv(make_contexts(), max_steps=3, reward=reward, stop=stop) for _ in range(2))
-    first.reset(seed=1)
-    second.reset(seed=2)
-    for _ in range(taken):
-        if first.step(1)[2]:
-            first.reset()
-    state = first.state()
-    expected = [first.step(2) if step % 3 else first.reset() for step in range(12)]
-    second.restore(state)
-    again = [second.step(2) if step % 3 else second.reset() for step in range(12)]
-    for one_step, other in zip(expected, again, strict=True):
-        np.testing.assert_array_equal(one_step[0], other[0])
-        assert one_step[1:] == other[1:]
-
-
 def test_an_environment_without_contexts_names_how_to_build_them():
     with pytest.raises(ValueError, match=r"contexts.*contexts_from_run.*contexts_from_masks"):
         gym.make(ENV_ID)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.env.vector_env import make_vector_env, restore_vector_state, vector_state
+from rl_reward_network.env.vector_env import make_vector_env
 from tests.env.test_sa2va_finetune_env import RECORDED, RECORDED_CASES, make_contexts, recorded_actions
 
 
@@ -90,22 +90,3 @@ def test_steps_are_those_of_version_0_7_to_the_last_bit(max_steps, reward):
             if done:
                 assert info["terminal_observation"].tolist() == terminal.pop()
     assert rewards.dtype == observations.dtype == np.float32
-
-
-def test_a_saved_state_goes_on_with_the_same_steps():
-    first, second = (make_vector_env(make_contexts(), n_envs=2, seed=seed, max_steps=3) for seed in (1, 9))
-    first.reset()
-    for _ in range(4):  # in the middle of an episode
-        first.step(np.array([0, 1]))
-    state = vector_state(first)
-    expected = [first.step(np.array([step % 4, 1])) for step in range(20)]
-    second.reset()
-    restore_vector_state(second, state)
-    for step, (observations, rewards, dones, infos) in enumerate(expected):
-        again = second.step(np.array([step % 4, 1]))
-        np.testing.assert_array_equal(again[0], observations)
-        np.testing.assert_array_equal(again[1], rewards)
-        np.testing.assert_array_equal(again[2], dones)
-        for first_info, other in zip(again[3], infos, strict=True):
-            assert first_info["sample_id"] == other["sample_id"]
-            assert first_info.get("episode", {}).get("r") == other.get("episode", {}).get("r")

@@ -6,6 +6,7 @@ from rl_reward_network.evaluation.baselines import (
     DEFAULT,
     DEPLOYED,
     FIXED,
+    LAST,
     NET,
     ORACLE,
     POLICY,
@@ -15,7 +16,6 @@ from rl_reward_network.evaluation.baselines import (
     overlay_picks,
     ridge_per_prompt,
 )
-from rl_reward_network.evaluation.bootstrap import Estimate
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.rewards.table import MASK_REWARDS
@@ -36,15 +36,15 @@ def tables(dices, scores=None, groups=None, labelled=True):
 TEST = tables([[0.3, 0.5, 0.9], [0.3, 0.5, 0.1]], scores=[[0.9, 0.1, 0.2], [0.1, 0.2, 0.9]])
 
 
-def compared(val, test, chosen, ridge=None, policy=True, best_fixed=0, bandit=None, **more):
+def compared(val, test, chosen, ridge=None, choice="policy", best_fixed=0, bandit=None, last=None, **more):
     """`compare` with a deployment made by hand."""
     picks = {POLICY: np.asarray(chosen), RIDGE: np.asarray(chosen if ridge is None else ridge)}
-    picks |= {} if bandit is None else {BANDIT: np.asarray(bandit)}
+    picks |= {name: np.asarray(picked) for name, picked in ((BANDIT, bandit), (LAST, last)) if picked is not None}
     return compare(
         val,
         test,
         picks,
-        Deployment(policy, best_fixed, "somebody", "dice", Estimate(0.1, None, None, 1), "why"),
+        Deployment(choice, best_fixed, "somebody", 0, None, None, None, None, None, "why"),
         seed=0,
         **more,
     )
@@ -79,10 +79,13 @@ def test_every_row_has_its_closed_form():
 
 
 def test_what_is_deployed_is_what_validation_decided():
-    comparison = compared(TEST, TEST, [2, 0], policy=False, best_fixed=1, max_steps=3)
+    comparison = compared(TEST, TEST, [2, 0], choice="fixed", best_fixed=1, max_steps=3)
     assert means(comparison)[DEPLOYED] == means(comparison)[FIXED] == pytest.approx(0.5)
     assert means(comparison)[POLICY] == pytest.approx(0.6), "the raw policy is always shown"
     assert comparison.row(DEPLOYED).prompts_asked == 1
+    as_it_is = compared(TEST, TEST, [2, 0], choice="as it is", best_fixed=1, max_steps=3)
+    assert means(as_it_is)[DEPLOYED] == means(as_it_is)[DEFAULT] == pytest.approx(0.3)
+    assert as_it_is.row(DEPLOYED).prompts_asked == 1
 
 
 def test_the_bandit_has_a_row_before_ppo_where_there_is_one():
@@ -132,6 +135,35 @@ def test_verdicts_come_from_test_patients_and_the_gap_from_validation():
     assert compared(tiny, tiny, right).row(POLICY).gap_closed is None, "a share of next to nothing says nothing"
 
 
+def test_a_useless_reward_network_is_never_better():
+    """A policy that it has paid chooses at random, or one prompt for all images, and that by chance well.
+
+    Against a prompt that was chosen on few labels, or by the network's own scores, it may look good.
+    """
+    rng = np.random.default_rng(0)
+    dices = rng.normal(0.6, 0.02, (60, 4)) + np.array([0, 0.05, 0.1, 0.15])
+    test = tables(dices.clip(0, 1))
+    one, chance = np.full(60, 3), rng.integers(2, 4, 60)
+    for chosen, rival in ((one, 3), (chance, 3)):
+        comparison = compared(test, test, chosen, best_fixed=0)
+        assert comparison.row(POLICY).to_fixed.low > 0.05, "it is better than the best fixed prompt"
+        assert comparison.verdict.label == "cannot tell"
+        assert f"it does not beat the prompt with index {rival} (PPO minus it: " in comparison.verdict.sentence
+
+
+def test_the_verdict_on_a_policy_whose_weights_labels_chose_is_on_its_last_weights():
+    rng = np.random.default_rng(0)
+    test = tables(np.where(np.arange(30)[:, None] % 2 == np.arange(2), 0.8, 0.6) + rng.normal(0, 0.01, (30, 2)))
+    right = np.arange(30) % 2
+    comparison = compared(test, test, right, last=np.zeros(30, int), max_steps=2)
+    assert [row.name for row in comparison.rows][-4:] == [LAST, POLICY, DEPLOYED, ORACLE]
+    assert comparison.row(POLICY).to_fixed.low > 0
+    assert comparison.row(LAST).prompts_asked == 2
+    assert comparison.verdict.label == "cannot tell"
+    assert "PPO, last weights minus best fixed prompt on 30 test patients: 0.000" in comparison.verdict.sentence
+    assert compared(test, test, 1 - right, last=right).verdict.label == "better"
+
+
 def test_unlabelled_images_have_scores_no_oracle_and_no_verdict():
     test = tables([[0.2, 0.4], [0.6, 0.4]], labelled=False)
     comparison = compared(test, test, [1, 0])
@@ -160,7 +192,7 @@ def test_one_test_patient_has_no_interval_and_a_note():
 
 def test_overlays_show_best_median_and_worst_of_the_deployed_choice():
     test = tables([[0.5, 0.2], [0.9, 0.3], [0.1, 0.4], [0.7, 0.6], [0.3, 0.5]])
-    policy, fixed = (compared([], test, np.zeros(5, int), policy=policy, best_fixed=1) for policy in (True, False))
+    policy, fixed = (compared([], test, np.zeros(5, int), choice=what, best_fixed=1) for what in ("policy", "fixed"))
     assert overlay_picks(policy) == {"best": 1, "median": 0, "worst": 2}
     assert overlay_picks(fixed) == {"best": 3, "median": 2, "worst": 0}
 

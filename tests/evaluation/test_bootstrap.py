@@ -113,11 +113,14 @@ def test_the_verdict_says_what_the_numbers_allow(difference, val_gap, label, wor
     assert words in verdict.sentence
 
 
-def test_a_policy_that_always_chooses_one_prompt_is_not_praised_for_choosing():
-    assert "choosing the prompt per image helps" in verdict_on(UP, GAP, different_choices=2).sentence
-    sentence = verdict_on(UP, GAP, different_choices=1).sentence
-    assert "choosing the prompt per image helps" not in sentence
-    assert "always chooses one prompt" in sentence
+def test_a_policy_that_one_prompt_equals_is_not_praised_for_choosing():
+    assert "choosing the prompt per image helps" in verdict_on(UP, GAP).sentence
+    verdict = verdict_on(UP, GAP, "the prompt with index 5", "PPO, last weights")
+    assert verdict.label == "cannot tell"
+    assert (
+        "it does not beat the prompt with index 5, one prompt for all images. PPO, last weights minus"
+        in verdict.sentence
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_in_null_worlds_next_to_nothing_is_deployed():
         groups, images = PATIENTS[:20], np.arange(20)
         looks = rng.integers(0, 3, 20) if world % 2 else np.zeros(20, int)
 
-        def policy(patients, indices, values=values, groups=groups, looks=looks):
+        def policy(patients, indices, values=values, groups=groups, looks=looks, images=images):
             others = [image for image in images if groups[image] not in patients]
             best = [
                 values[:, [i for i in others if looks[i] == look] or others].mean(axis=1).argmax() for look in range(3)

@@ -6,7 +6,7 @@ from tests.evaluation.test_baselines import compared, tables
 
 def test_the_histogram_counts_the_choices_of_deployment_policy_and_oracle():
     test = tables([[0.9, 0.1], [0.8, 0.1], [0.1, 0.7]])
-    axes = figures.histogram(compared(test, test, [0, 1, 1], policy=False, best_fixed=0)).axes[0]
+    axes = figures.histogram(compared(test, test, [0, 1, 1], choice="fixed", best_fixed=0)).axes[0]
     heights = [bar.get_height() for bar in axes.patches]
     assert heights == [3, 0, 1, 2, 2, 1]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["deployed", "PPO", "oracle"]
@@ -14,11 +14,11 @@ def test_the_histogram_counts_the_choices_of_deployment_policy_and_oracle():
 
 def test_the_scatter_shows_every_mask_and_the_deployed_ones():
     test = tables([[0.9, 0.1], [0.8, 0.1]], scores=[[0.5, 0.2], [0.4, 0.3]])
-    fixed = compared(test, test, [0, 1], policy=False, best_fixed=0)
+    fixed = compared(test, test, [0, 1], choice="fixed", best_fixed=0)
     np.testing.assert_allclose(
         figures.scatter(fixed).axes[0].collections[1].get_offsets(), [[0.5, 0.9], [0.4, 0.8]], err_msg="not PPO's"
     )
-    policy = compared(test, test, [0, 1], policy=True)
+    policy = compared(test, test, [0, 1])
     every, chosen = (part.get_offsets() for part in figures.scatter(policy).axes[0].collections)
     np.testing.assert_allclose(every, [[0.5, 0.9], [0.2, 0.1], [0.4, 0.8], [0.3, 0.1]])
     np.testing.assert_allclose(chosen, [[0.5, 0.9], [0.3, 0.1]])

@@ -44,10 +44,10 @@ class Page(HTMLParser):
         self.text += data
 
 
-def make_result(labelled=True, count=6, policy=True):
+def make_result(labelled=True, count=6, choice="policy"):
     rng = np.random.default_rng(0)
     test = tables(rng.random((count, 3)), rng.random((count, 3)), labelled=labelled)
-    comparison = compared(test, test, rng.integers(3, size=count), policy=policy)
+    comparison = compared(test, test, rng.integers(3, size=count), choice=choice)
     mask = np.zeros((90, 120), dtype=bool)
     mask[20:60, 30:50] = True
     image = rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)
@@ -102,12 +102,15 @@ def test_the_page_shows_every_row_setting_prompt_and_note(tmp_path):
 
 
 def test_what_is_deployed_is_what_the_pictures_show(tmp_path):
-    result = make_result(policy=False)
+    result = make_result(choice="fixed")
     comparison = result.comparison
     deployed = comparison.row(DEPLOYED)
     assert (deployed.weights != comparison.row(POLICY).weights).any()
     shown = Page(written(tmp_path, result)[0]).text
     assert "Shown is what is deployed: the best fixed prompt (index 0)" in shown
+    assert "Deployed: the model as it is (default prompt), because why." in deployed_sentence(
+        make_result(choice="as it is").comparison
+    )
     dice = comparison.values(deployed, "dice")
     for place in overlay_picks(comparison).values():
         assert f"deployed (index 0): Dice {dice[place]:.3f}" in shown

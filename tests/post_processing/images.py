@@ -1,5 +1,7 @@
 """Images whose best operation is known: bright masks lack their rim, dark ones have too much of it."""
 
+from typing import Any
+
 import numpy as np
 
 from rl_reward_network.post_processing.edits import EditedImage
@@ -28,3 +30,15 @@ def known_images(count: int, first: int = 0) -> list[EditedImage]:
 
 
 DILATE, ERODE = OPERATIONS.index("dilate"), OPERATIONS.index("erode")
+
+
+def fresh() -> dict[str, Any]:
+    """What a changed image must not share with the original."""
+    return {"_states": {}, "_values": {}}
+
+
+class LikesLarge:
+    """A reward network whose score is the area of the mask."""
+
+    def quality(self, masks: np.ndarray) -> dict[str, np.ndarray]:
+        return {"score": masks.mean(axis=(1, 2))}

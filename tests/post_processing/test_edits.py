@@ -8,7 +8,7 @@ import pytest
 from rl_reward_network.post_processing.edits import KEPT
 from rl_reward_network.post_processing.operations import OPERATIONS, apply_operation
 from rl_reward_network.rewards.masks import dice, recall
-from tests.post_processing.images import DILATE, ERODE, known_image
+from tests.post_processing.images import DILATE, ERODE, LikesLarge, known_image
 
 
 def test_a_sequence_is_applied_in_order() -> None:
@@ -47,12 +47,12 @@ def test_masks_dropped_from_memory_are_computed_again() -> None:
 
 def test_in_the_control_another_truth_pays_and_the_dice_stays_its_own() -> None:
     image = known_image(0)
-    paid = replace(image, paid_by=~image.truth, _states={}, _rewards={})
+    paid = replace(image, paid_by=~image.truth, _states={}, _values={})
     assert paid.state(()).reward != image.state(()).reward
     assert paid.state(()).info == image.state(()).info
 
 
 def test_an_unlabelled_image_has_statistics_but_no_dice() -> None:
-    image = replace(known_image(0), truth=None)
+    image = replace(known_image(0), truth=None, reward="net", scorer=LikesLarge())
     assert image.state(()).info == {}
     assert np.isfinite(image.state(()).statistics).all()

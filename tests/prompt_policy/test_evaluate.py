@@ -22,7 +22,9 @@ def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable]
     dice = np.tile([0.5, 0.8, 0.6, 0.1], (images, 1))
     rows = tables(dice, dice)
     chosen = np.ones(images, dtype=np.int64)
-    comparison = compare(rows, rows, {POLICY: chosen, RIDGE: chosen}, decide(rows, rows, chosen, 0), 0)
+    comparison = compare(
+        rows, rows, {POLICY: chosen, RIDGE: chosen}, decide(dice.T, dice[:, 1], [row.group_id for row in rows]), 0
+    )
     return [PromptTable(np.zeros(IMAGE_FEATURES, np.float32), table, own_dice) for table in rows], comparison
 
 

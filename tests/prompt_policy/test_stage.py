@@ -34,7 +34,6 @@ from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_p
 from rl_reward_network.runs.checkpoints import save_checkpoint
 from rl_reward_network.runs.folder import only_here
 from tests.conftest import write_tiny_data
-from tests.prompt_policy.test_checkpoint import Killed
 from tests.reward_training.test_stage import plan_of
 
 
@@ -83,10 +82,14 @@ def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> st
     return capsys.readouterr().out
 
 
-def deploy(run: Path, policy: bool) -> dict[str, Any]:
-    """Turn the decision round by hand, to reach both ways."""
+class Killed(Exception):
+    """Stands for a process that is gone."""
+
+
+def deploy(run: Path, choice: str) -> dict[str, Any]:
+    """Change the decision by hand, to reach every way."""
     config = read_json(run / "final_model" / "config.json")
-    config["deployment"]["policy"] = policy
+    config["deployment"]["choice"] = choice
     (run / "final_model" / "config.json").write_text(json.dumps(config))
     return dict(config)
 
@@ -107,7 +110,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
 ) -> None:
     run = trained(inputs, reward_net, "_".join(map(str, settings.values())), **settings)
-    config = deploy(run, policy=True)
+    config = deploy(run, "policy")
     published = settings.get("preset") == "published"
     assert config["plan"]["ppo"]["learning_rate"] == (3e-4 if published else 1e-3), "quick's own is faster"
     assert config["vision_features"] == (0 if published else 32)
@@ -119,29 +122,43 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
     assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
     rows = {row["name"]: row for row in summary["rows"]}
     stop = settings.get("stop", False)
-    assert list(rows)[4:] == ["ridge per prompt", *(["bandit"] if stop else []), "PPO", "deployed", "oracle"]
+    learned = settings.get("reward", "net") in ("net", "mix")
+    more = (["bandit"] if stop else []) + (["PPO, last weights"] if learned else [])
+    assert list(rows)[4:] == ["ridge per prompt", *more, "PPO", "deployed", "oracle"]
     assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1), "with stop the last one alone"
-    labelled = (
-        {} if settings.get("reward", "net") == "net" else {"policy": len(load_tables(run / "tables.json")["policy"])}
-    )
-    assert config["labels"] == labelled
+    used = {name: len(entries) for name, entries in load_tables(run / "tables.json").items()}
+    assert config["labels"] == {
+        "reward": {} if settings.get("reward", "net") == "net" else {"policy": used["policy"]},
+        "weights": {"val": used["val"]} if learned else {},
+        "deployment": used,
+    }
+    page = (run / "evaluation" / "report.html").read_text()
+    assert f"{used['policy']} of policy and {used['val']} of val chose the best fixed choice" in page
+    assert ("The reward network paid" in page) == ("which no label has chosen" in page) == learned
     assert config["peak_memory_gib"] > 0
     assert rows["deployed"]["means"] == rows["PPO"]["means"]
     prompt = segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0]
     assert prompt in config["prompts"]
 
 
-def test_the_best_fixed_prompt_is_used_where_it_is_deployed(
+def test_one_prompt_is_used_where_it_is_deployed(
     inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(inputs, reward_net, "fixed")
-    config = deploy(run, policy=False)
-    assert "too few patients" in config["deployment"]["reason"], "2 validation patients prove nothing"
-    rows = {row["name"]: row for row in evaluated(run)["rows"]}
-    assert rows["deployed"]["means"] == rows["best fixed prompt"]["means"]
-    output = segmented(run, tmp_path, capsys)
-    assert "best fixed prompt, because on 2 validation patients" in output
-    assert f"prompt: {config['prompts'][config['deployment']['best_fixed']]}" in output
+    config = read_json(run / "final_model" / "config.json")
+    assert config["deployment"]["choice"] == "as it is"
+    assert "5 labelled patients outside the test split: below 6 no test can tell" in config["deployment"]["reason"]
+    for choice, row, prompt in (
+        ("as it is", "default prompt", 0),
+        ("fixed", "best fixed prompt", config["deployment"]["best_fixed"]),
+    ):
+        deploy(run, choice)
+        rows = {row["name"]: row for row in evaluated(run)["rows"]}
+        assert rows["deployed"]["means"] == rows[row]["means"]
+        output = segmented(run, tmp_path, capsys)
+        assert row in output
+        assert ", because 5 labelled patients" in output
+        assert f"prompt: {config['prompts'][prompt]}" in output
 
 
 def test_a_second_run_asks_sa2va_nothing(inputs: RunInputs, reward_net: Path) -> None:
@@ -172,7 +189,8 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
     assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
     assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
-    assert "reward net's score" in summary["deployment"]["reason"] or not summary["deployment"]["policy"]
+    assert summary["deployment"]["choice"] == "as it is"
+    assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
