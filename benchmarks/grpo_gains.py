@@ -5,8 +5,8 @@
 
 The long runs take 15 minutes each on one CPU core; they are limited by steps, not by time, so that other programs do
 not change the result. Every run is one of `sa2va-rl grpo` with the flags printed beside it, evaluated on the test
-scenes; finished runs are not repeated, interrupted ones are resumed. Numbers are after - before, with 95 % intervals by
-bootstrap over scenes.
+scenes; finished runs are not repeated, interrupted ones are resumed. Numbers are after - before, with 95 % intervals
+over scenes.
 """
 
 from dataclasses import dataclass

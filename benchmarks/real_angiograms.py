@@ -8,8 +8,8 @@ A budget N is the number of labelled images whose masks any part of a row learns
 supervised training learn from the same N images, GRPO from images of other patients without their labels. Each row
 also uses the labels of 48 validation images, to choose weights and to calibrate. Every run is a command of `sa2va-rl`,
 printed before it starts; finished runs are not repeated, interrupted ones are resumed. Dice is the mean over the groups
-of all test images, with 95 % intervals by bootstrap over groups; with several seeds the Dice of an image is its mean
-over seeds.
+of all test images, with 95 % intervals over groups; with several seeds the Dice of an image is its mean over seeds,
+and the standard deviation over seeds follows (SD), since intervals do not cover what another training would change.
 """
 
 import csv
@@ -30,7 +30,7 @@ from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import few_patients_note, group_bootstrap, group_means
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
 BUDGETS, SEEDS = (20, 50, 195), (0, 1, 2)
@@ -139,23 +139,33 @@ def show(args: Args) -> None:
         cells = (_difference(args, budget, row, other, metric) for budget in args.budgets)
         table.add_row(f"{metric}: {ROWS[row]} - {ROWS[other]}", *cells)
     console.print(table)
+    _, groups, _ = _values(args, args.budgets[0], "default", "dice")
+    for note in few_patients_note(len(set(groups)), "test groups"):
+        print(note)
 
 
 def _cell(args: Args, budget: int, row: str) -> str:
     values, groups, seeds = _values(args, budget, row, "dice")
-    return f"{group_bootstrap(values, groups)} ({len(seeds)})" if seeds else "-"
+    return _with_seeds(str(group_bootstrap(values.mean(axis=0), groups)), values, groups) if seeds else "-"
 
 
 def _difference(args: Args, budget: int, row: str, other: str, metric: str) -> str:
     (values, groups, seeds), (others, _, of_others) = (_values(args, budget, name, metric) for name in (row, other))
     if not seeds or seeds != of_others:
         return "-"
-    estimate: Estimate = group_bootstrap(values - others, groups)
-    return f"{estimate.signed} ({len(seeds)})"
+    gain = values - others
+    return _with_seeds(group_bootstrap(gain.mean(axis=0), groups).signed, gain, groups)
+
+
+def _with_seeds(estimate: str, values: np.ndarray, groups: list[str]) -> str:
+    """An estimate with the number of seeds and their standard deviation; values are float (seeds, N)."""
+    means = group_means(values, groups).mean(axis=1)
+    spread = f", SD {means.std(ddof=1):.3f}" if len(means) > 1 else ""
+    return f"{estimate} ({len(means)}{spread})"
 
 
 def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray, list[str], list[int]]:
-    """A metric of each test image, mean over seeds; its group; the seeds."""
+    """A metric with each seed on each test image, float (seeds, N); the groups; the seeds."""
     name, model = ("grpo", "before") if row == "default" else (row, "after")
     columns, groups, seeds = [], [], []
     for seed in args.seeds:
@@ -166,7 +176,7 @@ def _values(args: Args, budget: int, row: str, metric: str) -> tuple[np.ndarray,
             columns.append([float(line[metric]) for _, line in rows])
             groups = [line["group_id"] for _, line in rows]
             seeds.append(seed)
-    return np.mean(columns, axis=0) if columns else np.empty(0), groups, seeds
+    return np.array(columns), groups, seeds
 
 
 def _own_dice(args: Args, budget: int) -> str:

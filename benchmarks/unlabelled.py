@@ -32,7 +32,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
-from rl_reward_network.evaluation.bootstrap import group_bootstrap
+from rl_reward_network.evaluation.bootstrap import few_patients_note, group_bootstrap
 from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.evaluate import load_base
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -233,6 +233,8 @@ def show(args: Args) -> None:
         cells = [f"{part[key]:.4f}" for key in ("score", "spread_median") for part in parts]
         table.add_row(file.parent.name, *cells, *(str(result["left out"][name]) for name in RULES if name in rows))
     console.print(table)
+    for note in few_patients_note(len(set(groups))):
+        print(note)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "ComparePlan") -> Path:
     Raises:
         ValueError: there is none; lists those that exist.
     """
-    from rl_reward_network.artefacts import read_json
     from rl_reward_network.compare.stage import origin_of
+    from rl_reward_network.runs.find import runs_that_fit
     from rl_reward_network.runs.resume import nothing_to_resume
 
     if args.run_folder is not None:
@@ -118,7 +118,6 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "ComparePlan") -> Path:
             raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
         return args.run_folder
     wanted = origin_of(inputs, plan)
-    for path in sorted(args.inputs.output_dir.glob(f"{COMPARE_RUN}_*/config.json"), reverse=True):
-        if read_json(path).get("origin") == wanted:
-            return path.parent
+    for run in runs_that_fit(args.inputs.output_dir, COMPARE_RUN, lambda _, config, __: config["origin"] == wanted):
+        return run
     raise nothing_to_resume(args.inputs.output_dir, COMPARE_RUN, wanted)

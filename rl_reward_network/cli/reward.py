@@ -119,10 +119,7 @@ def show_agreement(run: Path) -> None:
             f"ten steps up the score raise the true Dice of {ascent['raised']:.1%} of shifted true masks, "
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
-    console.print(
-        f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}; where Sa2VA's prompts "
-        "stay below that, a plain segmenter serves these images better than any choice among them"
-    )
+    console.print(own_dice_line(result))
     for note in result.get("notes", ()):  # runs of 0.8 have none
         console.print(note)
     if note := result["labels"]["note"]:
@@ -133,6 +130,18 @@ def show_agreement(run: Path) -> None:
     console.print(f"masks of Sa2VA: {bank['computed']} computed, {bank['reused']} read from the bank")
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in result["seconds"].items())
     console.print(f"seconds: {seconds}" + (" (since it was resumed)" if result["resumed"] else ""))
+
+
+def own_dice_line(result: dict[str, Any]) -> str:
+    """The Dice of the network's own segmentation, from agreement.json."""
+    empty = result.get("without_foreground", 0)  # runs before 0.12 count such images, with Dice 1 or 0
+    if result["own_dice"] is None:
+        return f"no true mask of the {empty} test images has foreground: how well the network segments is unknown"
+    left_out = f" ({empty} with an empty true mask are left out)" if empty else ""
+    return (
+        f"the network's own segmentation of the test images has Dice {result['own_dice']:.3f}{left_out}; where Sa2VA's "
+        "prompts stay below that, a plain segmenter serves these images better than any choice among them"
+    )
 
 
 def _interval(row: dict[str, Any]) -> str:

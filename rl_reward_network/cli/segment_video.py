@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.evaluation.bootstrap import group_bootstrap
+from rl_reward_network.evaluation.bootstrap import few_patients_note, group_bootstrap
 from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
 from rl_reward_network.segment.sequence_files import SequenceTarget, sequence_targets
 from rl_reward_network.segment.sequence_maker import SegmentedSequence, load_sequence_maker
@@ -97,4 +97,6 @@ def show_dice(results: Sequence[SegmentedSequence]) -> None:
     if len(annotated) > 1:
         groups = [str(number) for number, result in enumerate(annotated) for _ in result.dice]
         dice = group_bootstrap(np.array([value for result in annotated for value in result.dice]), groups)
-        print(f"\nDice over {len(annotated)} sequences: {dice} (95 % interval, sequences resampled)")
+        print(f"\nDice over {len(annotated)} sequences: {dice} (95 % interval)")
+        for note in few_patients_note(len(annotated), "sequences"):
+            print(note)

@@ -9,10 +9,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rl_reward_network.evaluation.bootstrap import (
-    MIN_PATIENTS,
     NO_GAP,
     Estimate,
     Verdict,
+    few_patients_note,
     group_bootstrap,
     group_means,
     verdict_on,
@@ -220,9 +220,4 @@ def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable]) -> tupl
         notes.append("The test images are unlabelled: there are no Dice columns, no oracle and no verdict.")
     if len(compared) < len(test):
         notes.append(f"{len(test) - len(compared)} of {len(test)} test images are unlabelled and left out.")
-    patients = len({table.group_id for table in compared})
-    if patients < 2:
-        notes.append("Fewer than 2 test patients: there are no intervals.")
-    elif patients < MIN_PATIENTS:
-        notes.append(f"{patients} test patients, fewer than {MIN_PATIENTS}: the intervals are not reliable.")
-    return tuple(notes)
+    return (*notes, *few_patients_note(len({table.group_id for table in compared})))

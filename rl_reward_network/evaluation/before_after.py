@@ -1,6 +1,6 @@
 """Comparison of a fine-tuned model with the base model on test items: intervals, a verdict, a page with pictures.
 
-The bootstrap resamples groups (images, videos or patients), not items. Axes: N test items.
+Intervals are over groups (images, videos or patients), not over items. Axes: N test items.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import Estimate, Verdict, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import INTERVALS, Estimate, Verdict, group_bootstrap
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
@@ -190,7 +190,7 @@ def _page(result: BeforeAfter, header: str) -> str:
         "<h1>What did fine-tuning change?</h1>",
         header,
         f'<p class="verdict">{page.text(verdict.sentence)}</p>',
-        f"<p>{len(result.ids)} test items; means over groups with 95 % bootstrap intervals over groups.</p>",
+        f"<p>{len(result.ids)} test items; means over groups. Groups are patients, or else images: {INTERVALS}.</p>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in result.notes),
         page.table(
             ["metric", "before", "after", "after - before", ""],

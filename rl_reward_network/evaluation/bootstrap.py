@@ -13,6 +13,7 @@ from scipy import special
 
 RESAMPLES = 2000
 RESAMPLED = 30  # patients from which the bootstrap makes the interval; below, Student's t, since it would be too narrow
+INTERVALS = "95 % intervals over patients, which do not cover what another training would change"
 FEW_PATIENTS = 20  # below, reports say that the intervals are rough
 NO_GAP = 0.01  # Dice; if the oracle's gain is significantly below this, a policy is not worth training
 MIN_PATIENTS = 6  # with 5, all values are on one side of the true mean in 1 of 16 cases: too many for 95 %
@@ -160,16 +161,24 @@ def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str
     """A note for the report: whether the reward network, used as a segmenter, is better than Sa2VA.
 
     Args:
-        network: float (N,), Dice of the reward network's segmentation of each image.
+        network: float (N,), Dice of the reward network's segmentation of each image; NaN where the true mask is empty:
+            finding nothing there says little about a segmenter.
         other: float (N,), Dice of `what` on the same images.
         groups: patient of each image.
         what, than: name of the other segmentation, for its Dice and for the advice.
     """
-    gain = group_bootstrap(network - other, groups, 0)
+    known = ~np.isnan(network)
+    if not known.any():
+        return "No true mask of these images has foreground: whether a plain segmenter is better cannot be told."
+    groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+    network, other = network[known], other[known]
+    left_out = "" if known.all() else f" ({(~known).sum()} with an empty true mask are left out)"
+    gain = group_bootstrap(network - other, groups)
     advice = ""
     if gain.mean > 0:
         advice = f": a plain segmenter {'serves' if gain.sign > 0 else 'may serve'} these images better than {than}"
-    network_dice, other_dice = (group_bootstrap(values, groups, 0) for values in (network, other))
+    network_dice, other_dice = (group_bootstrap(values, groups) for values in (network, other))
     return (
-        f"The reward network's own segmentation of these images has Dice {network_dice}, {what} {other_dice}{advice}."
+        f"The reward network's own segmentation of these images has Dice {network_dice}, {what} {other_dice}{advice}"
+        f"{left_out}."
     )

@@ -151,8 +151,8 @@ def _agreement(values: Mapping[str, Any]) -> str:
     error = values["tables"]["Sa2VA"]["network"]["mae"]
     half = values.get("intervals", {}).get("Sa2VA", {}).get("half_width")  # None: the run has no interval
     width = "" if half is None else f", 90 % intervals of ±{half:.3f}"
-    own = f"own segmentation: Dice {values['own_dice']:.3f}"
-    return f"predicted Dice of Sa2VA's masks: mean absolute error {error:.3f}{width}; {own} on test patients"
+    own = "unknown" if values["own_dice"] is None else f"Dice {values['own_dice']:.3f} on test patients"
+    return f"predicted Dice of Sa2VA's masks: mean absolute error {error:.3f}{width}; own segmentation: {own}"
 
 
 def _reports(folder: Path) -> list[Path]:

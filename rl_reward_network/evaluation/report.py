@@ -11,7 +11,7 @@ import numpy as np
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import figures, page
 from rl_reward_network.evaluation.baselines import DEFAULT, DEPLOYED, FIXED, POLICY, Comparison, ComparisonRow
-from rl_reward_network.evaluation.bootstrap import group_means
+from rl_reward_network.evaluation.bootstrap import INTERVALS, group_means
 from rl_reward_network.evaluation.legends import error_legend, mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
 from rl_reward_network.evaluation.unlabelled import UnlabelledSection, section_html
@@ -168,7 +168,7 @@ def _results(comparison: Comparison) -> list[str]:
         page.table(
             ["row", criterion, "to best fixed", "gap closed"], [_short(row, comparison) for row in comparison.rows]
         ),
-        "<p>All metrics with 95 % bootstrap intervals over patients. An empty mask scores 1 if the ground truth is "
+        f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
         "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
         page.table(
             ["row", *(_TITLES.get(column, column) for column in columns), "prompts asked"],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_bootstrap
 from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation, within
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
@@ -133,7 +133,12 @@ def unlabelled_section(
     joins = within(unlabelled.own_scores, unlabelled.own_spreads, *limits)
     parts = {TEST: tests, USED: unlabelled.pick(joins), LEFT_OUT: unlabelled.pick(~joins)}
     rows = tuple(_row(name, part, seed) for name, part in parts.items() if part.groups)
-    return UnlabelledSection(rows, (familiarity_sentence(facts), *less_sure_note(tests, unlabelled)))
+    few = (note for name, part in parts.items() if part.groups for note in _few(name, part))
+    return UnlabelledSection(rows, (familiarity_sentence(facts), *less_sure_note(tests, unlabelled), *few))
+
+
+def _few(name: str, part: JudgedImages) -> tuple[str, ...]:
+    return few_patients_note(len(set(part.groups)), f"patients of the {name}")
 
 
 def less_sure_note(tests: JudgedImages, unlabelled: JudgedImages) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from peft.utils import CONFIG_NAME
 
 from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.evaluation.before_after import label, legend
-from rl_reward_network.evaluation.bootstrap import Estimate
+from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.outcome import kept_weights, notice
 from rl_reward_network.models.sa2va.card import LORA_PART, TRAINED_PART, WHOLE_MODEL
@@ -142,6 +142,7 @@ def _rewards(origin: Mapping[str, Any]) -> str:
 def _changes(evaluation: Mapping[str, Any]) -> Iterator[str]:
     """The verdict and the table of eval.json."""
     yield f"{evaluation['verdict']['sentence']} Means over groups of {evaluation['items']} test items, 95 % intervals."
+    yield from few_patients_note(min(row["gain"]["groups"] for row in evaluation["rows"]), "test groups")
     yield "\n| metric | before | after | after - before | |\n|---|---|---|---|---|"
     for row in evaluation["rows"]:
         name = label(row["metric"], evaluation["config"]["METEOR"])

@@ -1,6 +1,7 @@
 """The evaluation of a GRPO run: the base model and the fine-tuned one on prompts of groups held out from training."""
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from rl_reward_network.evaluation.before_after import (
     label,
     write_before_after,
 )
-from rl_reward_network.evaluation.bootstrap import plain_segmenter
+from rl_reward_network.evaluation.bootstrap import few_patients_note, plain_segmenter
 from rl_reward_network.evaluation.page import Origin, made_by
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
@@ -155,9 +156,9 @@ def _evaluate(
     minutes = (time.perf_counter() - start) / 60
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     origin = _origin(inputs, config, final_model, flags)
-    result = replace(
-        _result(inputs, config, prompts, before, after, run, minutes), notes=notes, origin=origin, unlabelled=section
-    )
+    result = _result(inputs, config, prompts, before, after, run, minutes)
+    notes += few_patients_note(min(row.gain.groups for row in result.rows), "test groups")
+    result = replace(result, notes=notes, origin=origin, unlabelled=section)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
 
@@ -236,8 +237,11 @@ def segmenter_note(maps: ForegroundMaps, prompts: list[GRPOPrompt], after: Measu
 
 
 def _network_dice(maps: ForegroundMaps, prompt: GRPOPrompt) -> float:
+    """Dice of the network's own segmentation; NaN where the true mask is empty."""
     image, truth = prompt.load()
     assert truth is not None
+    if not truth.any():
+        return math.nan
     return float(dice((maps.scorer(image).foreground_prob > 0.5)[None], truth[None])[0])
 
 

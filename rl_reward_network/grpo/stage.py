@@ -60,11 +60,11 @@ from rl_reward_network.rewards.functions import (
     meteor_reward,
 )
 from rl_reward_network.rewards.table import MASK_REWARDS
+from rl_reward_network.runs.find import began_alike, runs_that_fit
 from rl_reward_network.runs.folder import (
     FINAL,
     GRPO_RUN,
     REWARD_NET,
-    began_with,
     check_new,
     check_origin,
     check_version,
@@ -365,11 +365,7 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
 
 def grpo_runs(inputs: GRPOInputs, plan: GRPOPlan) -> Iterator[Path]:
     """The runs under the output folder with these settings and data, newest first, finished or interrupted."""
-    wanted = wanted_settings(inputs, plan)
-    for path in sorted(inputs.config.output_dir.glob(f"{GRPO_RUN}_*/config.json"), reverse=True):
-        config = read_json(path)
-        if began_with(config, config.get("origin", {}), wanted, (path.parent / FINAL).exists()):
-            yield path.parent
+    return runs_that_fit(inputs.config.output_dir, GRPO_RUN, began_alike(wanted_settings(inputs, plan)))
 
 
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:

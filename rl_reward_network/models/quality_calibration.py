@@ -1,6 +1,6 @@
 """What is fitted on validation images to the numbers that a reward network predicts: their level, and intervals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,8 @@ from torch import Tensor
 STEEPEST = 15.0  # a steeper curve is nearly a step, and its gradient vanishes at both ends
 MIDPOINTS = (-0.5, 1.5)  # outside [0, 1] the curve has no turning point
 SPREAD_OFFSET = 0.03  # Dice; members may agree and still be wrong
-MIN_PATIENTS = 30  # validation patients that an interval needs
+COVERAGE = 0.9
+MIN_PATIENTS = 9  # validation patients that an interval needs: with n, at most n / (n + 1) can be claimed
 MAX_HALF_WIDTH = 0.15  # Dice; a wider interval says too little
 
 
@@ -50,17 +51,20 @@ class LevelCurve:
 class DiceInterval:
     """The 90 % interval of the Dice of one source of masks, as fitted on validation masks of this source.
 
-    It reaches from dice + low * unit to dice + high * unit, limited to [0, 1]; see `interval_unit`.
+    A random mask of a new patient lies inside with a probability of 90 %. It reaches from dice + low * unit to dice +
+    high * unit, limited to [0, 1]; see `interval_unit`.
     """
 
     low: float
-    """5 % quantile of (true - predicted Dice) / unit."""
+    """In units below the predicted Dice, or above it if positive."""
     high: float
-    """95 % quantile of the same."""
+    """The other end."""
     half_width: float
     """Median half width of the intervals of the validation masks, in [0, 0.5]."""
     patients: int
     """Distinct validation patients."""
+    conformal: bool = field(default=True, repr=False)
+    """False before version 0.12, where it was a quantile over masks; not part of a network's fingerprint."""
 
     def __post_init__(self) -> None:
         """Raise a ValueError for values out of range."""
@@ -70,6 +74,8 @@ class DiceInterval:
     @property
     def refusal(self) -> str | None:
         """Why no interval can be given, or None if one can."""
+        if not self.conformal:
+            return "it was fitted to masks, not to patients, before version 0.12; train the reward network again"
         if self.patients < MIN_PATIENTS:
             return f"it needs {MIN_PATIENTS} validation patients, got {self.patients}"
         if self.half_width > MAX_HALF_WIDTH:

@@ -336,7 +336,9 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     try:
         values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}
         values["level"] = tuple(LevelCurve(**curve) for curve in values.get("level", ()))
-        values["intervals"] = {name: DiceInterval(**found) for name, found in values.get("intervals", {}).items()}
+        values["intervals"] = {
+            name: DiceInterval(**{"conformal": False, **found}) for name, found in values.get("intervals", {}).items()
+        }
         return RewardNetworkConfig(**values), training_info
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; {TRAIN_ONE}") from None

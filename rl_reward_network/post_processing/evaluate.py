@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, NO_GAP, Estimate, Verdict, group_bootstrap, group_means
+from rl_reward_network.evaluation.bootstrap import (
+    MIN_PATIENTS,
+    NO_GAP,
+    Estimate,
+    Verdict,
+    few_patients_note,
+    group_bootstrap,
+    group_means,
+)
 from rl_reward_network.evaluation.deployment import Deployment, labels_sentence
 from rl_reward_network.evaluation.metrics import TABLE_METRICS, mask_metrics
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
@@ -120,9 +128,8 @@ def evaluate_post(
     verdict = verdict_of(
         next(row for row in rows if row.name == POLICY), next(row for row in rows if row.name == ORACLE)
     )
-    return PostResult(
-        rows, verdict, config, tuple(test), masks, _notes(config, maps is not None), (time.perf_counter() - start) / 60
-    )
+    notes = (*_notes(config, maps is not None), *few_patients_note(rows[0].to_as_is.groups))
+    return PostResult(rows, verdict, config, tuple(test), masks, notes, (time.perf_counter() - start) / 60)
 
 
 def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
+from rl_reward_network.evaluation.bootstrap import INTERVALS
 from rl_reward_network.evaluation.deployment import Deployment
 from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.metrics import TABLE_METRICS
@@ -52,7 +53,7 @@ def _page(result: PostResult, origin: page.Origin, folder: Path) -> str:
             ["row", "Dice", "less mask as it is", "less best fixed sequence", "gap closed"],
             [_short(row) for row in result.rows],
         ),
-        "<p>Means over patients with 95 % bootstrap intervals over patients. Oracle: greedy by the true mask, with the "
+        f"<p>Means over patients with {INTERVALS}. Oracle: greedy by the true mask, with the "
         "same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
         page.table(["row", *TITLES], [[row.name, *(row.means[name] for name in TABLE_METRICS)] for row in result.rows]),
         "<h2>Operations</h2>",

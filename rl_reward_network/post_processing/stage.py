@@ -11,7 +11,6 @@ import numpy as np
 from stable_baselines3 import PPO
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
@@ -29,11 +28,11 @@ from rl_reward_network.post_processing.search import best_sequences, best_thresh
 from rl_reward_network.prompt_policy.config import Mode, PromptPPOConfig
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.runs.find import began_alike, runs_that_fit
 from rl_reward_network.runs.folder import (
     FINAL,
     POST_RUN,
     REWARD_NET,
-    began_with,
     check_new,
     check_origin,
     check_version,
@@ -286,12 +285,8 @@ def labels_used(
 
 def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
     """The newest run under the output folder with these settings, finished or interrupted."""
-    for path in sorted(inputs.config.output_dir.glob(f"{POST_RUN}_*/config.json"), reverse=True):
-        config = read_json(path)
-        finished = (path.parent / FINAL).exists()
-        if began_with(config, config.get("origin", {}), origin_of(inputs, plan, network), finished):
-            return path.parent
-    return None
+    fits = began_alike(origin_of(inputs, plan, network))
+    return next(runs_that_fit(inputs.config.output_dir, POST_RUN, fits), None)
 
 
 def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:

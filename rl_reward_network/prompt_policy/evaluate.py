@@ -224,10 +224,11 @@ def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
 
 def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
     """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts."""
-    segmenter_dice = np.array([entry.own_dice for entry in entries if entry.own_dice is not None])
-    if not len(segmenter_dice):
+    labelled = [entry for entry in entries if entry.table.metrics is not None]  # as in `comparison`
+    if not labelled:
         return ()
-    groups = [table.group_id for table in comparison.tables]  # the labelled images, in the order of the entries
+    segmenter_dice = np.array([np.nan if entry.own_dice is None else entry.own_dice for entry in labelled])
+    groups = [entry.table.group_id for entry in labelled]
     best = comparison.values(comparison.row(ORACLE), "dice")
     return (plain_segmenter(segmenter_dice, best, groups, "the best prompt of each image", "any choice of prompts"),)
 

@@ -1,8 +1,7 @@
 """Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what is deployed."""
 
 import tempfile
-import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from rl_reward_network.prompt_policy.unlabelled import with_unlabelled
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.runs.find import began_alike, runs_that_fit
 from rl_reward_network.runs.folder import (
     FINAL,
     POLICY_RUN,
@@ -264,19 +264,15 @@ def find_policy_run(
         reward_net: the reward network with which the run must have begun; `rewards` is then ignored.
     """
     fingerprint = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
-    for path in sorted(inputs.config.output_dir.glob(f"{POLICY_RUN}_*/config.json"), reverse=True):
-        try:
-            config = read_run_config(path.parent)
-            network = RewardNetwork.from_pretrained(path.parent / REWARD_NET)
-        except ValueError as error:
-            warnings.warn(f"passed over: {error}", stacklevel=2)
-            continue
-        info, trained = network.training_info, origin(inputs, rewards)
-        finished = (path.parent / FINAL).exists()
-        fits = network.fingerprint == fingerprint if fingerprint else began_with(config, info, trained, finished)
-        if began_with(config, config.get("origin", {}), origin_of(inputs, plan), finished) and fits:
-            return path.parent
-    return None
+    alike, trained = began_alike(origin_of(inputs, plan)), origin(inputs, rewards)
+
+    def fits(run: Path, config: Mapping[str, Any], finished: bool) -> bool:
+        network = RewardNetwork.from_pretrained(run / REWARD_NET)
+        if fingerprint:
+            return network.fingerprint == fingerprint and alike(run, config, finished)
+        return began_with(config, network.training_info, trained, finished) and alike(run, config, finished)
+
+    return next(runs_that_fit(inputs.config.output_dir, POLICY_RUN, fits), None)
 
 
 def has_begun(run: Path) -> bool:

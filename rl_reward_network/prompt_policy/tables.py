@@ -30,7 +30,8 @@ class PromptTable:
     Args:
         features: float32 (F,), from `observe_image`.
         table: score and metrics of every prompt's mask.
-        own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled.
+        own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled, or the
+            true mask is empty.
     """
 
     features: np.ndarray
@@ -68,7 +69,9 @@ def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, visio
     scorer, truth = maps.scorer(image), sample.load_mask()
     scores = scorer.quality(masks.astype(np.float32))["score"]
     table = measure_sample(sample.sample_id, sample.group_id, scores, masks, truth)
-    own_dice = None if truth is None else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
+    own_dice = (
+        None if truth is None or not truth.any() else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
+    )
     return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own_dice)
 
 

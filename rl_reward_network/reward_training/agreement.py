@@ -46,7 +46,8 @@ def measure_agreement(
     Returns:
         `tables`: source -> predictor -> column of `agreement`; `intervals`: source -> `interval_row`; `ascent`: share
         of shifted true masks that ten steps of gradient ascent improve, their mean Dice before and after;
-        `own_dice`: mean Dice of the foreground probability thresholded at 0.5; `masks`: source -> number of masks;
+        `own_dice`: mean Dice of the foreground probability thresholded at 0.5 over the images whose true mask has
+        foreground, None without any; `without_foreground`: number of the others; `masks`: source -> number of masks;
         `labels`: whether they seem to leave out what is plain to see.
     """
     measured, climbs, foreground_dice, labelled = [], [], [], []
@@ -59,7 +60,7 @@ def measure_agreement(
         damaged, truth = stacks[SHIFTED][:CLIMBERS], example.truth
         after = dice_after_ascent(scorer, truth, damaged, network.config.ascent_step)
         climbs.append(np.stack([true_dice(damaged, truth), after]))
-        foreground_dice.append(true_dice(scorer.foreground_prob[None] > 0.5, truth))
+        foreground_dice += [true_dice(scorer.foreground_prob[None] > 0.5, truth)] * bool(truth.any())
         labelled += [(example.image, truth)] * (index < IMAGES)
     table = {name: np.concatenate([columns[name] for columns in measured]) for name in measured[0]}
     parts = {source: {k: v[table["source"] == source] for k, v in table.items()} for source in SOURCES}
@@ -72,7 +73,8 @@ def measure_agreement(
         },
         "masks": {source: len(part["true"]) for source, part in parts.items()},
         "ascent": _ascent(*np.concatenate(climbs, axis=1)),
-        "own_dice": float(np.mean(foreground_dice)),
+        "own_dice": float(np.mean(foreground_dice)) if foreground_dice else None,
+        "without_foreground": len(measured) - len(foreground_dice),
         "labels": {**labels._asdict(), "note": labels.note},
     }
 

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 
 from rl_reward_network.evaluation.agreement import agreement
 from rl_reward_network.models.quality_calibration import (
+    COVERAGE,
     MIDPOINTS,
     STEEPEST,
     DiceInterval,
@@ -28,7 +29,6 @@ CLIMBERS = 3  # masks per image for the gradient ascent
 CLIMBING_IMAGES = 12  # of the validation images; they choose the ascent's step size, and their maps stay in memory
 STEP_SIZES = (0.05, 0.1, 0.2, 0.4)
 STARTS = ((1.0, 0.5), (4.0, 0.5), (4.0, 0.0), (1.0, -0.3), (1.0, 1.3))  # steepness and midpoint
-TAILS = (0.05, 0.95)  # of the 90 % interval
 
 
 class QualityTable(NamedTuple):
@@ -56,7 +56,7 @@ class Climb(NamedTuple):
 
 
 def calibrated(
-    network: RewardNetwork, examples: Iterable[RewardExample], patients: int, masks: int, seed: Sequence[int]
+    network: RewardNetwork, examples: Iterable[RewardExample], groups: Sequence[str], masks: int, seed: Sequence[int]
 ) -> RewardNetwork:
     """The same network with `level`, `caution`, `intervals` and `ascent_step` fitted on validation images.
 
@@ -66,7 +66,7 @@ def calibrated(
     Args:
         network: an ensemble; its previous values of these fields are ignored.
         examples: validation images, at least one.
-        patients: number of distinct patients of `examples`.
+        groups: patient of each of `examples`.
         masks: damaged masks per image and kind, beside the segmenter's masks.
         seed: seed of the damage.
     """
@@ -75,7 +75,7 @@ def calibrated(
     level, weights = fit_levels(table), network.config.score_weights
     table = table._replace(predicted=levelled(level, table.predicted))
     caution = choose_caution(table.predicted @ weights, table.true @ weights, table.image_ids)
-    intervals = fit_intervals(table, patients)
+    intervals = fit_intervals(table, groups)
     network = reconfigured(network, replace(network.config, level=level, caution=caution, intervals=intervals))
     return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbs)))
 
@@ -127,20 +127,40 @@ def levelled(level: Sequence[LevelCurve], predicted: np.ndarray) -> np.ndarray:
     return torch.stack(columns, dim=-1).numpy()
 
 
-def fit_intervals(table: QualityTable, patients: int) -> dict[str, DiceInterval]:
-    """The 90 % interval of the Dice of each source in the table."""
-    parts = {source: table.of(source) for source in SOURCES}
+def fit_intervals(table: QualityTable, groups: Sequence[str]) -> dict[str, DiceInterval]:
+    """The 90 % interval of the Dice of each source in the table; `groups` are the patients of its images."""
+    parts, patient_of = {source: table.of(source) for source in SOURCES}, np.asarray(groups)
     return {
-        source: fit_interval(part.predicted[..., 0], part.true[:, 0], patients)
+        source: fit_interval(part.predicted[..., 0], part.true[:, 0], patient_of[part.image_ids])
         for source, part in parts.items()
         if len(part.true)
     }
 
 
-def fit_interval(dice: np.ndarray, true: np.ndarray, patients: int) -> DiceInterval:
-    """The interval that leaves out 5 % of the true Dice (N,) on each side, for members' Dice (N, K)."""
-    low, high = map(float, np.quantile((true - dice.mean(axis=1)) / interval_unit(dice), TAILS))
-    widest = DiceInterval(low, high, 0.5, patients)
+def fit_interval(dice: np.ndarray, true: np.ndarray, patients: np.ndarray) -> DiceInterval:
+    """The split conformal interval, by patient, of the true Dice (N,) for members' Dice (N, K).
+
+    All patients have the same weight, and so has one more, whose error is unknown and counts as infinite. Below
+    `MIN_PATIENTS` patients no finite interval follows; the largest error then stands for it, and it is not given out.
+
+    The median error, like the level and the network's weights, is chosen on the same patients, so that the coverage
+    of 90 % is not exact.
+
+    Source: Lee, Barber and Willett, Distribution-free inference with hierarchical data, 2023.
+
+    Args:
+        dice, true: predicted by each member, and true.
+        patients: (N,), patient of each mask.
+    """
+    _, index, counts = np.unique(patients, return_inverse=True, return_counts=True)
+    errors, weights = (true - dice.mean(axis=1)) / interval_unit(dice), 1 / counts[index]
+
+    def quantile(values: np.ndarray, share: float) -> float:
+        return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
+
+    middle = quantile(errors, 0.5)
+    reach = quantile(np.abs(errors - middle), min(1.0, COVERAGE * (len(counts) + 1) / len(counts)))
+    widest = DiceInterval(middle - reach, middle + reach, 0.5, len(counts))
     return replace(widest, half_width=float(np.median(np.diff(widest.around(dice))) / 2))
 
 

@@ -1,7 +1,6 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import Split
 from rl_reward_network.data.unlabelled import Unlabelled
@@ -27,6 +26,7 @@ from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.reward_training.windows import LabelledImages, labelled_images
 from rl_reward_network.runs.checkpoints import CHECKPOINT
+from rl_reward_network.runs.find import runs_that_fit
 from rl_reward_network.runs.folder import (
     AGREEMENT,
     BEST_REWARD_NET,
@@ -116,8 +116,8 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         network = train_reward_network(train, val, config, run, sized(plan.network, train)).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
-        patient_count = len({sample.group_id for sample in picked["val"]})
-        network = calibrated(network, examples, patient_count, DAMAGED_MASKS, [config.seed, CALIBRATION])
+        val_groups = [sample.group_id for sample in picked["val"]]
+        network = calibrated(network, examples, val_groups, DAMAGED_MASKS, [config.seed, CALIBRATION])
         patients = {
             f"{name}_groups": sorted({sample.group_id for sample in picked[split]})
             for name, split in (("train", "reward"), ("val", "val"))
@@ -181,31 +181,24 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
     Its seed is only compared if `seed` is given.
     """
     wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
-    for finished in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/{AGREEMENT}"), reverse=True):
-        folder = finished.parent / BEST_REWARD_NET
-        try:
-            info = RewardNetwork.from_pretrained(folder).training_info
-        except ValueError as error:
-            warnings.warn(f"passed over: {error}", stacklevel=2)
-            continue
-        if all(info.get(name) == value for name, value in wanted.items()):
-            return folder
-    return None
+
+    def fits(run: Path, _: Mapping[str, Any], finished: bool) -> bool:
+        info = RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info if finished else {}
+        return finished and all(info.get(name) == value for name, value in wanted.items())
+
+    run = next(runs_that_fit(inputs.config.output_dir, REWARD_RUN, fits), None)
+    return run and run / BEST_REWARD_NET
 
 
 def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
     """The newest interrupted run with these settings."""
-    for path in sorted(inputs.config.output_dir.glob(f"{REWARD_RUN}_*/config.json"), reverse=True):
-        try:
-            config = dict(read_json(path))
-        except ValueError as error:
-            warnings.warn(f"passed over: {error}", stacklevel=2)
-            continue
-        wanted = origin(inputs, plan) | {"seed": plan.config.seed}
-        began = {**config.get("origin", {}), "seed": config.get("seed")}
-        if not (path.parent / AGREEMENT).exists() and began_with(config, began, wanted, finished=False):
-            return path.parent
-    return None
+    wanted = origin(inputs, plan) | {"seed": plan.config.seed}
+
+    def fits(_: Path, config: Mapping[str, Any], finished: bool) -> bool:
+        began = {**config["origin"], "seed": config.get("seed")}
+        return not finished and began_with(config, began, wanted, finished=False)
+
+    return next(runs_that_fit(inputs.config.output_dir, REWARD_RUN, fits), None)
 
 
 def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled: Unlabelled | None = None) -> None:

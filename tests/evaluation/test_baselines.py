@@ -183,7 +183,10 @@ def test_unlabelled_images_among_others_are_left_out_and_counted():
 
 
 def test_one_test_patient_has_no_interval_and_a_note():
-    assert any("2 test patients, fewer than 6" in note for note in compared([], TEST, [2, 2]).notes)
+    assert any(
+        "2 test patients, fewer than 20: the intervals are rough, and fewer than 6 allow" in note
+        for note in compared([], TEST, [2, 2]).notes
+    )
     comparison = compared([], TEST[:1], [2])
     assert comparison.row(POLICY).to_fixed.low is None
     assert comparison.verdict.label == "cannot tell"

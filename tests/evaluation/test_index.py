@@ -49,7 +49,7 @@ def test_runs_newest_first_with_differing_settings_and_results(tmp_path: Path) -
     assert '<a href="policy_1/evaluation/report.html">evaluation</a>' in rows[3]
 
 
-def agreement(own_dice: float, error: float, half_width: float | None) -> dict[str, object]:
+def agreement(own_dice: float | None, error: float, half_width: float | None) -> dict[str, object]:
     interval = {"refusal": None if half_width else "few patients", "coverage": None, "half_width": half_width}
     tables = {"Sa2VA": {"network": {"mae": error}}}
     return {"own_dice": own_dice, "tables": tables, "intervals": {"Sa2VA": interval}}
@@ -61,6 +61,8 @@ def test_a_reward_network_without_interval_has_none_in_its_row(tmp_path: Path) -
     text = write_index(tmp_path).read_text()
     assert "mean absolute error 0.020; own segmentation" in text
     assert "interval" not in text
+    write_json(run / "agreement.json", agreement(None, 0.02, None))
+    assert "own segmentation: unknown" in write_index(tmp_path).read_text()
 
 
 def test_the_time_is_that_of_the_name_and_the_whole_name_is_shown(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def test_means_over_patients_by_part() -> None:
     assert used.spread[1] == group_bootstrap(first.spreads[:, 1], first.groups, 3)
     assert used.own_spread == 0.02
     assert section.notes[0].startswith("2 of 8 unlabelled images were left out of training")
+    patients = len(set(tests.groups))
+    assert section.notes[-3].startswith(f"{patients} patients of the {TEST}, fewer than 20: the intervals are rough")
     assert section.summary["gold"] == GOLD == "labels read by the evaluation only"
 
 

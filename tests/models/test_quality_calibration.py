@@ -51,7 +51,7 @@ def test_intervals_never_leave_0_to_1_and_widen_with_the_disagreement_of_members
 
 @pytest.mark.parametrize(
     ("half_width", "patients", "why"),
-    [(0.15, 30, None), (0.151, 30, "0.151"), (0.5, 400, "0.500"), (0.01, 29, "got 29")],
+    [(0.15, 30, None), (0.151, 30, "0.151"), (0.5, 400, "0.500"), (0.15, 9, None), (0.01, 8, "got 8")],
 )
 def test_an_interval_that_says_nothing_is_refused(half_width, patients, why):
     refusal = DiceInterval(-1.0, 1.0, half_width, patients).refusal

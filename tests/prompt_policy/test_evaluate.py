@@ -1,5 +1,6 @@
 """The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,19 @@ def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, i
 
 def test_unlabelled_images_tell_nothing_about_it() -> None:
     entries, comparison = compared(None)
-    assert segmenter_note(entries, comparison) == ()
+    unlabelled = [replace(entry, table=replace(entry.table, metrics=None)) for entry in entries]
+    assert segmenter_note(unlabelled, comparison) == ()
+
+
+def test_images_without_foreground_say_nothing_about_a_segmenter() -> None:
+    entries, comparison = compared(None)
+    (note,) = segmenter_note(entries, comparison)
+    assert "No true mask of these images has foreground" in note
+    assert "Dice" not in note
+    entries[2:] = [replace(entry, own_dice=0.9) for entry in entries[2:]]
+    (note,) = segmenter_note(entries, comparison)
+    assert "has Dice 0.900 [" in note
+    assert note.endswith("(2 with an empty true mask are left out).")
 
 
 def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: Path) -> None:

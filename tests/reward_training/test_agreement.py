@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.cli.reward import own_dice_line
 from rl_reward_network.inputs.label_check import LabelCheck
 from rl_reward_network.models.quality_calibration import DiceInterval
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
@@ -69,6 +70,7 @@ def test_a_network_that_knows_the_truth_is_found_to_know_it(result):
         assert rows[MEMBER]["mae"] < 0.005
         assert rows[NETWORK]["mae"] < min(rows[POOLED]["mae"], rows[MEAN]["mae"])
     assert result["own_dice"] == 1
+    assert result["without_foreground"] == 0
     assert result["ascent"]["raised"] == 1
     assert result["ascent"]["dice_after"] > 0.99 > result["ascent"]["dice_before"]
 
@@ -105,11 +107,24 @@ def test_intervals_are_measured_by_source_and_none_is_given_for_a_source_that_wa
     assert "not fitted" in refused["refusal"]
 
 
+@pytest.mark.parametrize(("with_object", "own"), [(0, None), (1, 1.0)])
+def test_images_without_foreground_do_not_count_for_the_networks_own_dice(with_object, own):
+    """Nothing is found where nothing is: no praise for a segmenter."""
+    dark = np.full((64, 80, 3), 40, np.uint8)
+    empty = [RewardExample(dark, np.zeros((64, 80), bool), np.zeros((2, 64, 80), bool), f"e{n}") for n in range(2)]
+    examples = [*empty, *(example(seed) for seed in range(with_object))]
+    found = measure_agreement(KnowsTheTruth(NETWORK_CONFIG), examples, lambda _, masks: np.zeros(len(masks)), 0, 2, [0])
+    assert (found["own_dice"], found["without_foreground"]) == (own, 2)
+    line = own_dice_line(found)
+    assert ("1.000 (2 with an empty true mask are left out)" in line) == bool(with_object)
+    assert ("no true mask of the 2 test images has foreground" in line) == (not with_object)
+
+
 def test_coverage_and_half_width_of_intervals_in_numbers():
     dice, true = np.array([[0.5, 0.5], [0.9, 0.9], [0.01, 0.01], [0.5, 0.5]]), np.array([0.46, 0.99, 0.0, 0.7])
     row = interval_row(DiceInterval(-2.0, 4.0, 0.09, 30), dice, true)  # -0.06 to +0.12, limited to [0, 1]
     assert row == {"refusal": None, "coverage": 0.75, "half_width": pytest.approx(np.median([0.09, 0.08, 0.065, 0.09]))}
-    for interval, why in ((DiceInterval(-2.0, 4.0, 0.09, 29), "29"), (DiceInterval(-2.0, 4.0, 0.21, 30), "0.21")):
+    for interval, why in ((DiceInterval(-2.0, 4.0, 0.09, 8), "got 8"), (DiceInterval(-2.0, 4.0, 0.21, 30), "0.21")):
         row = interval_row(interval, dice, true)
         assert why in row["refusal"]
         assert row["coverage"] is None

@@ -38,6 +38,9 @@ from rl_reward_network.rewards.learned import ImageScorer
 SMALL = RewardNetworkConfig(channels=(8,), packing=2, members=2, caution=3.0)
 
 
+GROUPS = ["p0", "p1", "p2"]  # patients of `examples`
+
+
 class BrightnessNetwork(RewardNetwork):
     """A network that finds the bright object with low confidence; its two members differ a little."""
 
@@ -69,7 +72,7 @@ def test_the_caution_is_chosen_for_the_weights_of_the_score_at_the_calibrated_le
         "rl_reward_network.reward_training.calibration.choose_caution", lambda *args: calls.append(args) or 1.0
     )
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
-    result = calibrated(reconfigured(network, config), examples, 3, 2, [0])
+    result = calibrated(reconfigured(network, config), examples, GROUPS, 2, [0])
     scores, true, _ = calls[0]
     table, _ = measure(result, examples, 2, [0])
     np.testing.assert_allclose(scores, table.predicted[..., 3], atol=1e-5)
@@ -157,7 +160,7 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
         true = dice.mean(axis=1) + wide * (noise * rng.standard_exponential(count))
         return QualityTable(np.repeat(dice[..., None], 4, axis=2), np.tile(true[:, None], 4), np.arange(count), sources)
 
-    intervals, test = fit_intervals(table(4000), 48), table(8000)
+    intervals, test = fit_intervals(table(4000), [f"p{index}" for index in range(4000)]), table(8000)
     assert set(intervals) == set(SOURCES)
     for source, interval in intervals.items():
         part = test.of(source)
@@ -172,12 +175,14 @@ def test_the_intervals_of_each_source_hold_90_percent_of_other_images(noise):
 def test_a_network_that_knows_nothing_gives_no_interval():
     rng = np.random.default_rng(2)
     dice, true = rng.uniform(0.3, 0.7, (2000, 3)), rng.random(2000)
-    interval = fit_interval(dice, true, 48)
+    patients = np.arange(2000) % 48
+    interval = fit_interval(dice, true, patients)
     config = replace(SMALL, intervals={DAMAGED: interval})
     assert "half width" in interval.refusal
     assert given_interval(config, dice, DAMAGED) is None
     assert given_interval(config, dice) is None, "nothing is known about the segmenter's masks"
-    good = replace(SMALL, intervals={DAMAGED: fit_interval(dice, dice.mean(axis=1) + rng.normal(0, 0.01, 2000), 48)})
+    near = dice.mean(axis=1) + rng.normal(0, 0.01, 2000)
+    good = replace(SMALL, intervals={DAMAGED: fit_interval(dice, near, patients)})
     assert given_interval(good, dice, DAMAGED).shape == (2000, 2)
 
 
@@ -193,7 +198,7 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     assert [len(climb.masks) for climb in climbs] == [CLIMBERS] * 3
     assert len(passes) == 3
     passes.clear()
-    calibrated(network, examples, 3, 4, [0])
+    calibrated(network, examples, GROUPS, 4, [0])
     assert len(passes) == 3, "level, caution, intervals and all four step sizes share the maps"
 
 
@@ -222,15 +227,15 @@ def test_of_step_sizes_that_improve_as_many_masks_the_largest_gain_wins(network,
 
 def test_calibrated_ignores_earlier_values_and_keeps_the_weights(network, examples):
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    first = calibrated(network, examples, 3, 4, [0])
-    again = calibrated(reconfigured(network, replace(first.config, caution=0.0, version=2)), examples, 3, 4, [0])
+    first = calibrated(network, examples, GROUPS, 4, [0])
+    again = calibrated(reconfigured(network, replace(first.config, caution=0.0, version=2)), examples, GROUPS, 4, [0])
     assert first.config == again.config
     assert first.config.caution == max(CAUTIONS), "members agree on the order, so every k has the same regret"
     assert all(torch.equal(before[name], tensor) for name, tensor in first.state_dict().items())
 
 
 def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, examples):
-    result = calibrated(network, examples[:2], 2, 8, [0])
+    result = calibrated(network, examples[:2], GROUPS[:2], 8, [0])
     other, truth = examples[2], examples[2].truth
     masks = np.stack([damage(truth, np.random.default_rng([9, n])) for n in range(20)])
     true, mean = true_dice(masks, truth), 0.5
@@ -243,6 +248,25 @@ def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, exampl
 
 
 def test_every_source_has_an_interval_that_knows_its_patients(network, examples):
-    intervals = calibrated(network, examples, 29, 2, [0]).config.intervals
+    intervals = calibrated(network, examples, ["a", "b", "a"], 2, [0]).config.intervals
     assert tuple(intervals) == SOURCES
-    assert all("29" in interval.refusal for interval in intervals.values())
+    assert all("got 2" in interval.refusal for interval in intervals.values())
+
+
+@pytest.mark.parametrize("count", [9, 12, 24, 60])
+def test_a_mask_of_a_new_patient_lies_inside_in_90_of_100_cases(count):
+    """Masks of a patient are alike, and some patients have many: a quantile over masks covers far fewer."""
+    rng, inside, naive = np.random.default_rng(count), [], []
+    for _ in range(400):
+        patients = np.repeat(np.arange(count + 1), rng.integers(1, 30, count + 1))
+        noise = 0.05 * rng.standard_normal(count + 1)[patients] + 0.01 * rng.standard_normal(len(patients))
+        dice = np.full((len(patients), 2), 0.5)
+        true, known = 0.5 + noise, patients < count
+        interval = fit_interval(dice[known], true[known], patients[known])
+        assert interval.refusal is None or "half width" in interval.refusal
+        low, high = interval.around(dice[~known][:1])[0]
+        inside.append(low <= true[~known][0] <= high)
+        naive.append(np.subtract(*np.quantile(true[known], (0.95, 0.05))) >= 2 * abs(true[~known][0] - 0.5))
+    assert 0.86 <= np.mean(inside) <= 0.97
+    if count < 20:
+        assert np.mean(naive) < np.mean(inside)
