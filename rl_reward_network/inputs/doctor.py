@@ -14,7 +14,7 @@ from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
 from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import make_split, spread
+from rl_reward_network.data.splits import make_split, select, spread
 from rl_reward_network.data.unlabelled import FLAG
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
@@ -179,9 +179,17 @@ def _images(choice: DataChoice) -> Finding:
     split = split_samples(samples, root, choice.split_seed)
     images = sample_statistics(samples, root / "images")
     patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
-    few = [name for name in ("val", "test") if len(split.groups[name]) < MIN_PATIENTS]
-    meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
-    hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
+    judges = {one.group_id for name in ("policy", "val") for one in select(samples, split, name) if one.labelled}
+    tested = {one.group_id for one in select(samples, split, "test") if one.labelled}
+    few = (
+        ("policy and val", judges, "step 2 will deploy the model as it is"),
+        ("test", tested, "there will be no verdict"),
+    )
+    hints = "".join(
+        f"; fewer than {MIN_PATIENTS} {name} patients with masks: {meaning}"
+        for name, groups, meaning in few
+        if len(groups) < MIN_PATIENTS
+    )
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
     notes = (*import_notes(root), *_notes(images), *_label_notes(samples))
     return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
