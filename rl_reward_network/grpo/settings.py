@@ -50,7 +50,7 @@ class GRPOSettings:
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
-    """Weight of the KL divergence from the initial model."""
+    """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
     mask_beta: tyro.conf.Suppress[float | None] = None
     """Weight of loop 2's KL divergence; as beta."""
     epsilon: Annotated[float, tyro.conf.arg(aliases=["--clip-range"]), RARE] = 0.2
@@ -60,9 +60,9 @@ class GRPOSettings:
     num_iterations: Rare[int] = 1
     """Optimisation steps on the same rollouts."""
     mask_to_caption_weight: Rare[float] = 1.0
-    """Weight of loop 1; 0 leaves it out."""
+    """Weight of loop 1's rewards; 0 leaves the loop out."""
     caption_to_mask_weight: Rare[float] = 1.0
-    """Weight of loop 2; 0 leaves it out."""
+    """Weight of loop 2's rewards; 0 leaves them out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
     bce_weight: Rare[float | None] = None

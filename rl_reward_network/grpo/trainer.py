@@ -155,8 +155,9 @@ class Sa2VAGRPOTrainer(Trainer):
 
     @property
     def samples_masks(self) -> bool:
-        """Whether a loss depends on the parameters of the mask policy."""
-        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight)
+        """Whether a loss, be it the KL alone, depends on the parameters of the mask policy."""
+        held = self.args.pathwise_weight and self.args.mask_beta
+        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight or held)
 
     @property
     def seconds(self) -> float:
@@ -291,7 +292,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.metrics.record(loss_metrics(losses, rewarded_loops))
         self._measure_gradients(losses)
         for loop, parts in losses.items():
-            loss = loss + self.loop_weights[loop] * parts.loss / steps
+            loss = loss + (self.loop_weights[loop] * parts.rewarded + parts.kl_loss) / steps
         mask_loss, values = direct_mask_loss(pairs, self.args, counts, self.pathwise)
         loss = loss + mask_loss / steps
         if self.args.answer_weight and (answers := answer_loss(pairs, counts.masks)) is not None:
@@ -311,7 +312,7 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.loop_weights.measures_at(self.state.global_step):
             lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
             for loop in self.loop_weights.configured:
-                norm = gradient_norm(losses[loop].loss, lora) if loop in losses else torch.zeros(())
+                norm = gradient_norm(losses[loop].rewarded, lora) if loop in losses else torch.zeros(())
                 self.gradient_norms[loop].append(float(norm))
 
     # ---- logs and checkpoints -----------------------------------------------------------------------------------

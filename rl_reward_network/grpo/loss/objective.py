@@ -91,8 +91,9 @@ def mask_policy_loss(
     parts = grpo_loss(log_probs, advantages, torch.ones_like(log_probs), settings, old_log_probs)
     kl = _mask_kl(pairs, policy) if config.mask_beta else log_probs.new_zeros(())
     share = 1.0 if num_groups is None else len(pairs) / num_groups
-    loss = share * (parts.loss + config.mask_beta * kl)
-    return replace(parts, loss=loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
+    kl_loss = share * config.mask_beta * kl
+    loss = share * parts.loss + kl_loss
+    return replace(parts, loss=loss, kl_loss=kl_loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
 
 
 def answer_loss(pairs: Pairs, num_groups: Tensor | float) -> Tensor | None:

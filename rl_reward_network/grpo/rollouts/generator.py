@@ -92,7 +92,7 @@ class RolloutGenerator:
             if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
                 question = batch.caption_question(row, mask)
                 describe_region(group, question)
-                group.completion_ids = [self.processor.token_ids(prompt.caption + self.processor.template.suffix)]
+                group.completion_ids = [self.processor.answer_ids(prompt.caption)]
                 group.caption_advantages = torch.ones(1)
         return groups
 

@@ -158,3 +158,25 @@ def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -
     assert scores == sorted(scores)
     assert scores[-1] > scores[0]
     assert any(not torch.equal(p, before[name]) for name, p in copied(model).items() if "mask_decoder" in name)
+
+
+def test_the_kl_holds_a_run_that_trains_by_the_gradient_alone(tmp_path: Path) -> None:
+    """It does not depend on the weight of the loop, here 0."""
+    kl = {}
+    for beta in (0.0, 100.0):
+        model, processor = nano()
+        settings = config(
+            tmp_path / str(beta),
+            **{"pathwise_weight": 5.0, "mask_to_caption_weight": 0.0, "caption_to_mask_weight": 0.0},
+            **{"mask_beta": beta, "beta": 0.0, "answer_weight": 0.0, "max_steps": 3, "learning_rate": 1e-3},
+        )
+        pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
+        own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
+        groups, _ = own.rollout_generator.generate(regions()[:2], (0, 0, 0))
+        before = [output.parameters for output in own.policy(groups)[0]]
+        own.train()
+        after = [output.parameters for output in own.policy(groups)[0]]
+        widths = [group.action_width for group in groups]
+        policy = own.policy.mask_policy
+        kl[beta] = sum(policy.kl(*of_group).item() for of_group in zip(after, before, widths, strict=True))
+    assert kl[100.0] < 0.2 * kl[0.0]

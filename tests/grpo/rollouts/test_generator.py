@@ -1,5 +1,6 @@
 """Rollouts: chance from the seed alone, the partner answers greedily, rewards fit their rollouts, empty groups drop."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.measure import mixed_precision
-from rl_reward_network.grpo.rollouts.batch import region_cells
+from rl_reward_network.grpo.rollouts.batch import PromptBatch, region_cells
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.models.ema import EMA
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
+from rl_reward_network.models.sa2va.templates import TEMPLATES
 from rl_reward_network.rewards.masks import iou
 from tests.grpo.nano import config, nano, regions, rewards, shake
 
@@ -159,6 +162,21 @@ def test_a_reward_function_must_return_one_value_per_generation(tmp_path: Any) -
     generator = RolloutGenerator(*nano(), config(tmp_path), wrong)
     with pytest.raises(ValueError, match=r"\(1,\) values for 8 generations"):
         generator.generate_and_score(regions()[:2], (0, 0, 0))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_reference_caption_ends_as_generation_does(tmp_path: Any, template: str) -> None:
+    model, processor = nano()
+    processor.template = TEMPLATES[template]
+    generator = RolloutGenerator(model, processor, config(tmp_path, objective="supervised"), rewards())
+    (group,) = generator.groups_from_references(regions()[:1])
+    (ids,) = group.completion_ids
+    answer = Answer()
+    for number, token_id in enumerate(ids, start=1):
+        assert not answer.stopped
+        _append(answer, token_id, processor, 100)
+        assert answer.stopped == (number == len(ids)), "at the last token, which is trained"
+    assert PromptBatch.text(SimpleNamespace(processor=processor), answer) == regions()[0].caption
 
 
 def test_truncated_captions_are_not_counted(tmp_path: Any) -> None:
