@@ -28,7 +28,7 @@ class GRPOSettings:
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
     """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
-    the embedded one's size, else 8."""
+    the embedded one's size, else 8. Fewer than num_generations are one group, accumulated in fewer passes."""
     num_generations: int = 4
     """Captions per region, one group: rewards are compared within it."""
     num_mask_generations: Rare[int] = 8
@@ -54,7 +54,8 @@ class GRPOSettings:
     mask_beta: tyro.conf.Suppress[float | None] = None
     """Weight of loop 2's KL divergence; as beta."""
     epsilon: Annotated[float, tyro.conf.arg(aliases=["--clip-range"]), RARE] = 0.2
-    """Clip range of the probability ratio of tokens (loop 1); loop 2 has mask_epsilon, 0.001."""
+    """Clip range of the probability ratio of tokens (loop 1), which is 1 until rollouts are used again: it acts from
+    num_iterations 2 on. Loop 2 has mask_epsilon, 0.001."""
     epsilon_high: Rare[float | None] = None
     """Upper clip range, if it differs."""
     num_iterations: Rare[int] = 1
@@ -147,7 +148,18 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
-    return replace(settings, **missing)
+    return _with_whole_groups(replace(settings, **missing))
+
+
+def _with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
+    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions."""
+    batch, group = settings.per_device_train_batch_size, settings.num_generations
+    passes = settings.gradient_accumulation_steps
+    if batch is None or not 1 <= batch < group:
+        return settings
+    if passes >= 1:  # others are refused by `check_settings`
+        passes = math.ceil(batch * passes / group)
+    return replace(settings, per_device_train_batch_size=group, gradient_accumulation_steps=passes)
 
 
 def check_settings(settings: Any) -> None:
