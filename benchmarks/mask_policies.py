@@ -91,7 +91,7 @@ def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt])
     context = batch.context(generator.model)
     questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     greedy = [answer.token_ids for (answer,) in context.answer(questions, Decoding(32))]
-    probs = answer_probabilities(generator, generator.empty_groups(batch), questions, greedy)
+    probs = answer_probabilities(generator, generator.groups_of(batch), questions, greedy)
     sampled = context.answer(questions, Decoding(32, 1.0, generator=seeded_generator((0,))), SAMPLED)
     differ = [
         answer.token_ids != token_ids for answers, token_ids in zip(sampled, greedy, strict=True) for answer in answers

@@ -210,15 +210,14 @@ class Sa2VAGRPOTrainer(Trainer):
         return micro_batches
 
     def _generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> list[RolloutGroup]:
-        """Groups of one micro-batch that take part in a loop, with advantages and the reference's outputs."""
+        """Groups of one micro-batch with advantages and the reference's outputs."""
         if self.args.objective == "supervised":
             return self.groups_from_references(prompts)
         seed = (self.args.seed, self.state.global_step, number)
         with mixed_precision(self.sa2va):
             groups, rollouts = self.rollout_generator.generate_and_score(prompts, seed)
         self._record_rollouts(prompts, groups, rollouts)
-        groups = [group for group in groups if group.describe_ids or group.segment_ids]
-        if groups and (self.args.beta or self.args.mask_beta):
+        if self.args.beta or self.args.mask_beta:
             with torch.no_grad(), self.reference_weights(), mixed_precision(self.sa2va):
                 for group, output in zip(groups, self.policy(groups)[0], strict=True):
                     group.ref_output = output.detached()

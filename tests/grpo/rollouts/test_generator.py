@@ -141,7 +141,9 @@ def test_a_missing_seg_is_a_true_0(generator: RolloutGenerator, monkeypatch: pyt
     groups, rollouts = generator.generate_and_score(regions()[:2], (0, 0, 0))
     assert not rollouts["loop1"].terms["iou"].any()
     assert not rollouts["loop2"].terms["meteor"].any()
-    assert not any(group.segment_ids for group in groups)
+    assert all(group.actions is None and not group.mask_advantages.any() for group in groups)
+    answers = [generator.processor.text(group.segment_ids[-group.answer_length :]) for group in groups]
+    assert answers == ["Sure, [SEG]"] * 2, "the reference answer is learned in place of the model's"
 
 
 def test_shuffled_rewards_are_the_same_values_elsewhere(tmp_path: Any) -> None:
