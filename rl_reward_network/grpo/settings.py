@@ -76,10 +76,11 @@ class GRPOSettings:
     importance_sampling_level: Rare[Level] = "token"
     """Whether each token or the whole caption has a probability ratio."""
     scale_rewards: Rare[Scale] = "group"
-    """Divisor of centred rewards: the standard deviation of the group, of the batch (all groups of one process and
-    forward pass), or none."""
+    """With sum_then_normalize the divisor of centred rewards: the standard deviation of the group, of the batch (all
+    groups of an optimisation step, of all processes), or none."""
     multi_objective_aggregation: Rare[Aggregation] = "normalize_then_sum"
-    """Whether each reward is scaled before they are added, so that METEOR counts beside IoU, or their sum is."""
+    """normalize_then_sum divides each reward by its deviation in the group, so that METEOR counts beside IoU, and their
+    sum by that of the optimisation step; sum_then_normalize scales the sum alone, as scale_rewards says."""
     entropy_coef: Rare[float] = 0.0
     """Weight of the entropy bonus of tokens (loop 1); the masks of loop 2 have a spread controller of their own."""
     temperature: Rare[float] = 1.0

@@ -54,8 +54,9 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
         "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference"
         + _clip_range_effect(settings),
         "epsilon_high": f"epsilon_high {flags.epsilon_high} clips it from above" + _clip_range_effect(settings),
+        "scale_rewards": _scale_effect(flags),
     }
-    return [line for name, line in lines.items() if changed(flags, name)]
+    return [line for name, line in lines.items() if line and changed(flags, name)]
 
 
 def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
@@ -65,6 +66,14 @@ def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
     if given >= group:
         return line
     return f"{line}, since a group stays whole, and {passes} {'pass' if passes == 1 else 'passes'} per step"
+
+
+def _scale_effect(flags: GRPOSettings) -> str:
+    if flags.multi_objective_aggregation == "sum_then_normalize":
+        return ""
+    how = "divides each reward by its deviation in the group and the sum by that of the step"
+    acts = "acts with --multi_objective_aggregation sum_then_normalize alone"
+    return f"scale_rewards {flags.scale_rewards} {acts}: {flags.multi_objective_aggregation} {how}, as in TRL"
 
 
 def _clip_range_effect(settings: GRPOSettings) -> str:

@@ -19,7 +19,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, reward_groups
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, score_rollouts
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -56,9 +56,12 @@ class RolloutGenerator:
     def generate_and_score(
         self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
     ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
-        """P groups with their advantages, and the rollouts of each loop; all randomness comes from `seed`."""
+        """P groups, and the rollouts of each loop with their terms; all randomness comes from `seed`.
+
+        Advantages follow from the terms of a whole optimisation step; see `reward_step`.
+        """
         groups, rollouts = self.generate(prompts, seed)
-        reward_groups(rollouts, groups, self.rewards, self.config, seed if self.shuffle_rewards else None)
+        score_rollouts(rollouts, len(groups), self.rewards, seed if self.shuffle_rewards else None)
         return groups, rollouts
 
     def generate(

@@ -1,4 +1,7 @@
-"""From rollouts to advantages: reward functions are called with columns, and groups receive their advantages."""
+"""From rollouts to advantages: reward functions are called with columns, and groups receive their advantages.
+
+Rewards are computed by micro-batch, advantages from those of a whole optimisation step, of all processes.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
 from rl_reward_network.rewards.combine import Advantages, group_advantages
@@ -37,13 +42,16 @@ class LoopRollouts:
 
     Args:
         columns: name -> list of P * G entries; see `rewards.functions`.
-        terms: name -> float64 (P, G), NaN where missing.
+        terms: name -> float64 (P, G), NaN where missing; empty before they are computed.
         advantages: advantages from all terms; None before they are computed.
     """
 
     columns: dict[str, list[Any]]
     terms: dict[str, np.ndarray] = field(default_factory=dict)
     advantages: Advantages | None = None
+
+
+MicroBatch = tuple[Sequence[RolloutGroup], Mapping[str, LoopRollouts]]
 
 
 def make_columns(
@@ -74,36 +82,63 @@ def make_columns(
     }
 
 
-def reward_groups(
+def score_rollouts(
     rollouts: Mapping[str, LoopRollouts],
-    groups: Sequence[RolloutGroup],
+    prompts: int,
     rewards: Mapping[str, Mapping[str, Reward]],
-    config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
 ) -> None:
-    """Compute terms and advantages and store them in the rollouts; the groups receive the advantages.
-
-    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
+    """Compute the terms of the rollouts of one micro-batch.
 
     Args:
-        rollouts: loop -> its rollouts.
-        groups: P groups.
+        rollouts: loop -> its rollouts, which receive the terms.
+        prompts: P.
         rewards: loop -> name -> Reward.
-        config: how terms are combined.
         shuffled_by: seed of a random permutation of the values (the control `--shuffle_rewards`); None without.
 
     Raises:
         ValueError: the number of values of a reward function differs from the number of generations.
     """
     for loop, loop_rollouts in rollouts.items():
-        terms = _terms(rewards[loop], loop_rollouts.columns, len(groups))
+        terms = _terms(rewards[loop], loop_rollouts.columns, prompts)
         if shuffled_by is not None:
             terms = {name: _shuffled(values, shuffled_by) for name, values in terms.items()}
+        loop_rollouts.terms = terms
+
+
+def reward_step(
+    step: Sequence[MicroBatch],
+    rewards: Mapping[str, Mapping[str, Reward]],
+    config: Sa2VAGRPOConfig,
+    accelerator: Accelerator | None = None,
+) -> None:
+    """Compute the advantages of one optimisation step; rollouts and groups receive them.
+
+    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
+
+    Args:
+        step: the micro-batches of this process, with terms.
+        rewards: loop -> name -> Reward.
+        config: how terms are combined.
+        accelerator: of all processes, each of which must call this; None without others.
+
+    Raises:
+        ValueError: a reward is infinite; names it.
+    """
+    for loop in step[0][1]:
+        own = [rollouts[loop].terms for _, rollouts in step]
+        of_ranks = [own] if accelerator is None else from_all_ranks(accelerator, own)
+        terms = {name: np.concatenate([part[name] for parts in of_ranks for part in parts]) for name in own[0]}
         weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
-        loop_rollouts.terms, loop_rollouts.advantages = terms, _advantages(terms, weights, config)
-        attribute = "caption_advantages" if loop == "loop1" else "mask_advantages"
-        for group, values in zip(groups, loop_rollouts.advantages.values, strict=True):
-            setattr(group, attribute, torch.tensor(values).float())
+        advantages = _advantages(terms, weights, config)
+        rank = 0 if accelerator is None else accelerator.process_index
+        start = sum(len(next(iter(part.values()))) for parts in of_ranks[:rank] for part in parts)
+        for groups, rollouts in step:
+            rollouts[loop].advantages = part = advantages.of(slice(start, start + len(groups)))
+            start += len(groups)
+            attribute = "caption_advantages" if loop == "loop1" else "mask_advantages"
+            for group, values in zip(groups, part.values, strict=True):
+                setattr(group, attribute, torch.tensor(values).float())
 
 
 def prompt_outcomes(prompts: Sequence[int], rollouts: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
