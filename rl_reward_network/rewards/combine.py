@@ -28,15 +28,18 @@ class Advantages:
         values: float64 (P, G), the advantages; 0 in groups without spread.
         rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
         spread: bool (P,), whether the rewards of the group differ.
+        below_noise: bool (P,), whether they differ by less than their noise; None where no term has a known noise.
     """
 
     values: np.ndarray
     rewards: np.ndarray
     spread: np.ndarray
+    below_noise: np.ndarray | None = None
 
     def of(self, groups: slice) -> "Advantages":
         """Those of some groups."""
-        return Advantages(self.values[groups], self.rewards[groups], self.spread[groups])
+        below = None if self.below_noise is None else self.below_noise[groups]
+        return Advantages(self.values[groups], self.rewards[groups], self.spread[groups], below)
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
@@ -62,6 +65,7 @@ def group_advantages(
     how: Aggregation = "sum_then_normalize",
     scale: Scale = "group",
     floor: float = 0.05,
+    noise: Mapping[str, np.ndarray] | None = None,
 ) -> Advantages:
     """Advantages of P groups of G generations.
 
@@ -77,6 +81,8 @@ def group_advantages(
         scale: divisor of the centred sum of "sum_then_normalize": the standard deviation of its group, of all groups,
             or none.
         floor: smallest deviation of a group or of all groups' rewards, so that noise is not scaled up.
+        noise: name -> float (P,), standard deviation of the errors of a term in each group (`ensemble_noise`), which is
+            a floor for the group as well; None or no entry where it is unknown.
 
     Raises:
         ValueError: no term, shapes that differ, fewer than 2 generations, an infinite value, or a floor <= 0.
@@ -84,18 +90,39 @@ def group_advantages(
     _check(terms, weights, floor)
     filled = {name: _filled(values) for name, values in terms.items()}
     weighted = [weights[name] * values for name, values in filled.items()]
-    rewards = np.sum(weighted, axis=0)
+    rewards, known = np.sum(weighted, axis=0), np.nansum(weighted, axis=0)
+    floors = {name: np.maximum(floor, values)[:, None] for name, values in (noise or {}).items()}
+    of_sum = _of_sum(noise, weights) if noise else np.zeros(len(rewards))
     if how == "sum_then_normalize":
-        centred = _scaled(np.nansum(weighted, axis=0), scale, floor, whole_groups(rewards))
+        centred = _scaled(known, scale, np.maximum(floor, of_sum)[:, None], whole_groups(rewards))
         divisor = 1.0
     else:
         apart = {name: np.nan_to_num(values) for name, values in filled.items()}
-        centred = np.sum([weights[name] * _scaled(values, "group", floor) for name, values in apart.items()], axis=0)
+        parts = [weights[name] * _scaled(values, "group", floors.get(name, floor)) for name, values in apart.items()]
+        centred = np.sum(parts, axis=0)
         # Of the sum without a floor: groups that a floor has made small must stay so.
         full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
         divisor = _deviation(full[np.any([whole_groups(term) for term in filled.values()], axis=0)]) + TINY
     spread = np.ptp(centred, axis=1) > NO_SPREAD
-    return Advantages(np.where(spread[:, None], centred / divisor, 0.0), rewards, spread)
+    below = known.std(axis=1, ddof=1) < of_sum if noise else None
+    return Advantages(np.where(spread[:, None], centred / divisor, 0.0), rewards, spread, below)
+
+
+def ensemble_noise(members: np.ndarray) -> np.ndarray:
+    """Standard deviation (P,) of the errors of rewards in each group, from those of K >= 2 members (P, G, K).
+
+    It is that by which the members disagree on the differences within the group: what they have in common there, and
+    that one of them gives all generations of the group more than another, does not count.
+    """
+    _, generations, count = members.shape
+    apart = members - members.mean(axis=1, keepdims=True)
+    apart = apart - apart.mean(axis=2, keepdims=True)
+    return np.sqrt((apart**2).sum(axis=(1, 2)) / ((generations - 1) * (count - 1)))
+
+
+def _of_sum(noise: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Noise (P,) of the weighted sum, whose terms err independently of each other."""
+    return np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in noise.items()], axis=0))
 
 
 def whole_groups(values: np.ndarray) -> np.ndarray:
@@ -123,8 +150,10 @@ def _filled(values: np.ndarray) -> np.ndarray:
     return np.where(present, values, means[:, None])
 
 
-def _scaled(values: np.ndarray, scale: Scale, floor: float, counted: np.ndarray | None = None) -> np.ndarray:
-    """Values (P, G) minus their group's mean, divided by a standard deviation of at least `floor`.
+def _scaled(
+    values: np.ndarray, scale: Scale, floor: float | np.ndarray, counted: np.ndarray | None = None
+) -> np.ndarray:
+    """Values (P, G) minus their group's mean, divided by a standard deviation of at least `floor`, a number or (P, 1).
 
     The standard deviation of all groups is computed from the `counted` (P,) ones only.
     """

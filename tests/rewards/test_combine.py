@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.rewards.combine import TINY, caption_reward, group_advantages
+from rl_reward_network.rewards.combine import TINY, caption_reward, ensemble_noise, group_advantages
 
 A = np.array([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5]])
 B = np.array([[0.0, 0.0, 0.02, 0.02], [0.2, 0.4, 0.2, 0.4]])
@@ -155,3 +155,34 @@ def test_the_caption_reward_is_a_quarter_meteor_and_meteor_alone_where_no_judge_
 def test_what_makes_no_sense_is_refused(terms: dict, weights: dict, floor: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         group_advantages(terms, weights, floor=floor)
+
+
+def test_noise_is_how_members_disagree_about_differences_within_a_group() -> None:
+    rng = np.random.default_rng(0)
+    agreed, by_member, by_group = rng.random((500, 8, 1)), rng.random((500, 1, 3)), rng.random((500, 1, 1))
+    assert ensemble_noise(agreed + by_member + by_group) == pytest.approx(np.zeros(500), abs=1e-12)
+    noisy = ensemble_noise(agreed + by_member + 0.1 * rng.normal(size=(500, 8, 3)))
+    assert np.sqrt((noisy**2).mean()) == pytest.approx(0.1, rel=0.03)
+
+
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_spread_below_the_noise_is_not_scaled_to_full_size(how: Any) -> None:
+    clear, faint = np.tile([0.0, 1.0], 4), np.tile([0.4, 0.5], 4)
+    terms, weights = {"learned": np.stack([clear, faint, faint])}, {"learned": 2.0}
+    noise = {"learned": np.array([0.2, 0.2, 0.01])}
+    plain = group_advantages(terms, weights, how)
+    assert plain.below_noise is None, "nothing is known about it"
+    np.testing.assert_allclose(np.abs(plain.values), np.abs(plain.values[0, 0]), rtol=0.01)
+    result = group_advantages(terms, weights, how, noise=noise)
+    assert result.below_noise.tolist() == [False, True, False]
+    ratio = faint.std(ddof=1) / 0.2
+    np.testing.assert_allclose(result.values[1], ratio * plain.values[1], rtol=0.01)
+    np.testing.assert_allclose(result.values[[0, 2]], plain.values[[0, 2]], rtol=1e-12)
+    assert result.of(slice(1, 3)).below_noise.tolist() == [True, False]
+
+
+def test_a_term_with_noise_leaves_the_others_at_their_size() -> None:
+    terms = {"learned": np.tile([[0.4, 0.5]], 4), "iou": np.array([[0.0, 0, 1, 1, 0, 0, 1, 1]])}
+    weights, noise = {"learned": 1.0, "iou": 1.0}, {"learned": np.array([100.0])}
+    result = group_advantages(terms, weights, "normalize_then_sum", noise=noise).values[0]
+    assert np.corrcoef(result, terms["iou"][0])[0, 1] > 0.999

@@ -43,6 +43,8 @@ def advantage_statistics(rollouts: Mapping[str, LoopRollouts]) -> dict[str, floa
             values[f"{loop}/reward_mean"] = float(rewards.mean())
             values[f"{loop}/reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
         values[f"{loop}/frac_zero_std"] = float(1 - advantages.spread.mean())
+        if advantages.below_noise is not None:
+            values[f"{loop}/frac_below_noise"] = float(advantages.below_noise.mean())
     return values
 
 

@@ -23,10 +23,11 @@ from rl_reward_network.grpo.rollouts.rewards import (
     reward_step,
     score_rollouts,
 )
+from rl_reward_network.grpo.rollouts.statistics import advantage_statistics
 from rl_reward_network.grpo.stage import loop_rewards
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.rewards.combine import caption_reward
-from rl_reward_network.rewards.functions import iou_reward
+from rl_reward_network.rewards.combine import caption_reward, ensemble_noise
+from rl_reward_network.rewards.functions import EnsembleScores, iou_reward
 from rl_reward_network.rewards.judge.config import JudgeConfig
 from rl_reward_network.rewards.judge.judge import Judge
 from tests.grpo.nano import config
@@ -181,6 +182,25 @@ def test_the_control_deals_the_same_values_out_anew(tmp_path: Path) -> None:
     for values in shuffled:
         np.testing.assert_array_equal(np.sort(values.ravel()), [1, 2, 3, 4, 5, np.nan])
         assert not np.array_equal(values, [[1, 2, 3], [4, 5, np.nan]], equal_nan=True)
+
+
+def test_the_noise_of_an_ensemble_shrinks_its_groups_and_is_counted(tmp_path: Path) -> None:
+    """The members agree about the first group and contradict each other about the second."""
+    members = np.array([[0.0, 0.1], [0.5, 0.6], [1.0, 1.1], [0.5, 0.3], [0.3, 0.5], [0.5, 0.45]])
+    paid = {"a": Reward(lambda **_: EnsembleScores(members.mean(axis=1).tolist(), members), 1.0)}
+    rollout_groups, samples = rewarded(tmp_path, paid)
+    assert samples.noise["a"] == pytest.approx([0, ensemble_noise(members[None, 3:])[0]])
+    assert samples.advantages is not None
+    assert samples.advantages.below_noise.tolist() == [False, True]
+    sizes = [float(group.caption_advantages.abs().max()) for group in rollout_groups]
+    assert sizes[0] == pytest.approx(1, abs=1e-3)
+    assert 0 < sizes[1] < 0.8
+    assert advantage_statistics({"loop2": samples})["loop2/frac_below_noise"] == 0.5
+    single = {"a": Reward(lambda **_: EnsembleScores(members[:, 0].tolist(), members[:, :1]), 1.0)}
+    one = rewarded(tmp_path, single)[1]
+    assert "loop2/frac_below_noise" not in advantage_statistics({"loop2": one}), "one member knows no noise"
+    dealt = rewarded(tmp_path, paid, shuffled_by=(0, 1))[1]
+    assert dealt.noise == {}
 
 
 def test_a_reward_function_must_answer_for_every_generation(tmp_path: Path) -> None:
