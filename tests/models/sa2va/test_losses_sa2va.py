@@ -49,7 +49,7 @@ def test_targets_keep_their_centre() -> None:
 
 
 def test_the_best_mask_of_a_thin_tree_is_the_tree() -> None:
-    """The mask that minimises the loss, drawn as prediction does, has a higher Dice than that of the official targets."""
+    """The mask that minimises the loss, drawn as in prediction, has a higher Dice than that of official targets."""
     rows, columns = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
     tree = (((rows - columns).abs() < 4) | ((rows + 2 * columns - 300).abs() < 8))[None]
     soft, official = soft_targets(tree, torch.zeros(1, 64, 64)), official_targets(tree, (64, 64))
