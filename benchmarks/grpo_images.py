@@ -28,7 +28,7 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
 from rl_reward_network.grpo.rollouts import generator as generator_file
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
 from rl_reward_network.grpo.startup import load_model
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
@@ -145,7 +145,7 @@ def timed_parts() -> Parts:
     parts = Parts()
     parts.wrap(RewardNetwork, "foreground_probs", "U-Nets of the reward network")
     parts.wrap(generator_file, "open_batch", "images read, and encoded at first")
-    parts.wrap(generator_file, "reward_groups", "rewards")
+    parts.wrap(generator_file, "score_rollouts", "rewards")
     parts.wrap(generator_file.RolloutGenerator, "generate", "rollouts")
     parts.wrap(trainer_file, "rollout_statistics", "statistics")
     parts.wrap(trainer_file, "direct_mask_loss", "pathwise loss")
@@ -167,7 +167,8 @@ def prepare(trainer: Sa2VAGRPOTrainer, maps: ForegroundMaps, case: str) -> None:
 def step(trainer: Sa2VAGRPOTrainer) -> None:
     """Rollouts, rewards, loss and gradients of all prompts."""
     trainer.sa2va.zero_grad()
-    groups = trainer._generate_and_score(trainer.prompts, 0)
+    groups, rollouts = trainer._generate_and_score(trainer.prompts, 0)
+    reward_step([(groups, rollouts)], trainer.rollout_generator.rewards, trainer.args)
     trainer.compute_loss(trainer.policy, groups).backward()
 
 

@@ -161,7 +161,7 @@ def our_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: 
     generator = trainer.rollout_generator
     generator.cache.entries.clear()
     batch = seconds.of("image encoders", lambda: open_batch(prompts, generator.cache))
-    rng, empty = seeded_generator((0, 0, 0)), generator.empty_groups(batch)
+    rng, empty = seeded_generator((0, 0, 0)), generator.groups_of(batch)
     context = seconds.of("sampling captions", lambda: batch.context(generator.model))
     captions = seconds.of("sampling captions", lambda: generator.sample_captions(batch, context, empty, rng))
     masks = seconds.of("sampling masks", lambda: generator.sample_masks(batch, context, empty, rng))

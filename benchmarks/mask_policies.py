@@ -30,7 +30,7 @@ from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
 from rl_reward_network.grpo.rollouts.image_context import Question
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
 from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -91,7 +91,7 @@ def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt])
     context = batch.context(generator.model)
     questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     greedy = [answer.token_ids for (answer,) in context.answer(questions, Decoding(32))]
-    probs = answer_probabilities(generator, generator.empty_groups(batch), questions, greedy)
+    probs = answer_probabilities(generator, generator.groups_of(batch), questions, greedy)
     sampled = context.answer(questions, Decoding(32, 1.0, generator=seeded_generator((0,))), SAMPLED)
     differ = [
         answer.token_ids != token_ids for answers, token_ids in zip(sampled, greedy, strict=True) for answer in answers
@@ -125,7 +125,8 @@ def measure_spread(
     generator = make_generator(model, processor, folder, name)
     generator.spread_controller.spread = spread
     with torch.no_grad():
-        _, rollouts = generator.generate_and_score(prompts, (0, 0, 0))
+        groups, rollouts = generator.generate_and_score(prompts, (0, 0, 0))
+    reward_step([(groups, rollouts)], generator.rewards, generator.config)
     loop2 = rollouts["loop2"]
     assert loop2.advantages is not None
     pair_iou = median_pair_iou(loop2.columns["predicted_masks"], len(prompts))

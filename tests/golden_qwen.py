@@ -19,7 +19,7 @@ from rl_reward_network.models.sa2va import pixels_qwen_vl
 from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, three_positions
 from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.losses_sa2va import mask_losses, official_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import IMAGENET_MEAN, IMAGENET_STD, upsample_mask_logits
 from tests.conftest import SHARED
 
@@ -210,6 +210,7 @@ def training_parts(case: Case, features: Any) -> dict[str, Tensor]:
 def training_losses(logits: Tensor, truth: Tensor) -> dict[str, Tensor]:
     """Of the two objects, and of the five that the official training makes of them."""
     five = [0, 1, 0, 1, 0]
+    truth = official_targets(truth, logits.shape[-2:])
     losses = {"full": mask_losses(logits, truth), "five": mask_losses(logits[five], truth[five])}
     return {f"train_loss_{kind}_{which}": loss[None] for which, pair in losses.items() for kind, loss in pair.items()}
 

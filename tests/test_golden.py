@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.losses_sa2va import mask_losses, official_targets
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -260,7 +260,8 @@ def test_training_tokenisation_is_equal(golden: dict[str, Any]) -> None:
 @both_sources
 def test_training_losses_are_equal(golden: dict[str, Any]) -> None:
     logits = golden["parts"].get(LOGITS, golden["expected"][LOGITS])
-    losses = mask_losses(logits[:, 0], golden["expected"]["train_gt_masks"])
+    truth = official_targets(golden["expected"]["train_gt_masks"], logits.shape[-2:])
+    losses = mask_losses(logits[:, 0], truth)
     assert losses["mask"].item() == pytest.approx(golden["expected"]["train_loss_mask_full"].item(), rel=1e-3)
     assert losses["dice"].item() == pytest.approx(golden["expected"]["train_loss_dice_full"].item(), rel=1e-3)
 

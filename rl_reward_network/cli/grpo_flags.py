@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VALIDATION_STEPS = {"quick": 35, "full": 100}  # optimisation steps between validations
 ROLLOUT_FLAGS = (  # without effect in supervised training
     *("beta", "entropy_coef", "temperature", "num_mask_generations", "mask_policy"),
-    *("ema_decay", "scale_rewards", "multi_objective_aggregation"),
+    *("ema_decay", "scale_rewards", "multi_objective_aggregation", "epsilon", "epsilon_high"),
 )
 SUPERVISED_FLAGS = ("bce_weight", "dice_weight")  # without effect in GRPO
 
@@ -246,7 +246,6 @@ def check_together(args: Args, kind: str, learned: bool) -> None:
         raise ValueError(f"{flags[0]} does nothing without --objective supervised; leave it out")
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
-    _check_clip_range(args.grpo)
     if args.no_ema and changed(args.grpo, "ema_decay"):
         raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
@@ -284,18 +283,6 @@ def _check_supervised(args: Args) -> None:
         raise ValueError(f"max_labelled is {args.max_labelled}, expected 1 or more")
     if flags := [*changed(args.grpo, *ROLLOUT_FLAGS), *changed(args, "no_ema")]:
         raise ValueError(f"--objective supervised samples nothing, so {flags[0]} does nothing; leave it out")
-
-
-def _check_clip_range(grpo: GRPOSettings) -> None:
-    if not (flags := changed(grpo, "epsilon", "epsilon_high")):
-        return
-    if not grpo.mask_to_caption_weight:
-        raise ValueError(f"{flags[0]} clips tokens, and --mask_to_caption_weight 0 leaves their loop out; leave it out")
-    if grpo.num_iterations == 1:
-        raise ValueError(
-            f"{flags[0]} does nothing with --num_iterations 1: the ratio it clips is 1 on fresh rollouts; leave it "
-            "out, or raise --num_iterations"
-        )
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -33,10 +33,14 @@ def from_first_rank(accelerator: Accelerator, make: Callable[[], Value]) -> Valu
     return values[0]
 
 
+def from_all_ranks(accelerator: Accelerator, value: Value) -> list[Value]:
+    """The values of all ranks, in their order, on each of them."""
+    return list(gather_object([value])) if accelerator.num_processes > 1 else [value]
+
+
 def first_message(accelerator: Accelerator, message: str | None) -> str | None:
     """The message of the lowest rank that has one, on all ranks; None if there is none."""
-    messages = gather_object([message]) if accelerator.num_processes > 1 else [message]
-    return next((text for text in messages if text), None)
+    return next((text for text in from_all_ranks(accelerator, message) if text), None)
 
 
 def any_rank(accelerator: Accelerator, flag: bool) -> bool:

@@ -61,9 +61,10 @@ class RolloutGroup:
         completion_ids: G lists of token ids, the stop token included.
         counted: bool (G,), completions that enter the loss (not truncated).
         caption_advantages: float32 (G,).
-        segment_ids: question and answer of loop 2, up to and including `[SEG]`; empty if the group takes no part.
+        segment_ids: question and answer of loop 2, up to and including `[SEG]`; empty if neither masks nor answers are
+            trained. The answer is the model's, or without `[SEG]` in that the reference answer.
         answer_length: tokens of that answer.
-        actions: (G, A) of the mask policy.
+        actions: (G, A) of the mask policy; None if no mask was sampled.
         action_width: scalar, width of the mask policy when the actions were sampled.
         mask_advantages: float32 (G,).
         old_output: of the policy that sampled the group; None makes the importance ratio exactly 1.

@@ -28,7 +28,7 @@ class GRPOSettings:
         int | None, tyro.conf.arg(aliases=["--batch-size", "--per-device-batch-size"])
     ] = None
     """Captions, not regions, per process and forward pass, a multiple of num_generations: 64 on a model of
-    the embedded one's size, else 8."""
+    the embedded one's size, else 8. Fewer than num_generations are one group, accumulated in fewer passes."""
     num_generations: int = 4
     """Captions per region, one group: rewards are compared within it."""
     num_mask_generations: Rare[int] = 8
@@ -50,19 +50,20 @@ class GRPOSettings:
     max_minutes: Rare[float | None] = None
     """Stop after so many minutes of training; the result then depends on the machine's speed."""
     beta: Annotated[float, tyro.conf.arg(aliases=["--kl-coef"])] = 0.04
-    """Weight of the KL divergence from the initial model."""
+    """Weight of the KL divergence from the initial model, whatever the weights of the loops are."""
     mask_beta: tyro.conf.Suppress[float | None] = None
     """Weight of loop 2's KL divergence; as beta."""
     epsilon: Annotated[float, tyro.conf.arg(aliases=["--clip-range"]), RARE] = 0.2
-    """Clip range of the probability ratio of tokens (loop 1); loop 2 has mask_epsilon, 0.001."""
+    """Clip range of the probability ratio of tokens (loop 1), which is 1 until rollouts are used again: it acts from
+    num_iterations 2 on. Loop 2 has mask_epsilon, 0.001."""
     epsilon_high: Rare[float | None] = None
     """Upper clip range, if it differs."""
     num_iterations: Rare[int] = 1
     """Optimisation steps on the same rollouts."""
     mask_to_caption_weight: Rare[float] = 1.0
-    """Weight of loop 1; 0 leaves it out."""
+    """Weight of loop 1's rewards; 0 leaves the loop out."""
     caption_to_mask_weight: Rare[float] = 1.0
-    """Weight of loop 2; 0 leaves it out."""
+    """Weight of loop 2's rewards; 0 leaves them out."""
     objective: Objective = "grpo"
     """supervised: learn the reference captions and masks instead of rewards, the comparison for GRPO."""
     bce_weight: Rare[float | None] = None
@@ -75,10 +76,11 @@ class GRPOSettings:
     importance_sampling_level: Rare[Level] = "token"
     """Whether each token or the whole caption has a probability ratio."""
     scale_rewards: Rare[Scale] = "group"
-    """Divisor of centred rewards: the standard deviation of the group, of the batch (all groups of one process and
-    forward pass), or none."""
+    """With sum_then_normalize the divisor of centred rewards: the standard deviation of the group, of the batch (all
+    groups of an optimisation step, of all processes), or none."""
     multi_objective_aggregation: Rare[Aggregation] = "normalize_then_sum"
-    """Whether each reward is scaled before they are added, so that METEOR counts beside IoU, or their sum is."""
+    """normalize_then_sum divides each reward by its deviation in the group, so that METEOR counts beside IoU, and their
+    sum by that of the optimisation step; sum_then_normalize scales the sum alone, as scale_rewards says."""
     entropy_coef: Rare[float] = 0.0
     """Weight of the entropy bonus of tokens (loop 1); the masks of loop 2 have a spread controller of their own."""
     temperature: Rare[float] = 1.0
@@ -147,7 +149,18 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
-    return replace(settings, **missing)
+    return _with_whole_groups(replace(settings, **missing))
+
+
+def _with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
+    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions."""
+    batch, group = settings.per_device_train_batch_size, settings.num_generations
+    passes = settings.gradient_accumulation_steps
+    if batch is None or not 1 <= batch < group:
+        return settings
+    if passes >= 1:  # others are refused by `check_settings`
+        passes = math.ceil(batch * passes / group)
+    return replace(settings, per_device_train_batch_size=group, gradient_accumulation_steps=passes)
 
 
 def check_settings(settings: Any) -> None:

@@ -45,17 +45,44 @@ def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
         flags: the user's settings.
         settings: those of the plan.
     """
-    batch, group = settings.per_device_train_batch_size, settings.num_generations
     lines = {
-        "per_device_train_batch_size": f"batch_size {batch} counts captions, not regions: {(batch or 0) / group:g} x "
-        f"{group} captions per process and forward pass",
+        "per_device_train_batch_size": _batch_meaning(flags, settings),
         "num_train_epochs": f"num_epochs {flags.num_train_epochs} counts passes over the training regions, not over "
         "all regions: others are for validation and test",
         "beta": f"kl_coef {flags.beta} is the weight of exp(d) - d - 1 with d = log p(reference) - log p(model), "
         "which is never negative, not of d itself",
-        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference",
+        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference"
+        + _clip_range_effect(settings),
+        "epsilon_high": f"epsilon_high {flags.epsilon_high} clips it from above" + _clip_range_effect(settings),
+        "scale_rewards": _scale_effect(flags),
     }
-    return [line for name, line in lines.items() if changed(flags, name)]
+    return [line for name, line in lines.items() if line and changed(flags, name)]
+
+
+def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
+    given, group = flags.per_device_train_batch_size or 0, settings.num_generations
+    regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
+    line = f"batch_size {given} counts captions, not regions: {regions} x {group} captions per process and forward pass"
+    if given >= group:
+        return line
+    return f"{line}, since a group stays whole, and {passes} {'pass' if passes == 1 else 'passes'} per step"
+
+
+def _scale_effect(flags: GRPOSettings) -> str:
+    if flags.multi_objective_aggregation == "sum_then_normalize":
+        return ""
+    how = "divides each reward by its deviation in the group and the sum by that of the step"
+    acts = "acts with --multi_objective_aggregation sum_then_normalize alone"
+    return f"scale_rewards {flags.scale_rewards} {acts}: {flags.multi_objective_aggregation} {how}, as in TRL"
+
+
+def _clip_range_effect(settings: GRPOSettings) -> str:
+    """When the clipping of tokens has no effect in this run."""
+    if not settings.mask_to_caption_weight:
+        return "; it acts on captions (loop 1), which this run leaves out"
+    if settings.num_iterations == 1:
+        return "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
+    return ""
 
 
 def startup_lines(trainer: Any) -> list[str]:

@@ -36,8 +36,8 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
 from rl_reward_network.grpo.rollouts.prompt_order import CurriculumOrder, prompt_order
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_weights, prompt_outcomes
-from rl_reward_network.grpo.rollouts.statistics import MASK_IOU, ZERO_STD, rollout_statistics
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_weights, prompt_outcomes, reward_step
+from rl_reward_network.grpo.rollouts.statistics import MASK_IOU, ZERO_STD, advantage_statistics, rollout_statistics
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off
@@ -155,8 +155,9 @@ class Sa2VAGRPOTrainer(Trainer):
 
     @property
     def samples_masks(self) -> bool:
-        """Whether a loss depends on the parameters of the mask policy."""
-        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight)
+        """Whether a loss, be it the KL alone, depends on the parameters of the mask policy."""
+        held = self.args.pathwise_weight and self.args.mask_beta
+        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight or held)
 
     @property
     def seconds(self) -> float:
@@ -202,26 +203,31 @@ class Sa2VAGRPOTrainer(Trainer):
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
     def _generate_step(self) -> list[list[RolloutGroup]]:
+        batches = self._prompt_batches()
         with hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
-            micro_batches = [self._generate_and_score(prompts, number) for number, prompts in self._prompt_batches()]
-        self._update_spread(len(micro_batches))
+            if self.args.objective == "supervised":
+                return [self.groups_from_references(prompts) for _, prompts in batches]
+            step = [self._generate_and_score(prompts, number) for number, prompts in batches]
+            reward_step(step, self.rollout_generator.rewards, self.args, self.accelerator)
+        for (_, prompts), (_, rollouts) in zip(batches, step, strict=True):
+            self._record_advantages(prompts, rollouts)
+        self._update_spread(len(step))
         self._update_curriculum()
-        return micro_batches
+        return [groups for groups, _ in step]
 
-    def _generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> list[RolloutGroup]:
-        """Groups of one micro-batch that take part in a loop, with advantages and the reference's outputs."""
-        if self.args.objective == "supervised":
-            return self.groups_from_references(prompts)
+    def _generate_and_score(
+        self, prompts: Sequence[GRPOPrompt], number: int
+    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
+        """Groups of one micro-batch with the reference's outputs, and their rollouts with terms."""
         seed = (self.args.seed, self.state.global_step, number)
         with mixed_precision(self.sa2va):
             groups, rollouts = self.rollout_generator.generate_and_score(prompts, seed)
-        self._record_rollouts(prompts, groups, rollouts)
-        groups = [group for group in groups if group.describe_ids or group.segment_ids]
-        if groups and (self.args.beta or self.args.mask_beta):
+        self._record_rollouts(groups, rollouts)
+        if self.args.beta or self.args.mask_beta:
             with torch.no_grad(), self.reference_weights(), mixed_precision(self.sa2va):
                 for group, output in zip(groups, self.policy(groups)[0], strict=True):
                     group.ref_output = output.detached()
-        return groups
+        return groups, rollouts
 
     def groups_from_references(self, prompts: Sequence[GRPOPrompt]) -> list[RolloutGroup]:
         """Groups that take part in every enabled loop, with the reference answers in place of rollouts."""
@@ -234,19 +240,22 @@ class Sa2VAGRPOTrainer(Trainer):
         with swapped(self.sa2va, self.reference), lora_off(self.sa2va):
             yield
 
-    def _record_rollouts(
-        self, prompts: Sequence[GRPOPrompt], groups: Sequence[RolloutGroup], rollouts: dict[str, LoopRollouts]
-    ) -> None:
+    def _record_rollouts(self, groups: Sequence[RolloutGroup], rollouts: dict[str, LoopRollouts]) -> None:
+        for loop in self.last_rollouts.values():
+            loop.columns.clear()  # the pixels of all micro-batches of a step would be too much
         self.last_rollouts = rollouts
+        self.metrics.record(rollout_statistics(groups, rollouts))
+        if "loop2" in rollouts:
+            self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
+        self.metrics.record({"feature_cache_hits": self.rollout_generator.cache.hit_rate})
+
+    def _record_advantages(self, prompts: Sequence[GRPOPrompt], rollouts: Mapping[str, LoopRollouts]) -> None:
+        self.metrics.record(advantage_statistics(rollouts))
         if self.args.curriculum:
             self.prompt_outcomes += prompt_outcomes([self.prompt_indices[id(prompt)] for prompt in prompts], rollouts)
         self.any_spread |= any(
             loop.advantages is not None and loop.advantages.spread.any() for loop in rollouts.values()
         )
-        self.metrics.record(rollout_statistics(groups, rollouts))
-        if "loop2" in rollouts:
-            self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
-        self.metrics.record({"feature_cache_hits": self.rollout_generator.cache.hit_rate})
 
     def _update_spread(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
@@ -291,7 +300,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.metrics.record(loss_metrics(losses, rewarded_loops))
         self._measure_gradients(losses)
         for loop, parts in losses.items():
-            loss = loss + self.loop_weights[loop] * parts.loss / steps
+            loss = loss + (self.loop_weights[loop] * parts.rewarded + parts.kl_loss) / steps
         mask_loss, values = direct_mask_loss(pairs, self.args, counts, self.pathwise)
         loss = loss + mask_loss / steps
         if self.args.answer_weight and (answers := answer_loss(pairs, counts.masks)) is not None:
@@ -311,7 +320,7 @@ class Sa2VAGRPOTrainer(Trainer):
         if self.loop_weights.measures_at(self.state.global_step):
             lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
             for loop in self.loop_weights.configured:
-                norm = gradient_norm(losses[loop].loss, lora) if loop in losses else torch.zeros(())
+                norm = gradient_norm(losses[loop].rewarded, lora) if loop in losses else torch.zeros(())
                 self.gradient_norms[loop].append(float(norm))
 
     # ---- logs and checkpoints -----------------------------------------------------------------------------------

@@ -104,8 +104,10 @@ class RewardOutput:
     """The reward: mean over members of the weighted numbers - k * spread; at most 1, possibly slightly below 0."""
     members: Tensor
     """float (4, K, B): the four numbers of each member, in the order of `NUMBERS`."""
+    member_scores: Tensor
+    """float (K, B): the weighted numbers of each member."""
     spread: Tensor
-    """Standard deviation of the weighted numbers between members."""
+    """Their standard deviation between members."""
     mask: Tensor
     """The masks."""
     foreground_probs: Tensor
@@ -250,7 +252,8 @@ class RewardNetwork(nn.Module):
             spread = ((weighted - mean).square().mean(dim=0) + 1e-12).sqrt()  # sqrt has no finite gradient at 0
             score = mean - self.config.caution * spread
             dice, iou, precision, recall = members.mean(dim=1)
-            return RewardOutput(dice, iou, precision, recall, score, members, spread, mask, foreground_probs)
+            numbers = (dice, iou, precision, recall, score, members, weighted, spread)
+            return RewardOutput(*numbers, mask, foreground_probs)
 
     def member(self, index: int) -> "RewardNetwork":
         """One member as a network with one member and caution 0; the weights are shared."""

@@ -70,5 +70,5 @@ def _stack(image: np.ndarray, masks: np.ndarray) -> Tensor:
     """uint8 (P, 4, 256, 256): the image and each of its masks, resized."""
     picture = torch.from_numpy(image.transpose(2, 0, 1)[None].copy()).float()
     picture = F.interpolate(picture, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-    stack = F.interpolate(torch.from_numpy(masks[:, None]).float() * 255, size=(SIDE, SIDE), mode="nearest")
+    stack = F.interpolate(torch.from_numpy(masks[:, None]).float() * 255, size=(SIDE, SIDE), mode="area")
     return torch.cat([picture.expand(len(masks), -1, -1, -1), stack], dim=1).round().byte()

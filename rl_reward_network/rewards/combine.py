@@ -1,7 +1,8 @@
 """Advantages of groups from named rewards: imputation of missing rewards, weights, and scaling.
 
-Axes: P groups (one prompt each), G generations of a prompt. Missing rewards are imputed with the group mean and logged
-as `missing/*`. A group whose rewards are all equal has advantages of 0 and is counted.
+Axes: P groups (one prompt each), G generations of a prompt. The groups are those of a whole optimisation step, of all
+its micro-batches and processes. Missing rewards are imputed with the group mean and logged as `missing/*`. A group
+whose rewards are all equal has advantages of 0 and is counted.
 
 Source: GRPO (DeepSeekMath, arXiv 2402.03300), GDPO (arXiv 2601.05242) for `normalize_then_sum`; option names are TRL's.
 """
@@ -15,6 +16,7 @@ import numpy as np
 Scale = Literal["group", "batch", "none"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 NO_SPREAD = 1e-6  # a smaller range of rewards is a rounding error
+TINY = 1e-4  # added to a standard deviation, as in TRL
 METEOR_SHARE, JUDGE_SHARE = 0.25, 0.75
 
 
@@ -26,11 +28,18 @@ class Advantages:
         values: float64 (P, G), the advantages; 0 in groups without spread.
         rewards: float64 (P, G), weighted sum of the terms; NaN in groups without any value of a term.
         spread: bool (P,), whether the rewards of the group differ.
+        below_noise: bool (P,), whether they differ by less than their noise; None where no term has a known noise.
     """
 
     values: np.ndarray
     rewards: np.ndarray
     spread: np.ndarray
+    below_noise: np.ndarray | None = None
+
+    def of(self, groups: slice) -> "Advantages":
+        """Those of some groups."""
+        below = None if self.below_noise is None else self.below_noise[groups]
+        return Advantages(self.values[groups], self.rewards[groups], self.spread[groups], below)
 
 
 def caption_reward(meteor: np.ndarray, judge: np.ndarray) -> np.ndarray:
@@ -56,6 +65,7 @@ def group_advantages(
     how: Aggregation = "sum_then_normalize",
     scale: Scale = "group",
     floor: float = 0.05,
+    noise: Mapping[str, np.ndarray] | None = None,
 ) -> Advantages:
     """Advantages of P groups of G generations.
 
@@ -65,10 +75,14 @@ def group_advantages(
     Args:
         terms: name -> float (P, G), NaN where missing.
         weights: name -> weight of the term.
-        how: "sum_then_normalize" centres and scales the weighted sum; "normalize_then_sum" centres and scales each term
-            first, so that a term with a small range counts as much.
-        scale: divisor of centred rewards: the standard deviation of their group, of the batch, or none.
-        floor: smallest divisor, so that noise is not scaled up.
+        how: "sum_then_normalize" centres and scales the weighted sum; "normalize_then_sum" divides each term by the
+            deviation in its group first, so that a term with a small range counts as much, and then the sum by its
+            deviation over all groups.
+        scale: divisor of the centred sum of "sum_then_normalize": the standard deviation of its group, of all groups,
+            or none.
+        floor: smallest deviation of a group or of all groups' rewards, so that noise is not scaled up.
+        noise: name -> float (P,), standard deviation of the errors of a term in each group (`ensemble_noise`), which is
+            a floor for the group as well; None or no entry where it is unknown.
 
     Raises:
         ValueError: no term, shapes that differ, fewer than 2 generations, an infinite value, or a floor <= 0.
@@ -76,14 +90,39 @@ def group_advantages(
     _check(terms, weights, floor)
     filled = {name: _filled(values) for name, values in terms.items()}
     weighted = [weights[name] * values for name, values in filled.items()]
-    rewards = np.sum(weighted, axis=0)
+    rewards, known = np.sum(weighted, axis=0), np.nansum(weighted, axis=0)
+    floors = {name: np.maximum(floor, values)[:, None] for name, values in (noise or {}).items()}
+    of_sum = _of_sum(noise, weights) if noise else np.zeros(len(rewards))
     if how == "sum_then_normalize":
-        centred = _scaled(np.nansum(weighted, axis=0), whole_groups(rewards), scale, floor)
+        centred = _scaled(known, scale, np.maximum(floor, of_sum)[:, None], whole_groups(rewards))
+        divisor = 1.0
     else:
-        apart = {name: _scaled(np.nan_to_num(term), whole_groups(term), scale, floor) for name, term in filled.items()}
-        centred = np.sum([weights[name] * values for name, values in apart.items()], axis=0)
+        apart = {name: np.nan_to_num(values) for name, values in filled.items()}
+        parts = [weights[name] * _scaled(values, "group", floors.get(name, floor)) for name, values in apart.items()]
+        centred = np.sum(parts, axis=0)
+        # Of the sum without a floor: groups that a floor has made small must stay so.
+        full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
+        divisor = _deviation(full[np.any([whole_groups(term) for term in filled.values()], axis=0)]) + TINY
     spread = np.ptp(centred, axis=1) > NO_SPREAD
-    return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread)
+    below = known.std(axis=1, ddof=1) < of_sum if noise else None
+    return Advantages(np.where(spread[:, None], centred / divisor, 0.0), rewards, spread, below)
+
+
+def ensemble_noise(members: np.ndarray) -> np.ndarray:
+    """Standard deviation (P,) of the errors of rewards in each group, from those of K >= 2 members (P, G, K).
+
+    It is that by which the members disagree on the differences within the group: what they have in common there, and
+    that one of them gives all generations of the group more than another, does not count.
+    """
+    _, generations, count = members.shape
+    apart = members - members.mean(axis=1, keepdims=True)
+    apart = apart - apart.mean(axis=2, keepdims=True)
+    return np.sqrt((apart**2).sum(axis=(1, 2)) / ((generations - 1) * (count - 1)))
+
+
+def _of_sum(noise: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Noise (P,) of the weighted sum, whose terms err independently of each other."""
+    return np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in noise.items()], axis=0))
 
 
 def whole_groups(values: np.ndarray) -> np.ndarray:
@@ -111,16 +150,20 @@ def _filled(values: np.ndarray) -> np.ndarray:
     return np.where(present, values, means[:, None])
 
 
-def _scaled(values: np.ndarray, whole: np.ndarray, scale: Scale, floor: float) -> np.ndarray:
-    """Values (P, G) minus their group's mean, divided by a sample standard deviation, as in TRL.
+def _scaled(
+    values: np.ndarray, scale: Scale, floor: float | np.ndarray, counted: np.ndarray | None = None
+) -> np.ndarray:
+    """Values (P, G) minus their group's mean, divided by a standard deviation of at least `floor`, a number or (P, 1).
 
-    The standard deviation of the batch is computed from the `whole` (P,) groups only.
+    The standard deviation of all groups is computed from the `counted` (P,) ones only.
     """
     centred = values - values.mean(axis=1, keepdims=True)
     if scale == "none":
         return centred
-    if scale == "group":
-        deviation = values.std(axis=1, ddof=1, keepdims=True)
-    else:
-        deviation = values[whole].std(ddof=1) if whole.any() else 0.0
-    return centred / np.maximum(deviation, floor)
+    deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else _deviation(values[counted])
+    return centred / np.maximum(deviation + TINY, floor)
+
+
+def _deviation(values: np.ndarray) -> float:
+    """Standard deviation of all values (P, G) together; 0 without a group."""
+    return float(values.std(ddof=1)) if len(values) else 0.0

@@ -1,7 +1,8 @@
 """GRPO's rewards as functions of named columns, one value per generation: TRL's reward-function protocol.
 
 A function takes the columns that it needs by name and ignores the rest; None means that the reward is missing, which
-differs from 0. Columns, each a list with one entry per generation:
+differs from 0. A reward that is the estimate of an ensemble may return `EnsembleScores` in place of a list, so that
+its noise is known. Columns, each a list with one entry per generation:
 
 - `prompts`: questions to the model.
 - `completions`: captions, of the policy in loop 1, of the partner in loop 2.
@@ -17,7 +18,7 @@ TRL's further arguments (`trainer_state`, `log_extra`, `log_metric`) are not pas
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +27,20 @@ from rl_reward_network.rewards.combine import caption_reward
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 
-RewardFunction = Callable[..., list[float | None]]
+
+class EnsembleScores(NamedTuple):
+    """Rewards of N generations by an ensemble.
+
+    Args:
+        values: N rewards.
+        members: float (N, K), the rewards by each of its members.
+    """
+
+    values: list[float]
+    members: np.ndarray
+
+
+RewardFunction = Callable[..., list[float | None] | EnsembleScores]
 GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing
 Mask = np.ndarray | None
 
@@ -109,15 +123,22 @@ def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
     return reward
 
 
-def learned_reward(maps: ForegroundMaps) -> RewardFunction:
-    """The reward network's score of each mask, in [0, 1]; needs no ground truth."""
+def learned_reward(maps: ForegroundMaps) -> Callable[..., EnsembleScores]:
+    """The reward network's score of each mask, in [0, 1], and those of its members; needs no ground truth."""
 
-    def of_one_image(image: np.ndarray, masks: Sequence[Mask]) -> list[float]:
-        quality = maps.scorer(image).quality
-        return _scores(masks, image.shape[:2], lambda stack: quality(stack.astype(np.float32))["score"])
+    def of_one_image(image: np.ndarray, masks: Sequence[Mask]) -> np.ndarray:
+        """Score and members' scores (N, 1 + K); 0 without a mask."""
+        present = np.array([mask is not None for mask in masks])
+        stack = [mask.astype(np.float32) for mask in masks if mask is not None]
+        quality = maps.scorer(image).quality(np.array(stack, dtype=np.float32).reshape(-1, *image.shape[:2]))
+        columns = np.column_stack([quality["score"], quality["member_scores"]])
+        scores = np.zeros((len(masks), columns.shape[1]))
+        scores[present] = columns
+        return scores
 
-    def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> list[float | None]:
-        return [score for group in _runs(images, predicted_masks) for score in of_one_image(*group)]
+    def reward(*, images: Sequence[np.ndarray], predicted_masks: Sequence[Mask], **_: Any) -> EnsembleScores:
+        scores = np.concatenate([of_one_image(*group) for group in _runs(images, predicted_masks)])
+        return EnsembleScores(scores[:, 0].tolist(), scores[:, 1:])
 
     return reward
 

@@ -52,7 +52,7 @@ class ImageScorer:
 
         Returns:
             float32 arrays: `score` (P,), the reward, clipped to [0, 1]; `dice` and `spread` (P,); `members` (P, K, 4),
-            Dice, IoU, precision and recall by each member.
+            Dice, IoU, precision and recall by each member; `member_scores` (P, K), the weighted numbers of each.
 
         Raises:
             ValueError: another dtype, shape or range, or a prediction that is not finite.
@@ -94,7 +94,7 @@ class ImageScorer:
         """The numbers of a RewardOutput; its maps are dropped, so that many large masks need little memory."""
         output = self.network.mask_quality(self._like_probs(masks), self.probs)
         numbers = {"score": output.score.clamp(0, 1), "dice": output.dice, "spread": output.spread}
-        numbers["members"] = output.members.permute(2, 1, 0)
+        numbers |= {"members": output.members.permute(2, 1, 0), "member_scores": output.member_scores.T}
         return {name: values.float().cpu().numpy() for name, values in numbers.items()}
 
     def _like_probs(self, masks: np.ndarray) -> Tensor:

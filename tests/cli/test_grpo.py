@@ -64,8 +64,7 @@ def test_the_original_names_and_those_of_the_libraries_mean_the_same(scenes: Pat
         "2",
         *TWICE,
     )
-    with pytest.raises(ValueError, match="--epsilon does nothing with --num_iterations 1"):
-        planned(scenes, "--clip_range", "0.3")
+    assert planned(scenes, "--clip_range", "0.1").settings.epsilon == 0.1, "also where it does not act"
     assert theirs == ours
     assert theirs.settings.beta == theirs.settings.mask_beta == 0.1
     assert theirs.settings.max_steps == -1, "epochs that are asked for count, not the preset's steps"
@@ -187,6 +186,24 @@ def test_a_judge_from_the_command_line(
 
 
 @pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--per_device_batch_size 1", (4, 1)),
+        ("--batch_size 2", (4, 1)),
+        ("--batch_size 3 --gradient_accumulation_steps 4", (4, 3)),
+        ("--batch_size 1 --gradient_accumulation_steps 8", (4, 2)),
+        ("--batch_size 2 --gradient_accumulation_steps 3", (4, 2)),
+        ("--batch_size 4 --num_generations 8 --gradient_accumulation_steps 2", (8, 1)),
+        ("--batch_size 2 --objective supervised", (4, 1)),
+        ("--batch_size 4 --gradient_accumulation_steps 2", (4, 2)),
+    ],
+)
+def test_a_batch_smaller_than_a_group_is_a_whole_one(scenes: Path, flags: str, expected: tuple[int, int]) -> None:
+    settings = planned(scenes, *flags.split()).settings
+    assert (settings.per_device_train_batch_size, settings.gradient_accumulation_steps) == expected
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--num_generations", "1"], "num_generations is 1, expected 2 or more"),
@@ -218,6 +235,9 @@ def test_a_judge_from_the_command_line(
         (["--dice_weight", "1"], "--dice_weight does nothing without --objective supervised"),
         (["--objective", "supervised", "--max_labelled", "0"], "max_labelled is 0, expected 1 or more"),
         (["--objective", "supervised", "--bce_weight", "0", "--dice_weight", "0"], "bce_weight and dice_weight are bo"),
+        (["--batch_size", "-1"], "per_device_train_batch_size is -1"),
+        (["--batch_size", "1", "--gradient_accumulation_steps", "-1"], "gradient_accumulation_steps is -1"),
+        (["--objective", "supervised", "--clip_range", "0.1"], "samples nothing, so --epsilon does nothing"),
         (["--shuffle_rewards", "--pathwise_weight", "1"], "--shuffle_rewards .* --pathwise_weight"),
     ],
 )

@@ -169,7 +169,7 @@ def test_the_golden_model_is_consistent() -> None:
     assert by_item(rows)["loading"].sft == "425 tensors, official layout"
 
 
-@pytest.mark.parametrize("template", ["qwen_chat", "internlm2_chat", "phi3_chat", "llama3_chat"])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_our_tokenisation_is_the_references_in_every_chat_format(tiny_processor: Any, template: str) -> None:
     processor = Sa2VAProcessor(tiny_processor.tokenizer, template)
     assert differing(text_rows(processor, template.replace("_", "-"))) == []

@@ -13,6 +13,7 @@ from rl_reward_network.grpo.loss.objective import mask_policy_loss
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from tests.grpo.nano import config
 
 FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
@@ -113,3 +114,16 @@ def test_the_controller_widens_alike_masks_and_narrows_foreign_ones() -> None:
     for _ in range(200):
         controller.update(1.0, 1.0)
     assert controller.spread == controller.limits[1]
+
+
+def test_sampled_cells_lie_on_the_cells_of_the_image() -> None:
+    """A mask made of cells, sampled and drawn at image size, is that mask: the blocks are not shifted."""
+    cells = torch.rand(16, 16, generator=torch.Generator().manual_seed(0)) > 0.5
+    truth = cells.repeat_interleave(8, dim=0).repeat_interleave(8, dim=1)
+    policy = MASK_POLICIES["bernoulli"]
+    logits = policy.mask_logits(None, FEATURES, torch.zeros(4), cells.flatten()[None].float())
+    drawn = upsample_mask_logits(logits, (128, 128), 64)[0] > 0
+    centres = (slice(4, None, 8), slice(4, None, 8))  # corners of blocks are rounded by the bilinear upsampling
+    assert torch.equal(drawn[centres], cells)
+    assert torch.equal(drawn.flip(0, 1), upsample_mask_logits(logits.flip(1, 2), (128, 128), 64)[0] > 0)
+    assert (drawn & truth).sum() / (drawn | truth).sum() > 0.85

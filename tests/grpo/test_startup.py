@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rl_reward_network.grpo import startup
-from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.grpo.settings import GRPOSettings, with_preset
 from rl_reward_network.grpo.startup import load_model, meanings, startup_lines
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
@@ -64,8 +64,26 @@ def test_flags_that_mean_something_else_say_so() -> None:
     assert meanings(GRPOSettings(), settings) == []
     (line,) = meanings(settings, settings)
     assert line == "batch_size 4 counts captions, not regions: 1 x 4 captions per process and forward pass"
+    small = GRPOSettings(per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    (line,) = meanings(small, with_preset(small, "quick", True))
+    assert line == (
+        "batch_size 1 counts captions, not regions: 1 x 4 captions per process and forward pass, since a group stays "
+        "whole, and 2 passes per step"
+    )
     lines = meanings(GRPOSettings(num_train_epochs=1.0, beta=0.1, epsilon=0.3), settings)
     assert [line.split(" ")[0] for line in lines] == ["num_epochs", "kl_coef", "clip_range"]
+
+
+@pytest.mark.parametrize("given", [{"epsilon": 0.1}, {"epsilon": 0.3}, {"epsilon_high": 0.28}])
+def test_a_clip_range_says_when_it_acts(given: dict[str, float]) -> None:
+    for more, said in (
+        ({}, "it acts from --num_iterations 2 on"),
+        ({"num_iterations": 2}, None),
+        ({"mask_to_caption_weight": 0.0, "num_iterations": 2}, "which this run leaves out"),
+    ):
+        (line,) = meanings(flags := GRPOSettings(**given, **more), flags)
+        assert said is None or said in line
+        assert (";" in line) == (said is not None)
 
 
 def test_flash_attention_is_for_the_vision_tower_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from rl_reward_network.grpo.checkpoint import save_run_state
 from rl_reward_network.grpo.measure import measure
+from rl_reward_network.grpo.rollouts.batch import open_batch
 from rl_reward_network.grpo.rollouts.rewards import Reward
 from rl_reward_network.grpo.trainable import check_movement, digests, freeze_unreached
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
@@ -277,6 +278,36 @@ def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     assert drift[0.0][0] == drift[1.0][0] > 1
     assert drift[0.0][1] == drift[0.0][0]
     assert drift[1.0][1] < 0.1 * drift[1.0][0]
+
+
+@pytest.mark.parametrize("loop2", [1.0, 0.0])
+def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path, loop2: float) -> None:
+    """Its groups are paid 0, and without the reference answer nothing would be learned from them."""
+    settings = {"mask_to_caption_weight": 1.0 - loop2, "caption_to_mask_weight": loop2, "learning_rate": 3e-3}
+    trainer = make_trainer(tmp_path, max_steps=12, beta=0.0, mask_beta=0.0, ema_decay=0.0, **settings)
+    prompts = regions()[:8]
+    without_seg = trainer.rollout_generator.processor.answer_ids("It is not here.")
+    groups = trainer.groups_from_references(prompts)
+    for group in groups:
+        group.segment_ids = group.segment_ids[: -group.answer_length] + without_seg
+        group.answer_length = len(without_seg)
+    optimizer = torch.optim.AdamW([p for p in trainer.sa2va.parameters() if p.requires_grad], 3e-3)
+    for _ in range(12):
+        (-torch.stack([output.answer_log_probs.mean() for output in trainer.policy(groups)[0]]).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert lost_masks(trainer, prompts) == len(prompts)
+    trainer.train()
+    assert lost_masks(trainer, prompts) == 0
+    rewards = [log[f"loop{1 + int(loop2)}/reward_mean"] for log in trainer.state.log_history[:-1]]
+    assert rewards[0] == 0 < rewards[-1]
+
+
+def lost_masks(trainer: Sa2VAGRPOTrainer, prompts: Any) -> int:
+    """Number of prompts whose answer has no `[SEG]`."""
+    batch = open_batch(prompts, trainer.rollout_generator.cache)
+    questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
+    return sum(embedding is None for _, embedding in batch.context(trainer.sa2va).segment(questions))
 
 
 def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> None:

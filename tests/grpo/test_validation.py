@@ -28,7 +28,8 @@ class Likes:
 
     def mask_quality(self, mask: torch.Tensor, maps: torch.Tensor) -> Any:
         share = mask.mean(dim=(1, 2, 3))
-        return SimpleNamespace(score=share, dice=share, spread=share, members=share[None, None].expand(1, 4, -1))
+        members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
+        return SimpleNamespace(score=share, dice=share, spread=share, **members)
 
 
 def test_validation_logs_curves_and_changes_nothing(tmp_path: Path) -> None:

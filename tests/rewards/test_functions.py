@@ -74,11 +74,13 @@ def test_the_learned_reward_looks_at_each_image_once() -> None:
             from types import SimpleNamespace
 
             share = mask.mean(dim=(1, 2, 3))
-            return SimpleNamespace(score=share, dice=share, spread=share, members=share[None, None].expand(1, 4, -1))
+            members = {"members": share[None, None].expand(1, 4, -1), "member_scores": share[None]}
+            return SimpleNamespace(score=share, dice=share, spread=share, **members)
 
     one, two = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
     scores = learned_reward(ForegroundMaps(Network()))(images=[one, one, two], predicted_masks=[HALF, None, CORNER])
-    assert scores == [0.5, 0.0, 0.25]
+    assert scores.values == [0.5, 0.0, 0.25]
+    assert scores.members.tolist() == [[0.5], [0.0], [0.25]]
     assert len(looked) == 2
 
 

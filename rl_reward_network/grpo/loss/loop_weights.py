@@ -2,6 +2,7 @@
 
 Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and both weights
 are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its training rates.
+A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum then differs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 EVERY = 10  # optimisation steps between two measurements: each takes a backward pass for each loop
 MEMORY = 0.5  # weight of the earlier norms in the running mean
-MAX_RATIO = 10.0  # of a weight to the configured one
+BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
@@ -31,9 +32,10 @@ class LoopWeights:
         """The weight of a loop in this step."""
         if not self.norms:
             return self.configured[loop]
-        balanced = {name: weight / max(self.norms[name], 1e-12) for name, weight in self.configured.items()}
+        balanced = {name: weight / self.norms[name] for name, weight in self.configured.items()}
         scale = sum(self.configured.values()) / sum(balanced.values())
-        return min(balanced[loop] * scale, MAX_RATIO * self.configured[loop])
+        low, high = BOUNDS
+        return self.configured[loop] * min(max(scale / self.norms[loop], low), high)
 
     def measures_at(self, step: int) -> bool:
         """Whether gradient norms are measured in this step."""

@@ -41,17 +41,24 @@ class LossParts:
 
     Args:
         loss: policy + beta * KL - entropy bonus.
+        kl_loss: beta * KL, differentiable, as part of `loss`.
         policy_loss: before KL and entropy bonus.
-        kl: mean over tokens of the k3 estimate, 0 without a reference.
+        kl: mean over tokens of the estimate, 0 without a reference.
         clip_fraction: share of tokens (or completions) whose gradient is clipped away.
         entropy: mean over tokens, in nats.
     """
 
     loss: Tensor
+    kl_loss: Tensor
     policy_loss: Tensor
     kl: Tensor
     clip_fraction: Tensor
     entropy: Tensor
+
+    @property
+    def rewarded(self) -> Tensor:
+        """The loss without KL, to which the weight of a loop applies: the KL counts whatever that weight is."""
+        return self.loss - self.kl_loss
 
 
 def grpo_loss(
@@ -83,15 +90,17 @@ def grpo_loss(
     rewarded = advantages[:, None]
     per_token = -torch.min(ratio * rewarded, ratio.clamp(low, high) * rewarded)
     policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
-    loss, kl = policy_loss, torch.zeros_like(log_probs)
+    kl, kl_loss = torch.zeros_like(log_probs), torch.zeros_like(policy_loss)
     if settings.beta:
         assert ref_log_probs is not None
-        kl = k3(log_probs, ref_log_probs)
-        loss = loss + settings.beta * aggregate(kl, mask, settings, num_items)
+        kl = ratio * k3(log_probs, ref_log_probs)
+        kl_loss = settings.beta * aggregate(kl, mask, settings, num_items)
+    loss = policy_loss + kl_loss
     entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
     clipped = ((ratio < low) & (rewarded < 0)) | ((ratio > high) & (rewarded > 0))
     return LossParts(
         loss - settings.entropy_coef * entropy if settings.entropy_coef else loss,
+        kl_loss,
         policy_loss.detach(),
         _token_mean(kl, mask).detach(),
         _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
@@ -108,7 +117,11 @@ def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, lev
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """The estimate exp(d) - d - 1 >= 0 of KL(policy || reference) at each sampled token, d = reference - policy."""
+    """The estimate exp(d) - d - 1 >= 0 of KL(policy || reference) at each sampled token, d = reference - policy.
+
+    Its gradient is that of the reverse, KL(reference || policy), and its mean is right on tokens of the policy alone.
+    Times the importance ratio, also where that is 1, value and gradient are those of KL(policy || reference).
+    """
     difference = ref_log_probs - log_probs
     return difference.exp() - difference - 1
 

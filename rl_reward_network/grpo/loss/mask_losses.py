@@ -14,7 +14,7 @@ from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 GroupMasks = Sequence[tuple[RolloutGroup, Tensor]]  # with logits (h, w)
-FINER = 2  # factor by which the grid of the mask losses is finer than the decoder's: thin objects need cells
+FINER = 2  # the grid of mask losses over the decoder's; SAM 2's square (4) is no better (docs/log.md)
 
 
 class PathwiseReward:

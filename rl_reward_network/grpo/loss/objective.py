@@ -24,7 +24,7 @@ class StepCounts(NamedTuple):
 
     Args:
         tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
-        masks: groups whose answer has a mask.
+        masks: groups with an answer of loop 2.
         true_masks: those of them with a true mask.
     """
 
@@ -80,9 +80,10 @@ def mask_policy_loss(
 ) -> LossParts | None:
     """Loss of loop 2: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL.
 
-    A sum over the groups that take part in the loop, divided by `num_groups` (None: by their number).
+    A sum over the groups with sampled masks, divided by `num_groups` (None: by their number): a group whose answer has
+    no `[SEG]` has the advantage 0 and counts, as one whose rewards are all alike.
     """
-    pairs = [(group, output) for group, output in pairs if group.segment_ids]
+    pairs = [(group, output) for group, output in pairs if group.actions is not None]
     if not pairs:
         return None
     log_probs, old_log_probs = _mask_log_probs(pairs, policy)
@@ -91,15 +92,16 @@ def mask_policy_loss(
     parts = grpo_loss(log_probs, advantages, torch.ones_like(log_probs), settings, old_log_probs)
     kl = _mask_kl(pairs, policy) if config.mask_beta else log_probs.new_zeros(())
     share = 1.0 if num_groups is None else len(pairs) / num_groups
-    loss = share * (parts.loss + config.mask_beta * kl)
-    return replace(parts, loss=loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
+    kl_loss = share * config.mask_beta * kl
+    loss = share * parts.loss + kl_loss
+    return replace(parts, loss=loss, kl_loss=kl_loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
 
 
 def answer_loss(pairs: Pairs, num_groups: Tensor | float) -> Tensor | None:
     """Cross-entropy of the answers of loop 2: mean over the tokens of each, sum over groups, divided by `num_groups`.
 
-    Losses on masks change the text as well, up to answers without `[SEG]`, which have no mask and no gradient.
-    None if no group takes part in the loop.
+    Losses on masks change the text as well, up to answers without `[SEG]`, which have no mask. The reference answer,
+    which their groups have in place of the model's, brings `[SEG]` back. None without answers.
     """
     answers = [output.answer_log_probs for group, output in pairs if group.answer_length]
     if not answers:

@@ -147,9 +147,9 @@ class PromptBatch:
         return bytes(shown.tobytes())
 
     def text(self, answer: Answer) -> str:
-        """The text of an answer without stop words."""
+        """The text of an answer without what ends it: a stop word, or the eos token."""
         text = self.processor.text(answer.token_ids).strip()
-        for stop_word in self.processor.template.stop_words:
+        for stop_word in (*self.processor.template.stop_words, self.processor.tokenizer.eos_token):
             text = text.removesuffix(stop_word).strip()
         return text
 

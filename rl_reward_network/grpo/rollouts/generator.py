@@ -19,7 +19,7 @@ from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, reward_groups
+from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, score_rollouts
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
@@ -56,9 +56,12 @@ class RolloutGenerator:
     def generate_and_score(
         self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
     ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
-        """P groups with their advantages, and the rollouts of each loop; all randomness comes from `seed`."""
+        """P groups, and the rollouts of each loop with their terms; all randomness comes from `seed`.
+
+        Advantages follow from the terms of a whole optimisation step; see `reward_step`.
+        """
         groups, rollouts = self.generate(prompts, seed)
-        reward_groups(rollouts, groups, self.rewards, self.config, seed if self.shuffle_rewards else None)
+        score_rollouts(rollouts, len(groups), self.rewards, seed if self.shuffle_rewards else None)
         return groups, rollouts
 
     def generate(
@@ -66,7 +69,7 @@ class RolloutGenerator:
     ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
         """The same without rewards."""
         batch, rng = open_batch(prompts, self.cache), seeded_generator(seed)
-        groups = self.empty_groups(batch)
+        groups = self.groups_of(batch)
         policy = batch.context(self.model, self.config.rows_at_once)
         captions = self.sample_captions(batch, policy, groups, rng) if self.config.mask_to_caption_weight else None
         masks = self.sample_masks(batch, policy, groups, rng) if self._samples_masks else None
@@ -82,32 +85,32 @@ class RolloutGenerator:
     def groups_from_references(self, prompts: Sequence[GRPOPrompt]) -> list[RolloutGroup]:
         """Groups for supervised training: the reference caption and answer as one completion of advantage 1."""
         batch = open_batch(prompts, self.cache)
-        answer = self.processor.token_ids(SEG_ANSWERS[1])
-        seg_answer = answer[: answer.index(self.processor.seg_token_id) + 1]
-        groups = self.empty_groups(batch)
+        groups = self.groups_of(batch)
         for row, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
-            if self._samples_masks:
-                group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
-                group.answer_length = len(seg_answer)
             if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
                 question = batch.caption_question(row, mask)
                 describe_region(group, question)
-                group.completion_ids = [self.processor.token_ids(prompt.caption + self.processor.template.suffix)]
+                group.completion_ids = [self.processor.answer_ids(prompt.caption)]
                 group.caption_advantages = torch.ones(1)
         return groups
 
-    def empty_groups(self, batch: PromptBatch) -> list[RolloutGroup]:
-        """A group for each prompt, without completions and masks."""
-        return [
-            RolloutGroup(
-                prompt.image_id,
-                batch.features[batch.image_indices[row]],
-                batch.prefix_ids(batch.image_indices[row]),
-                image=batch.images[row],
-                truth=batch.truths[row],
-            )
-            for row, prompt in enumerate(batch.prompts)
-        ]
+    def groups_of(self, batch: PromptBatch) -> list[RolloutGroup]:
+        """A group for each prompt, without completions and masks; the answer of loop 2 is the reference answer.
+
+        It stays where the model's own answer has no `[SEG]`, so that the loss of answers brings `[SEG]` back.
+        """
+        answer = self.processor.token_ids(SEG_ANSWERS[1])
+        seg_answer = answer[: answer.index(self.processor.seg_token_id) + 1]
+        groups = []
+        for row, prompt in enumerate(batch.prompts):
+            index = batch.image_indices[row]
+            group = RolloutGroup(prompt.image_id, batch.features[index], batch.prefix_ids(index))
+            group.image, group.truth = batch.images[row], batch.truths[row]
+            if self._samples_masks or self.config.answer_weight:
+                group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
+                group.answer_length = len(seg_answer)
+            groups.append(group)
+        return groups
 
     @property
     def _samples_masks(self) -> bool:

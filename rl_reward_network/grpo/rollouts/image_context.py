@@ -139,7 +139,7 @@ class ImageContext:
 
         No token ids and None for an answer without `[SEG]`.
         """
-        guess = self.processor.token_ids(SEG_ANSWERS[1] + self.processor.template.suffix)
+        guess = self.processor.answer_ids(SEG_ANSWERS[1])
         answers = self.answer(questions, Decoding(max_new_tokens, guess_ids=guess))
         return [self._first_seg(answer) for (answer,) in answers]
 

@@ -1,4 +1,7 @@
-"""From rollouts to advantages: reward functions are called with columns, and groups receive their advantages."""
+"""From rollouts to advantages: reward functions are called with columns, and groups receive their advantages.
+
+Rewards are computed by micro-batch, advantages from those of a whole optimisation step, of all processes.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
-from rl_reward_network.rewards.combine import Advantages, group_advantages
-from rl_reward_network.rewards.functions import GroupFunction, RewardFunction, mask_reward
+from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages
+from rl_reward_network.rewards.functions import EnsembleScores, GroupFunction, RewardFunction, mask_reward
 from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
 
 
@@ -37,13 +42,18 @@ class LoopRollouts:
 
     Args:
         columns: name -> list of P * G entries; see `rewards.functions`.
-        terms: name -> float64 (P, G), NaN where missing.
+        terms: name -> float64 (P, G), NaN where missing; empty before they are computed.
+        noise: name -> float64 (P,), standard deviation of the errors of a term in each group; of some terms.
         advantages: advantages from all terms; None before they are computed.
     """
 
     columns: dict[str, list[Any]]
     terms: dict[str, np.ndarray] = field(default_factory=dict)
+    noise: dict[str, np.ndarray] = field(default_factory=dict)
     advantages: Advantages | None = None
+
+
+MicroBatch = tuple[Sequence[RolloutGroup], Mapping[str, LoopRollouts]]
 
 
 def make_columns(
@@ -74,36 +84,64 @@ def make_columns(
     }
 
 
-def reward_groups(
+def score_rollouts(
     rollouts: Mapping[str, LoopRollouts],
-    groups: Sequence[RolloutGroup],
+    prompts: int,
     rewards: Mapping[str, Mapping[str, Reward]],
-    config: Sa2VAGRPOConfig,
     shuffled_by: Sequence[int] | None = None,
 ) -> None:
-    """Compute terms and advantages and store them in the rollouts; the groups receive the advantages.
-
-    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
+    """Compute the terms of the rollouts of one micro-batch, and the noise of those that know it.
 
     Args:
-        rollouts: loop -> its rollouts.
-        groups: P groups.
+        rollouts: loop -> its rollouts, which receive the terms.
+        prompts: P.
         rewards: loop -> name -> Reward.
-        config: how terms are combined.
-        shuffled_by: seed of a random permutation of the values (the control `--shuffle_rewards`); None without.
+        shuffled_by: seed of a random permutation of the values (the control `--shuffle_rewards`), which have no noise
+            then; None without.
 
     Raises:
         ValueError: the number of values of a reward function differs from the number of generations.
     """
     for loop, loop_rollouts in rollouts.items():
-        terms = _terms(rewards[loop], loop_rollouts.columns, len(groups))
+        terms, noise = _terms(rewards[loop], loop_rollouts.columns, prompts)
         if shuffled_by is not None:
-            terms = {name: _shuffled(values, shuffled_by) for name, values in terms.items()}
+            terms, noise = {name: _shuffled(values, shuffled_by) for name, values in terms.items()}, {}
+        loop_rollouts.terms, loop_rollouts.noise = terms, noise
+
+
+def reward_step(
+    step: Sequence[MicroBatch],
+    rewards: Mapping[str, Mapping[str, Reward]],
+    config: Sa2VAGRPOConfig,
+    accelerator: Accelerator | None = None,
+) -> None:
+    """Compute the advantages of one optimisation step; rollouts and groups receive them.
+
+    A group without spread has advantages of 0. It still counts in the averages, as in TRL, and in the KL.
+
+    Args:
+        step: the micro-batches of this process, with terms.
+        rewards: loop -> name -> Reward.
+        config: how terms are combined.
+        accelerator: of all processes, each of which must call this; None without others.
+
+    Raises:
+        ValueError: a reward is infinite; names it.
+    """
+    for loop in step[0][1]:
+        own = tuple(_joined([getattr(rollouts[loop], part) for _, rollouts in step]) for part in ("terms", "noise"))
+        of_ranks = [own] if accelerator is None else from_all_ranks(accelerator, own)
+        terms, noise = (_joined(parts) for parts in zip(*of_ranks, strict=True))
         weights = {name: reward.weight for name, reward in rewards[loop].items() if reward.weight}
-        loop_rollouts.terms, loop_rollouts.advantages = terms, _advantages(terms, weights, config)
-        attribute = "caption_advantages" if loop == "loop1" else "mask_advantages"
-        for group, values in zip(groups, loop_rollouts.advantages.values, strict=True):
-            setattr(group, attribute, torch.tensor(values).float())
+        advantages = _advantages(terms, noise, weights, config)
+        rank = 0 if accelerator is None else accelerator.process_index
+        start = sum(len(next(iter(of_rank.values()))) for of_rank, _ in of_ranks[:rank])
+        for groups, rollouts in step:
+            rollouts[loop].advantages = part = advantages.of(slice(start, start + len(groups)))
+            start += len(groups)
+            attribute = "caption_advantages" if loop == "loop1" else "mask_advantages"
+            for group, values in zip(groups, part.values, strict=True):
+                setattr(group, attribute, torch.tensor(values).float())
 
 
 def prompt_outcomes(prompts: Sequence[int], rollouts: Mapping[str, LoopRollouts]) -> list[tuple[int, float, bool]]:
@@ -146,29 +184,48 @@ def check_weights(rewards: Mapping[str, Mapping[str, Reward]], config: Sa2VAGRPO
             )
 
 
-def _advantages(terms: Mapping[str, np.ndarray], weights: Mapping[str, float], config: Sa2VAGRPOConfig) -> Advantages:
+def _joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays by name, those of all parts one after another."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _advantages(
+    terms: Mapping[str, np.ndarray],
+    noise: Mapping[str, np.ndarray],
+    weights: Mapping[str, float],
+    config: Sa2VAGRPOConfig,
+) -> Advantages:
     """Advantages of the weighted terms; 0 without weights, for a loop with the pathwise gradient alone."""
     if not weights:
         zeros = np.zeros_like(next(iter(terms.values())))
         return Advantages(zeros, np.full_like(zeros, np.nan), np.zeros(len(zeros), dtype=bool))
-    weighted = {name: terms[name] for name in weights}
+    weighted, known = ({name: part[name] for name in weights if name in part} for part in (terms, noise))
     how, scale = config.multi_objective_aggregation, config.scale_rewards
-    return group_advantages(weighted, weights, how, scale, config.reward_floor)
+    return group_advantages(weighted, weights, how, scale, config.reward_floor, known)
 
 
-def _terms(rewards: Mapping[str, Reward], columns: dict[str, list[Any]], prompts: int) -> dict[str, np.ndarray]:
-    """float64 (P, G) of each term; functions of columns first, then functions of other terms."""
-    terms = {name: _values(reward, columns, prompts) for name, reward in rewards.items() if not reward.of}
+def _terms(
+    rewards: Mapping[str, Reward], columns: dict[str, list[Any]], prompts: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """float64 (P, G) of each term, functions of columns first, then functions of other terms; noise (P,) of some."""
+    terms, noise = {}, {}
+    for name, reward in rewards.items():
+        if not reward.of:
+            values = reward.function(**columns)
+            if isinstance(values, EnsembleScores):
+                values, members = values
+                if (count := members.shape[1]) > 1:
+                    noise[name] = ensemble_noise(members.reshape(prompts, -1, count))
+            terms[name] = _by_prompt(values, len(columns["prompts"]), prompts)
     for name, reward in rewards.items():
         if reward.of:
             terms[name] = np.asarray(reward.function(*(terms[part] for part in reward.of)))
-    return terms
+    return terms, noise
 
 
-def _values(reward: Reward, columns: dict[str, list[Any]], prompts: int) -> np.ndarray:
+def _by_prompt(rewards: Sequence[float | None], generations: int, prompts: int) -> np.ndarray:
     """float64 (P, G), the values of a reward function; NaN where they are missing."""
-    values = np.array(reward.function(**columns), dtype=float)
-    generations = len(columns["prompts"])
+    values = np.array(rewards, dtype=float)
     if values.shape != (generations,):
         raise ValueError(f"a reward function returned {values.shape} values for {generations} generations")
     return values.reshape(prompts, -1)

@@ -1,4 +1,4 @@
-"""Statistics of the rollouts of one step, for the curves; every tag is explained in docs/metrics.md."""
+"""Statistics of the rollouts of one micro-batch, for the curves; every tag is explained in docs/metrics.md."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -14,31 +14,43 @@ MASK_IOU, ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs 
 
 
 def rollout_statistics(groups: Sequence[RolloutGroup], rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
-    """Rewards by term, spread, lengths, and the similarity of the masks of a group.
+    """Terms, lengths, the similarity of the masks of a group, and the share of answers without `[SEG]`.
 
     Args:
         groups: P of them.
-        rollouts: loop -> its rollouts, with rewards.
+        rollouts: loop -> its rollouts, with terms.
     """
     values: dict[str, float] = {}
     for loop, loop_rollouts in rollouts.items():
-        values |= {f"{loop}/{name}": value for name, value in _rewards(loop_rollouts).items()}
+        values |= {f"{loop}/{name}": value for name, value in _terms(loop_rollouts).items()}
     if "loop1" in rollouts:
         values |= {f"loop1/{name}": value for name, value in _lengths(groups).items()}
     if "loop2" in rollouts:
-        values[MASK_IOU] = median_pair_iou(rollouts["loop2"].columns["predicted_masks"], len(groups))
+        masks = rollouts["loop2"].columns["predicted_masks"]
+        values[MASK_IOU] = median_pair_iou(masks, len(groups))
+        values["loop2/no_seg_share"] = float(np.mean([mask is None for mask in masks]))
     return values
 
 
-def _rewards(rollouts: LoopRollouts) -> dict[str, float]:
-    """Means over the generations whose reward is known."""
-    assert rollouts.advantages is not None
+def advantage_statistics(rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
+    """Mean and spread of the rewards of each loop, with advantages."""
     values = {}
-    rewards = rollouts.advantages.rewards[whole_groups(rollouts.advantages.rewards)]
-    if len(rewards):
-        values["reward_mean"] = float(rewards.mean())
-        values["reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
-    values["frac_zero_std"] = float(1 - rollouts.advantages.spread.mean())
+    for loop, loop_rollouts in rollouts.items():
+        advantages = loop_rollouts.advantages
+        assert advantages is not None
+        rewards = advantages.rewards[whole_groups(advantages.rewards)]
+        if len(rewards):
+            values[f"{loop}/reward_mean"] = float(rewards.mean())
+            values[f"{loop}/reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
+        values[f"{loop}/frac_zero_std"] = float(1 - advantages.spread.mean())
+        if advantages.below_noise is not None:
+            values[f"{loop}/frac_below_noise"] = float(advantages.below_noise.mean())
+    return values
+
+
+def _terms(rollouts: LoopRollouts) -> dict[str, float]:
+    """Means over the generations whose reward is known."""
+    values = {}
     for name, terms in rollouts.terms.items():
         present = terms[~np.isnan(terms)]
         if len(present):  # a reward that is missing everywhere has no mean

@@ -1,4 +1,7 @@
-"""Mask losses of Sa2VA's training recipe, on all pixels of the decoder's grid: no point sampling, so deterministic.
+"""Mask losses of Sa2VA, on all pixels of a grid: no point sampling, so deterministic.
+
+The truth is averaged over the area of each cell. Sa2VA's own recipe samples it by `nearest`, which takes the corner of
+a cell: targets are shifted by half a cell, and thin objects lose their width (docs/specification.md).
 
 Source: bytedance/Sa2VA@9832e1a, projects/sa2va: 2.0 x binary cross-entropy + 0.5 x Dice, added to the text loss.
 These weights are the defaults. Fine-tuning has its own (`grpo.settings`).
@@ -17,14 +20,14 @@ def mask_losses(
     """`mask` (weighted cross-entropy) and `dice` (weighted), scalars; differentiable in the logits.
 
     Args:
-        mask_logits: float (K, h, w), on the decoder's grid.
-        masks: bool or uint8 (K, H, W), ground truth at any size; resized to (h, w) by nearest sampling as in training.
+        mask_logits: float (K, h, w).
+        masks: bool, uint8 or float in [0, 1] (K, H, W), ground truth at any size; see `soft_targets`.
         bce_weight, dice_weight: factors of the two losses.
 
     Raises:
         ValueError: the numbers of masks differ, or there is none.
     """
-    truth = _on_grid(masks, mask_logits)
+    truth = soft_targets(masks, mask_logits)
     logits = mask_logits.float()
     cross_entropy = F.binary_cross_entropy_with_logits(logits, truth)
     probability = logits.sigmoid().flatten(1)
@@ -41,23 +44,37 @@ def iou_head_loss(iou_scores: Tensor, mask_logits: Tensor, masks: Tensor) -> Ten
     Args:
         iou_scores: float (K,), predictions of SAM 2's head.
         mask_logits: float (K, h, w).
-        masks: bool or uint8 (K, H, W), ground truth, sampled as in `mask_losses`.
+        masks: bool, uint8 or float in [0, 1] (K, H, W), ground truth. Where (h, w) divides its size, the IoU is that
+            of the whole cells with the truth at its own size.
 
     Raises:
         ValueError: the numbers of masks differ, or there is none.
     """
     predicted = mask_logits.detach() > 0
-    truth = _on_grid(masks, mask_logits) > 0.5
-    union = (predicted | truth).flatten(1).sum(1).float()
-    iou = torch.where(union > 0, (predicted & truth).flatten(1).sum(1) / union.clamp(min=1), 1.0)
-    return F.mse_loss(iou_scores.float(), iou)
+    truth = soft_targets(masks, mask_logits)
+    union = torch.where(predicted, 1.0, truth).flatten(1).sum(1)
+    overlap = torch.where(predicted, truth, 0.0).flatten(1).sum(1)
+    return F.mse_loss(iou_scores.float(), torch.where(union > 0, overlap / union, 1.0))
 
 
-def _on_grid(masks: Tensor, mask_logits: Tensor) -> Tensor:
-    """float (K, h, w): masks sampled on the logits' grid; a ValueError unless there is one for each mask's logits."""
+def soft_targets(masks: Tensor, mask_logits: Tensor) -> Tensor:
+    """float32 (K, h, w) in [0, 1]: the share of each cell of the logits' grid that the masks cover.
+
+    Args:
+        masks: bool, uint8 or float (K, H, W).
+        mask_logits: float (K, h, w).
+
+    Raises:
+        ValueError: the numbers of masks differ, or there is none.
+    """
     if len(mask_logits) != len(masks) or not len(masks):
         raise ValueError(
             f"{len(mask_logits)} predicted and {len(masks)} true masks: expected the same number, at least 1"
         )
     on_device = masks[:, None].to(mask_logits.device).float()
-    return F.interpolate(on_device, size=mask_logits.shape[-2:], mode="nearest")[:, 0]
+    return F.interpolate(on_device, size=mask_logits.shape[-2:], mode="area")[:, 0]
+
+
+def official_targets(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """float32 (K, h, w): masks (K, H, W) sampled by `nearest`, as in Sa2VA's recipe; for comparison with it only."""
+    return F.interpolate(masks[:, None].float(), size=size, mode="nearest")[:, 0]

@@ -159,7 +159,7 @@ def segment(
     if not prompts or batch_size < 1:
         raise ValueError(f"{len(prompts)} prompts, batch_size {batch_size}: expected at least 1 of both")
     texts = [prompt if IMAGE_PLACEHOLDER in prompt else IMAGE_PLACEHOLDER + prompt for prompt in prompts]
-    guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
+    guess = processor.answer_ids(SEG_ANSWERS[1])
     results = []
     with evaluating(model):
         for index, image in enumerate(images):

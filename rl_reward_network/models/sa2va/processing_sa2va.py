@@ -262,6 +262,11 @@ class Sa2VAProcessor:
         """Token ids of a text, without added special tokens."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def answer_ids(self, answer: str) -> list[int]:
+        """Token ids of an answer and its end: the template's suffix, or the eos token in a template without one."""
+        end = [] if self.template.suffix else [self.tokenizer.eos_token_id]
+        return self.token_ids(answer + self.template.suffix) + end
+
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens kept."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
@@ -284,7 +289,7 @@ class Sa2VAProcessor:
             max_length: limit of the sequence, which is cut on the right.
 
         Returns:
-            `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their suffix.
+            `input_ids` and `labels`, int64 (T,); labels are -100 except on answers and their end.
         """
         ids: list[int] = []
         labels: list[int] = []
@@ -294,7 +299,7 @@ class Sa2VAProcessor:
             self._check_turn(question, count, "")
             turn = self.template.user_turn(self._with_image(question, count, cells))
             prompt = self.token_ids(self.prompt_prefix + turn if first else turn)
-            reply = self.token_ids(answer + self.template.suffix)
+            reply = self.answer_ids(answer)
             separator = self.token_ids(self.template.separator)
             ids += prompt + reply + separator
             labels += [-100] * len(prompt) + reply + [-100] * len(separator)

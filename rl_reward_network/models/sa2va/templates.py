@@ -60,7 +60,8 @@ class Template:
 
     Args:
         instruction: a user's turn, with `{input}` at the text's place.
-        suffix: text after an answer in training; it is labelled and serves as the end of sequence.
+        suffix: text after an answer in training; it is labelled and serves as the end of sequence. "" in a template
+            whose answers end with the tokenizer's eos token.
         separator: text between an answer and the next turn; not labelled.
         stop_words: an answer ends when its text ends with one of these.
     """

@@ -103,7 +103,7 @@ def answer_sequence(
             "choose some of them (key_frames)"
         )
     text = text if IMAGE_PLACEHOLDER in text else IMAGE_PLACEHOLDER + text
-    guess = processor.token_ids(SEG_ANSWERS[1] + processor.template.suffix)
+    guess = processor.answer_ids(SEG_ANSWERS[1])
     return _answer(model, shown, text, processor, Decoding(max_new_tokens, guess_ids=guess))
 
 

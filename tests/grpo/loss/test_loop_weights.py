@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_reward_network.grpo.loss.loop_weights import EVERY, MAX_RATIO, LoopWeights, gradient_norm
+from rl_reward_network.grpo.loss.loop_weights import BOUNDS, EVERY, LoopWeights, gradient_norm
 
 
 def weights(own: LoopWeights) -> list[float]:
@@ -26,13 +26,22 @@ def test_the_loop_with_the_larger_gradient_is_turned_down() -> None:
     assert weights(own) == pytest.approx([2 / 3, 4 / 3]), "norms are averaged: 2 and 1"
 
 
-def test_what_was_asked_for_still_counts_and_the_ratio_has_a_bound() -> None:
+def test_what_was_asked_for_still_counts() -> None:
     own = LoopWeights({"loop1": 1.0, "loop2": 3.0}, adaptive=True)
     own.update({"loop1": 2.0, "loop2": 2.0})
     assert weights(own) == pytest.approx([1, 3])
-    small = LoopWeights({"loop1": 0.01, "loop2": 1.0}, adaptive=True)
-    small.update({"loop1": 1e-9, "loop2": 1.0})
-    assert small["loop1"] == pytest.approx(MAX_RATIO * 0.01)
+
+
+@pytest.mark.parametrize("configured", [{"loop1": 1.0, "loop2": 1.0}, {"loop1": 0.01, "loop2": 1.0}])
+@pytest.mark.parametrize("noise", [1e-30, 1e-10, 1e-3, 1e3, 1e10, 1e30])
+def test_a_loop_whose_gradient_is_noise_does_not_silence_the_other(configured: dict[str, float], noise: float) -> None:
+    own = LoopWeights(configured, adaptive=True)
+    for _ in range(3):
+        own.update({"loop1": noise, "loop2": 1.0})
+    ratios = [own[loop] / weight for loop, weight in configured.items()]
+    low, high = BOUNDS
+    assert all(low <= ratio <= high for ratio in ratios)
+    assert (ratios[0] > ratios[1]) == (noise < 1), "the smaller gradient still gets the larger weight"
 
 
 def test_a_loop_without_a_gradient_says_nothing() -> None:

@@ -54,7 +54,7 @@ def trl_loss(tensors: dict[str, Tensor], settings: LossSettings, num_items: floa
         _entropy_bonus_enabled=bool(settings.entropy_coef),
         use_adaptive_entropy=False,
         model=SimpleNamespace(training=True),
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=True, delta=None, steps_per_generation=1),
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=reduce, sync_gradients=True, no_sync=nullcontext
         ),
@@ -154,3 +154,24 @@ def test_aggregation_by_hand() -> None:
     for loss_type, value in expected.items():
         settings = LossSettings(loss_type, max_completion_length=10)  # type: ignore[arg-type]
         assert aggregate(losses, mask, settings, 5.0).item() == pytest.approx(value)
+
+
+def test_the_gradient_of_the_kl_is_that_of_policy_against_reference() -> None:
+    """In expectation over sampled tokens, also over those of an older policy: k3 alone has the reverse one's."""
+    generator = torch.Generator().manual_seed(0)
+    logits, old, ref = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    log_probs, old_log_probs, ref_log_probs = (values.log_softmax(0) for values in (logits, old, ref))
+    (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - ref_log_probs)).sum(), logits, retain_graph=True)
+    settings = LossSettings("bnpo", beta=1.0)
+
+    def kl_loss(n: int, sampled_from: Tensor) -> Tensor:
+        one, old, ref = (values[n].reshape(1, 1) for values in (log_probs, sampled_from, ref_log_probs))
+        return grpo_loss(one, torch.zeros(1), torch.ones(1, 1), settings, old, ref).kl_loss
+
+    for sampled_from in (log_probs.detach(), old_log_probs):
+        loss = sum(p * kl_loss(n, sampled_from) for n, p in enumerate(sampled_from.exp()))
+        (result,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
+    (plain,) = torch.autograd.grad((log_probs.detach().exp() * k3(log_probs, ref_log_probs)).sum(), logits)
+    assert (plain - expected).abs().max() > 0.01

@@ -122,16 +122,15 @@ def test_supervision_by_hand() -> None:
 
 
 def test_masks_are_compared_on_a_grid_twice_as_fine() -> None:
-    """A thin object between two cells counts: at the decoder's own grid it would have no cell."""
-    thin = np.zeros((8, 8), dtype=bool)
-    thin[:, 2:4] = True  # a column of the finer grid 4 x 4, none of the grid 2 x 2 sampled at columns 0 and 4
-    none = np.zeros((8, 8), dtype=bool)
-    logits = torch.zeros(2, 2)
-    with_object, without = (
-        supervised_mask_losses([(group("a", truth=truth), logits)], 2.0, 0.5) for truth in (thin, none)
-    )
-    assert with_object.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1)))
-    assert without.item() == pytest.approx(2 * math.log(2) + 0.5 * (1 - 1 / (8 + 0 + 1)))
+    """A thin object counts by its area: half of two of four columns, wherever it begins."""
+    targets = []
+    for start in (1, 2, 3):
+        thin = np.zeros((8, 8), dtype=bool)
+        thin[:, start : start + 2] = True
+        loss = supervised_mask_losses([(group("a", truth=thin), torch.zeros(2, 2))], 2.0, 0.5)
+        targets.append(loss.item())
+    # 16 cells of probability 1 / 2, truth of area 4; the cross-entropy of probability 1 / 2 is the same for any truth
+    assert targets == pytest.approx([2 * math.log(2) + 0.5 * (1 - (2 * 0.5 * 4 + 1) / (8 + 4 + 1))] * 3)
 
 
 def test_supervision_is_of_each_group_that_has_a_truth() -> None:
@@ -158,3 +157,25 @@ def test_a_trainer_climbs_the_score_and_moves_the_mask_decoder(tmp_path: Path) -
     assert scores == sorted(scores)
     assert scores[-1] > scores[0]
     assert any(not torch.equal(p, before[name]) for name, p in copied(model).items() if "mask_decoder" in name)
+
+
+def test_the_kl_holds_a_run_that_trains_by_the_gradient_alone(tmp_path: Path) -> None:
+    """It does not depend on the weight of the loop, here 0."""
+    kl = {}
+    for beta in (0.0, 100.0):
+        model, processor = nano()
+        settings = config(
+            tmp_path / str(beta),
+            **{"pathwise_weight": 5.0, "mask_to_caption_weight": 0.0, "caption_to_mask_weight": 0.0},
+            **{"mask_beta": beta, "beta": 0.0, "answer_weight": 0.0, "max_steps": 3, "learning_rate": 1e-3},
+        )
+        pathwise = PathwiseReward(ForegroundMaps(seeing()), processor.sam_image_size)
+        own = Sa2VAGRPOTrainer(model, processor, settings, regions()[:2], rewards(), pathwise)
+        groups, _ = own.rollout_generator.generate(regions()[:2], (0, 0, 0))
+        before = [output.parameters for output in own.policy(groups)[0]]
+        own.train()
+        after = [output.parameters for output in own.policy(groups)[0]]
+        widths = [group.action_width for group in groups]
+        policy = own.policy.mask_policy
+        kl[beta] = sum(policy.kl(*of_group).item() for of_group in zip(after, before, widths, strict=True))
+    assert kl[100.0] < 0.2 * kl[0.0]

@@ -1,5 +1,6 @@
 """Rollouts: chance from the seed alone, the partner answers greedily, rewards fit their rollouts, empty groups drop."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.measure import mixed_precision
-from rl_reward_network.grpo.rollouts.batch import region_cells
+from rl_reward_network.grpo.rollouts.batch import PromptBatch, region_cells
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
 from rl_reward_network.models.ema import EMA
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
+from rl_reward_network.models.sa2va.templates import TEMPLATES
 from rl_reward_network.rewards.masks import iou
 from tests.grpo.nano import config, nano, regions, rewards, shake
 
@@ -43,6 +46,7 @@ def test_rewards_are_those_of_their_columns(generator: RolloutGenerator) -> None
             text = generator.processor.text(groups[number].completion_ids[g]).removesuffix("<|im_end|>").strip()
             assert loop1.columns["completions"][row] == text
     assert loop2.terms["meteor"].shape == (4, 4)
+    reward_step([(groups, rollouts)], generator.rewards, generator.config)
     assert loop1.advantages.rewards == pytest.approx(loop1.terms["iou"])
 
 
@@ -124,11 +128,13 @@ def test_groups_without_spread_have_no_advantage(tmp_path: Any) -> None:
         *nano(), config(tmp_path), {"loop1": {"a": Reward(equal, 1.0)}, "loop2": {"a": Reward(by_place, 1.0)}}
     )
     groups, rollouts = generator.generate_and_score(regions()[:3], (0, 0, 0))
+    reward_step([(groups, rollouts)], generator.rewards, generator.config)
     assert [group.caption_advantages.tolist() for group in groups] == [[0, 0, 0, 0]] * 3
     assert all(group.describe_ids and group.segment_ids for group in groups), "they enter the averages"
     assert not rollouts["loop1"].advantages.spread.any()
-    deviation = np.std([0, 1, 2, 3], ddof=1)
-    assert groups[2].mask_advantages.tolist() == pytest.approx((np.array([-1.5, -0.5, 0.5, 1.5]) / deviation).tolist())
+    equal_groups = np.tile([-1.5, -0.5, 0.5, 1.5], 3)
+    expected = (equal_groups / equal_groups.std(ddof=1))[:4].tolist()
+    assert groups[2].mask_advantages.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_missing_seg_is_a_true_0(generator: RolloutGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +142,12 @@ def test_a_missing_seg_is_a_true_0(generator: RolloutGenerator, monkeypatch: pyt
 
     monkeypatch.setattr(ImageContext, "segment", lambda self, questions, **_: [([], None) for _ in questions])
     groups, rollouts = generator.generate_and_score(regions()[:2], (0, 0, 0))
+    reward_step([(groups, rollouts)], generator.rewards, generator.config)
     assert not rollouts["loop1"].terms["iou"].any()
     assert not rollouts["loop2"].terms["meteor"].any()
-    assert not any(group.segment_ids for group in groups)
+    assert all(group.actions is None and not group.mask_advantages.any() for group in groups)
+    answers = [generator.processor.text(group.segment_ids[-group.answer_length :]) for group in groups]
+    assert answers == ["Sure, [SEG]"] * 2, "the reference answer is learned in place of the model's"
 
 
 def test_shuffled_rewards_are_the_same_values_elsewhere(tmp_path: Any) -> None:
@@ -159,6 +168,21 @@ def test_a_reward_function_must_return_one_value_per_generation(tmp_path: Any) -
     generator = RolloutGenerator(*nano(), config(tmp_path), wrong)
     with pytest.raises(ValueError, match=r"\(1,\) values for 8 generations"):
         generator.generate_and_score(regions()[:2], (0, 0, 0))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_reference_caption_ends_as_generation_does(tmp_path: Any, template: str) -> None:
+    model, processor = nano()
+    processor.template = TEMPLATES[template]
+    generator = RolloutGenerator(model, processor, config(tmp_path, objective="supervised"), rewards())
+    (group,) = generator.groups_from_references(regions()[:1])
+    (ids,) = group.completion_ids
+    answer = Answer()
+    for number, token_id in enumerate(ids, start=1):
+        assert not answer.stopped
+        _append(answer, token_id, processor, 100)
+        assert answer.stopped == (number == len(ids)), "at the last token, which is trained"
+    assert PromptBatch.text(SimpleNamespace(processor=processor), answer) == regions()[0].caption
 
 
 def test_truncated_captions_are_not_counted(tmp_path: Any) -> None:

@@ -9,7 +9,13 @@ import torch
 from rl_reward_network.grpo.image_features import ImageFeatures
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts
-from rl_reward_network.grpo.rollouts.statistics import MASK_IOU, ZERO_STD, median_pair_iou, rollout_statistics
+from rl_reward_network.grpo.rollouts.statistics import (
+    MASK_IOU,
+    ZERO_STD,
+    advantage_statistics,
+    median_pair_iou,
+    rollout_statistics,
+)
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import Advantages
 
@@ -32,7 +38,8 @@ def group(lengths: list[int], counted: list[bool] | None = None) -> RolloutGroup
 
 def test_rewards_by_loop_and_term() -> None:
     terms = {"iou": [[1, 3], [4, 4]], "judge": [[0.5, np.nan], [np.nan, 0.1]]}
-    values = rollout_statistics([group([2, 4]), group([5, 5])], {"loop1": loop_rollouts(terms, [True, False])})
+    rollouts = {"loop1": loop_rollouts(terms, [True, False])}
+    values = rollout_statistics([group([2, 4]), group([5, 5])], rollouts) | advantage_statistics(rollouts)
     assert values["loop1/reward_mean"] == 3
     assert values["loop1/reward_std"] == pytest.approx((2**0.5 + 0) / 2), "inside each group, then the mean"
     assert values["loop1/frac_zero_std"] == 0.5
@@ -47,7 +54,7 @@ def test_lengths_and_truncated_captions() -> None:
     values = rollout_statistics([group([2, 4], [True, False]), group([5, 5], [True, True])], rollouts)
     assert values["loop1/completion_length"] == 4
     assert values["loop1/frac_truncated"] == 0.25
-    assert values["loop1/frac_zero_std"] == 0
+    assert advantage_statistics(rollouts)["loop1/frac_zero_std"] == 0
     assert rollout_statistics([group([2, 4]), group([5, 5])], rollouts)["loop1/frac_truncated"] == 0
 
 
@@ -56,7 +63,10 @@ def test_similarity_of_the_masks_of_a_group() -> None:
     rollouts = {"loop2": loop_rollouts({"meteor": [[0, 1], [0, 0]]}, [True, False], columns)}
     values = rollout_statistics([group([]), group([])], rollouts)
     assert values[MASK_IOU] == pytest.approx((1 / 3 + 1) / 2)
-    assert values[ZERO_STD] == 0.5
+    assert advantage_statistics(rollouts)[ZERO_STD] == 0.5
+    assert values["loop2/no_seg_share"] == 0
+    rollouts["loop2"].columns["predicted_masks"] = [None, None, ALL, ALL]
+    assert rollout_statistics([group([]), group([])], rollouts)["loop2/no_seg_share"] == 0.5
     assert "loop1/completion_length" not in values
 
 

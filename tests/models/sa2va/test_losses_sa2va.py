@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from monai.losses import DiceLoss
 
-from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_losses
+from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_losses, official_targets, soft_targets
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 
 
 def test_losses_have_their_closed_forms() -> None:
@@ -22,10 +25,38 @@ def test_dice_equals_monai() -> None:
     assert mask_losses(logits, truth)["dice"].item() == pytest.approx(0.5 * monai.item(), abs=1e-6)
 
 
-def test_truth_is_sampled_nearest_to_the_decoders_grid() -> None:
-    truth = torch.zeros(1, 8, 8, dtype=torch.bool)
-    truth[:, ::2, ::2] = True  # nearest sampling to 4x4 sees only these pixels
-    assert mask_losses(torch.full((1, 4, 4), 30.0), truth)["mask"].item() == pytest.approx(0, abs=1e-6)
+def test_truth_is_the_share_of_each_cell() -> None:
+    """A vessel 2 pixels wide on cells 4 pixels wide: half a cell, wherever it begins; `nearest` sees all or none."""
+    for start, shares, sampled in ((2, [0.5, 0.0], [0, 0]), (3, [0.25, 0.25], [0, 1]), (4, [0.0, 0.5], [0, 1])):
+        truth = torch.zeros(1, 8, 8, dtype=torch.bool)
+        truth[:, :, start : start + 2] = True
+        assert soft_targets(truth, torch.zeros(1, 2, 2))[0, 0].tolist() == shares
+        assert official_targets(truth, (2, 2))[0, 0].tolist() == sampled
+        loss = mask_losses(torch.tensor([[[-1.0, 2.0]]]), truth, bce_weight=1.0)["mask"].item()
+        cells = [math.log1p(math.exp(x)) - share * x for x, share in zip((-1.0, 2.0), shares, strict=True)]
+        assert loss == pytest.approx(sum(cells) / 2)
+
+
+def test_targets_keep_their_centre() -> None:
+    """The centre of a disc is where it was; sampled by `nearest` it is half a cell off."""
+    rows, columns = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    disc = ((rows - 31.5) ** 2 + (columns - 31.5) ** 2 < 20**2)[None]
+    cells = torch.arange(8) * 8 + 3.5  # centres of the cells, in pixels of the truth
+    for targets, shift in ((soft_targets(disc, torch.zeros(1, 8, 8)), 0.0), (official_targets(disc, (8, 8)), 4.0)):
+        mass = targets[0] / targets.sum()
+        centre = [(mass.sum(1) * cells).sum().item() - 31.5, (mass.sum(0) * cells).sum().item() - 31.5]
+        assert centre == pytest.approx([shift, shift], abs=0.5)
+
+
+def test_the_best_mask_of_a_thin_tree_is_the_tree() -> None:
+    """The mask that minimises the loss, drawn as in prediction, has a higher Dice than that of official targets."""
+    rows, columns = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
+    tree = (((rows - columns).abs() < 4) | ((rows + 2 * columns - 300).abs() < 8))[None]
+    soft, official = soft_targets(tree, torch.zeros(1, 64, 64)), official_targets(tree, (64, 64))
+    drawn = [upsample_mask_logits(targets - 0.5, (256, 256), 256) > 0 for targets in (soft, official)]
+    dice = [(2 * (mask & tree).sum() / (mask.sum() + tree.sum())).item() for mask in drawn]
+    assert dice[0] > 0.97
+    assert dice[1] < 0.9
 
 
 def test_counts_must_agree() -> None:
@@ -43,6 +74,14 @@ def test_the_iou_head_is_compared_with_the_true_iou() -> None:
     truth[1] = True  # an empty prediction: 0; the third is empty in both: 1
     assert iou_head_loss(torch.tensor([0.5, 0.0, 1.0]), logits, truth).item() == 0
     assert iou_head_loss(torch.tensor([0.5, 0.3, 1.0]), logits, truth).item() == pytest.approx(0.3**2 / 3)
+
+
+def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth() -> None:
+    truth = torch.rand(3, 12, 20, generator=torch.Generator().manual_seed(0)) > 0.6
+    logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(1))
+    cells = (logits > 0).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    iou = (cells & truth).flatten(1).sum(1) / (cells | truth).flatten(1).sum(1)
+    assert iou_head_loss(iou, logits, truth).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_the_iou_loss_moves_the_head_and_not_the_masks() -> None:
