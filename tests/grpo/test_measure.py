@@ -134,7 +134,7 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
     """Never a 0 in place of what cannot be known."""
     image, truth = ITEMS[0].load()
     labelled, bare = (
-        GRPOPrompt(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
+        GRPOPrompt(name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
         for name, mask in (("labelled", truth), ("bare", None))
     )
     result = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
@@ -165,7 +165,7 @@ def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None
 def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
     image, truth = ITEMS[0].load()
     assert truth is not None
-    silent = GRPOPrompt("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
+    silent = GRPOPrompt("g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
     result = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
     assert result.masks == [None]
     assert {name: values.tolist() for name, values in result.values.items()} == {name: [0.0] for name in MASKED}

@@ -100,13 +100,13 @@ class RolloutGenerator:
         """A group for each prompt, without completions and masks."""
         return [
             RolloutGroup(
-                prompt.image_id,
+                batch.image_ids[row],
                 batch.features[batch.image_indices[row]],
                 batch.prefix_ids(batch.image_indices[row]),
                 image=batch.images[row],
                 truth=batch.truths[row],
             )
-            for row, prompt in enumerate(batch.prompts)
+            for row in range(len(batch.prompts))
         ]
 
     @property
