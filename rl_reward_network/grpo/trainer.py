@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from rl_reward_network.grpo.alike_rewards import AlikeRewards
 from rl_reward_network.grpo.callbacks import StepCallback
 from rl_reward_network.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
@@ -82,7 +83,7 @@ class Sa2VAGRPOTrainer(Trainer):
         check_supported(args, pathwise)
         pad_id = processor.tokenizer.pad_token_id or 0
         mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
-        policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id)
+        policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
         if args.objective == "grpo":
             check_weights(rewards, args)
         order = prompt_order(len(prompts), args)  # refuses too few prompts before the Trainer makes the run's folder
@@ -113,6 +114,10 @@ class Sa2VAGRPOTrainer(Trainer):
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
+        rewards = self.rollout_generator.rewards
+        self.alike_rewards = AlikeRewards(
+            [loop for loop, terms in rewards.items() if any(term.weight for term in terms.values())]
+        )
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
@@ -121,7 +126,10 @@ class Sa2VAGRPOTrainer(Trainer):
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
-        has_partner = self.args.ema_decay and self.args.objective == "grpo"  # supervised training needs none
+        # Supervised training needs none, and without captions there is nothing to draw or to describe.
+        has_partner = (
+            self.args.ema_decay and self.args.objective == "grpo" and any(prompt.caption for prompt in self.prompts)
+        )
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_partner else None
         self.rollout_generator.ema = self.ema
 
@@ -206,6 +214,8 @@ class Sa2VAGRPOTrainer(Trainer):
             micro_batches = [self._generate_and_score(prompts, number) for number, prompts in self._prompt_batches()]
         self._update_spread(len(micro_batches))
         self._update_curriculum()
+        if self.args.objective == "grpo":
+            self.alike_rewards.end_step(self.accelerator, self.state.global_step, self.args.num_iterations)
         return micro_batches
 
     def _generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> list[RolloutGroup]:
@@ -243,10 +253,10 @@ class Sa2VAGRPOTrainer(Trainer):
         self.any_spread |= any(
             loop.advantages is not None and loop.advantages.spread.any() for loop in rollouts.values()
         )
+        self.alike_rewards.note(rollouts)
         self.metrics.record(rollout_statistics(groups, rollouts))
         if "loop2" in rollouts:
             self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
-        self.metrics.record({"feature_cache_hits": self.rollout_generator.cache.hit_rate})
 
     def _update_spread(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
@@ -333,6 +343,12 @@ class Sa2VAGRPOTrainer(Trainer):
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.metrics.clear()
         super().log(logs, start_time)
+
+    def log_now(self, values: Mapping[str, float]) -> None:
+        """A line of its own, of this very step; the values recorded for the next line stay."""
+        due = self.control.should_log
+        super().log(dict(values))
+        self.control.should_log = due  # the Trainer takes any line for the one that is due
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         save_run_state(self)

@@ -42,15 +42,15 @@ class LossParts:
     Args:
         loss: policy + beta * KL - entropy bonus.
         policy_loss: before KL and entropy bonus.
-        kl: mean over tokens of the k3 estimate, 0 without a reference.
-        clip_fraction: share of tokens (or completions) whose gradient is clipped away.
+        kl: mean over tokens of the k3 estimate; None without a reference.
+        clip_fraction: share of tokens (or completions) whose gradient is clipped away; None on fresh rollouts.
         entropy: mean over tokens, in nats.
     """
 
     loss: Tensor
     policy_loss: Tensor
-    kl: Tensor
-    clip_fraction: Tensor
+    kl: Tensor | None
+    clip_fraction: Tensor | None
     entropy: Tensor
 
 
@@ -93,8 +93,8 @@ def grpo_loss(
     return LossParts(
         loss - settings.entropy_coef * entropy if settings.entropy_coef else loss,
         policy_loss.detach(),
-        _token_mean(kl, mask).detach(),
-        _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
+        _token_mean(kl, mask).detach() if settings.beta else None,
+        None if old_log_probs is None else _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
         entropy.detach(),
     )
 

@@ -132,6 +132,12 @@ class PromptBatch:
     def captions(
         self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
     ) -> list[str]:
+        """The texts of `caption_answers`."""
+        return [self.text(answer) for answer in self.caption_answers(context, rows, masks, max_completion_length)]
+
+    def caption_answers(
+        self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
+    ) -> list[Answer]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
         regions = list(zip(rows, masks, strict=True))
         keys = [(self.image_indices[row], self._shown(mask)) for row, mask in regions]
@@ -140,8 +146,8 @@ class PromptBatch:
             return []
         questions = [self.caption_question(row, mask) for row, mask in different.values()]
         answers = self.answer_regions(context, questions, Decoding(max_completion_length))
-        captions = dict(zip(different, (self.text(answer) for (answer,) in answers), strict=True))
-        return [captions[key] for key in keys]
+        by_key = dict(zip(different, (answer for (answer,) in answers), strict=True))
+        return [by_key[key] for key in keys]
 
     def _shown(self, mask: np.ndarray) -> bytes:
         """What tells two regions of an image apart: their cells on the model's grid, or, drawn, their pixels."""
