@@ -115,7 +115,8 @@ def _sha256(tensor: Tensor) -> str:
 def _xor(tensor: Tensor) -> str:
     """It changes with every bit, and is computed where the tensor is, thirteen times as fast."""
     flat = _bytes(tensor)
-    return str(int(torch.hash_tensor(flat.view(torch.int64) if len(flat) % 8 == 0 else flat)))
+    words = flat.view(torch.int64) if len(flat) % 8 == 0 else flat
+    return str(torch.hash_tensor(words).view(torch.int64).item())
 
 
 def _bytes(tensor: Tensor) -> Tensor:

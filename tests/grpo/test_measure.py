@@ -34,6 +34,14 @@ def measured(parts: tuple[Any, Any]) -> Measured:
     return measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
 
 
+def test_what_validation_does_not_read_can_be_left_out(parts: tuple[Any, Any], measured: Measured) -> None:
+    few = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3, expected=False)
+    assert measured.values.keys() - few.values.keys() == {"expected_iou_of_drawn", "expected_meteor"}
+    for name, values in few.values.items():
+        np.testing.assert_array_equal(values, measured.values[name])
+    assert (few.captions, few.masks, few.drawn) == (measured.captions, measured.masks, measured.drawn)
+
+
 def drawn(parts: tuple[Any, Any], image: np.ndarray, text: str) -> np.ndarray:
     (mask,) = predict(*parts, image, text)["prediction_masks"]
     return mask[0]
