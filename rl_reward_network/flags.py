@@ -67,11 +67,15 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def check_range(settings: Any, *names: str, above: bool = False) -> None:
-    """Raise a ValueError for a number below 0, or with `above` for 0 as well, or not finite; None is not checked."""
+    """Raise a ValueError for a number below 0, or with `above` for 0 as well, or not finite; None is not checked.
+
+    A value may also be a mapping of names to numbers.
+    """
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not (0 < value < math.inf if above else 0 <= value < math.inf):
-            raise ValueError(f"{name} is {value}, expected {'more than 0' if above else '0 or more'}")
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            if number is not None and not (0 < number < math.inf if above else 0 <= number < math.inf):
+                raise ValueError(f"{name} is {number}, expected {'more than 0' if above else '0 or more'}")
 
 
 def check_at_least(settings: Any, least: int, *names: str) -> None:

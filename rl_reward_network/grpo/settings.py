@@ -176,6 +176,15 @@ def check_settings(settings: Any) -> None:
         raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")
 
 
+def check_lora_dropout(lora_dropout: float) -> None:
+    """Raise a ValueError for a dropout other than 0."""
+    if lora_dropout:
+        raise ValueError(
+            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
+            "one caption differ at random"
+        )
+
+
 def _check_counts(settings: Any) -> None:
     group, batch = settings.num_generations, settings.per_device_train_batch_size
     if group < 2:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
+from rl_reward_network.grpo.settings import check_lora_dropout
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
 
@@ -28,11 +29,7 @@ def prepare_model(
     Raises:
         ValueError: dropout is not 0, or `setup_lora` refuses.
     """
-    if lora_dropout:
-        raise ValueError(
-            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
-            "one caption differ at random"
-        )
+    check_lora_dropout(lora_dropout)
     setup_lora(model, r, lora_alpha, 0.0)
     _no_dropout(model)
     freeze_parameters(model, freeze_embeddings)
