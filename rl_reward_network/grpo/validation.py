@@ -103,7 +103,8 @@ class ValidationCallback(TrainerCallback):
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
-        points = self._points()
+        with self.trainer.phase("validation"):
+            points = self._points()
         self.steps.append(step)
         self._alarm(step, points)
         if PROXY in points:
