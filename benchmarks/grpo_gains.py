@@ -26,6 +26,7 @@ from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.runs.folder import FINAL
 
+ALL = 10**6  # test regions; there are 349
 METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")
 SEEDS = (0, 1, 2)
 QUICK = {
@@ -81,10 +82,10 @@ def run_and_evaluate(folder: Path, flags: list[str]) -> dict[str, Any]:
         resume = ["--resume"] if (folder / "config.json").exists() else []
         args = [*flags, "--run_folder", str(folder), "--save_steps", "50", *resume]
         train_sa2va_rl.main(tyro.cli(train_sa2va_rl.Args, args=args))
-    report = folder / "evaluation" / "eval.json"
-    if not report.exists():
-        run_grpo_evaluation(folder / FINAL)
-    results = read_json(report)
+    reports = list(folder.glob("evaluation_*/eval.json"))
+    if not reports:
+        reports = [run_grpo_evaluation(folder / FINAL, items=ALL)[1].with_name("eval.json")]
+    results = read_json(reports[0])
     rows = {row["metric"]: row for row in results["rows"]}
     config = results["config"]
     return rows | {"cIoU": results["totals"]["cIoU"], "steps": config["steps"], "minutes": config["training: minutes"]}

@@ -110,7 +110,7 @@ def float32_difference(args: Args, folder: Path) -> float:
 def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VAGRPOTrainer, list[GRPOPrompt]]:
     """A trainer on the embedded regions, and the prompts of one step, all about different images."""
     inputs = open_grpo_inputs(RunConfig(data_root=embedded_regions()))
-    prompts = {prompt.image_id: prompt for prompt in inputs.pick("policy")}
+    prompts = {prompt.group_id: prompt for prompt in inputs.pick("policy")}
     model, processor = load_sa2va_model(args.model_path, args.device, dtype=dtype)
     prepare_model(model, 16, 32)
     settings = Sa2VAGRPOConfig(

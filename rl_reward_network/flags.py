@@ -1,6 +1,11 @@
-"""Two levels of help: `--help` shows the common flags of a command, `--help-all` every flag."""
+"""Flags: two levels of help (`--help` shows the common flags of a command, `--help-all` every flag), and ranges.
 
-from dataclasses import fields, replace
+The ranges hold for the same settings in Python, where `check_finite` is not called.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
@@ -38,3 +43,44 @@ def changed(settings: Any, *names: str) -> list[str]:
     """Flags of the named fields whose value is not the default, e.g. ["--beta"]."""
     defaults = {field.name: field.default for field in fields(settings)}
     return [f"--{name}" for name in names if getattr(settings, name) != defaults[name]]
+
+
+def check_finite(settings: Any) -> None:
+    """Raise a ValueError for a flag that is NaN or infinite, also inside nested settings, tuples and mappings."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            check_finite(value)
+        elif wrong := [number for number in _floats(value) if not math.isfinite(number)]:
+            raise ValueError(f"--{field.name} is {wrong[0]}, expected a finite number")
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """The floats in the value of a flag."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _floats(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _floats(part)
+
+
+def check_range(settings: Any, *names: str, above: bool = False) -> None:
+    """Raise a ValueError for a number below 0, or with `above` for 0 as well, or not finite; None is not checked.
+
+    A value may also be a mapping of names to numbers.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            if number is not None and not (0 < number < math.inf if above else 0 <= number < math.inf):
+                raise ValueError(f"{name} is {number}, expected {'more than 0' if above else '0 or more'}")
+
+
+def check_at_least(settings: Any, least: int, *names: str) -> None:
+    """Raise a ValueError for a count below `least`; None is not checked."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}, expected {least} or more")

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
-from rl_reward_network.flags import common_flags
+from rl_reward_network.flags import check_finite, common_flags
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
@@ -49,7 +49,7 @@ def run(
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
-    if message := _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown))):
+    if message := _outcome(lambda: call(_checked(_parsed(args_type, prog or _module(), words, ignore_unknown)))):
         gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
@@ -69,6 +69,13 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
     if ignore_unknown:
         return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
     return tyro.cli(args_type, args=words, **settings)
+
+
+def _checked(args: Any) -> Any:
+    """The parsed flags, whose numbers are finite."""
+    if args is not None:  # after --help
+        check_finite(args)
+    return args
 
 
 def _short_help(args_type: Any, settings: dict[str, Any]) -> None:

@@ -42,6 +42,12 @@ class Args:
 
 def main(args: Args) -> None:
     """Read, query the judge, score, write."""
+    config = JudgeConfig(
+        args.llm_judge_base_url,
+        args.llm_judge_model,
+        max_concurrency=args.llm_judge_concurrency,
+        cache_path=args.llm_judge_cache,
+    )
     output = args.output or args.predictions.with_name(f"{args.predictions.stem}_eval.json")
     if output.resolve() == args.predictions.resolve():
         raise ValueError(f"--output {output}: would replace the predictions; choose another file")
@@ -53,12 +59,6 @@ def main(args: Args) -> None:
     qa, class_names = (read_json(args.bench / name) for name in FILES)
     bench = read_bench(qa, class_names, str(args.bench))
     predictions = read_predictions(read_json(args.predictions), bench, str(args.predictions))
-    config = JudgeConfig(
-        args.llm_judge_base_url,
-        args.llm_judge_model,
-        max_concurrency=args.llm_judge_concurrency,
-        cache_path=args.llm_judge_cache,
-    )
     judge = Judge(config)
     judge.check()
     result = score_predictions(judge, bench, predictions)

@@ -20,7 +20,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rl_reward_network.data.images import white_of
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
+from rl_reward_network.flags import check_at_least
+from rl_reward_network.inputs.config import RegionConfig
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL
 
@@ -70,6 +73,10 @@ class Args:
 
 def main(args: Args) -> None:
     """Print the table; the exit status is 1 if a line is missing, or if a stage does not fit."""
+    check_at_least(args, 0, "split_seed")
+    check_at_least(args, -1, "gpu")
+    RegionConfig(max_regions=args.max_regions)
+    white_of(args.bit_depth)
     if args.memory:
         from rl_reward_network.cli.memory import show_memory
 

@@ -17,6 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.flags import check_at_least
+
 if TYPE_CHECKING:
     from rl_reward_network.evaluation.before_after import BeforeAfter
     from rl_reward_network.evaluation.report import EvaluationResult
@@ -47,6 +49,8 @@ class Args:
 
 def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
+    check_at_least(args, 1, "images", "segment_batch")
+    check_at_least(args, -1, "gpu")
     from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.evaluate import grpo_model
 

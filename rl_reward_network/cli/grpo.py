@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.cli.grpo_flags import Args, RewardArgs, check_unlabelled, make_plan
+from rl_reward_network.cli.grpo_flags import Args, check_together, make_plan
 from rl_reward_network.grpo.outcome import notice
 from rl_reward_network.grpo.plan import GRPOPlan
-from rl_reward_network.grpo.settings import check_settings, with_preset
-from rl_reward_network.runs.folder import FINAL, GRPO_RUN, new_run_folder
+from rl_reward_network.runs.folder import FINAL, GRPO_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
@@ -32,11 +31,14 @@ __all__ = ["Args", "check", "main"]
 
 def check(args: Args) -> None:
     """Raise a ValueError for what can be refused before anything is read."""
-    check_settings(with_preset(args.grpo, args.mode, args.small))
-    check_unlabelled(args)
+    check_together(args, args.rewards.reward_net is not None)
     from rl_reward_network.grpo.inputs import check_config
 
     check_config(args.inputs, args.regions)
+    if args.run_folder and not args.resume:
+        check_new(args.run_folder)
+    if args.run_folder and args.resume and not (args.run_folder / "config.json").exists():
+        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
     if args.wandb and find_spec("wandb") is None:
         raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
 
@@ -54,7 +56,7 @@ def main(args: Args) -> None:
     inputs = open_grpo_inputs(args.inputs, args.regions)
     network = _reward_network(args.rewards.reward_net, inputs)
     plan = make_plan(args, inputs, network)
-    judge = _judge(args.rewards, args.inputs.output_dir)
+    judge = _judge(args)
     if judge is not None:
         plan = replace(plan, judge=args.rewards.judge_facts(judge.client.config.model))
     resumed = _to_resume(args, inputs, plan) if args.resume else None
@@ -99,26 +101,18 @@ def _reward_network(folder: Path | None, inputs: "GRPOInputs") -> "RewardNetwork
     return network
 
 
-def _judge(rewards: RewardArgs, output_dir: Path) -> "Judge | None":
+def _judge(args: Args) -> "Judge | None":
     """The LLM judge, after a first request to its server."""
-    if not rewards.judged_loops:
+    config = args.rewards.judge_config(args.inputs.output_dir)
+    if config is None:
         return None
-    from rl_reward_network.rewards.judge.config import JudgeConfig
     from rl_reward_network.rewards.judge.judge import Judge
 
-    cache = rewards.llm_judge_cache or output_dir / "llm_judge.sqlite"
-    config = JudgeConfig(
-        rewards.llm_judge_base_url,
-        rewards.llm_judge_model,
-        max_concurrency=rewards.llm_judge_concurrency,
-        timeout_s=rewards.llm_judge_timeout,
-        max_retries=rewards.llm_judge_retries,
-        cache_path=None if cache == "off" else Path(cache),
-    )
     judge = Judge(config)
     judge.check()
     if _first_process():
-        loops = " and ".join(rewards.judged_loops)
+        loops = " and ".join(args.rewards.judged_loops)
+        cache = config.cache_path or "off"
         print(f"LLM judge: {judge.client.config.model} at {config.base_url}, in {loops}; replies: {cache}")
     return judge
 
@@ -132,10 +126,6 @@ def _to_resume(args: Args, inputs: "GRPOInputs", plan: GRPOPlan) -> Path:
     from rl_reward_network.grpo.stage import find_grpo_run, wanted_settings
     from rl_reward_network.runs.resume import nothing_to_resume
 
-    if args.run_folder is None:
-        if run := find_grpo_run(inputs, plan):
-            return run
-        raise nothing_to_resume(args.inputs.output_dir, GRPO_RUN, wanted_settings(inputs, plan))
-    if not (args.run_folder / "config.json").exists():
-        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
-    return args.run_folder
+    if run := args.run_folder or find_grpo_run(inputs, plan):
+        return run
+    raise nothing_to_resume(args.inputs.output_dir, GRPO_RUN, wanted_settings(inputs, plan))

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import Rare, changed
+from rl_reward_network.flags import Rare, changed, check_at_least, check_range
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
     GRPOSettings,
     Mode,
+    check_lora_dropout,
     check_settings,
     default_mask_policy,
     with_preset,
@@ -46,6 +47,11 @@ class LoRAArgs:
     """Must be 0: dropout would change log-probabilities at random."""
     freeze_embeddings: Rare[bool] = False
     """Do not train the token embeddings and the head of a Qwen-VL, which its own recipe trains; saves many GiB."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        check_at_least(self, 1, "lora_r", "lora_alpha")
+        check_lora_dropout(self.lora_dropout)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,10 @@ class RewardArgs:
     llm_judge_cache: Rare[Literal["off"] | Path | None] = None
     """File of the judge's replies, for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
 
+    def __post_init__(self) -> None:
+        """Refuse weights below 0."""
+        check_range(self, *(field.name for field in fields(self) if field.name.endswith(("_weight", "mask_rewards"))))
+
     @property
     def mask_rewards_by_loop(self) -> dict[str, dict[str, float]] | None:
         """Loop -> name -> weight; None without such rewards, as in the config.json of older versions."""
@@ -99,6 +109,24 @@ class RewardArgs:
         """The loops whose captions the LLM judge compares."""
         flags = {"loop1": self.use_llm_judge, "loop2": self.use_llm_judge_loop2}
         return [loop for loop, judged in flags.items() if judged]
+
+    def judge_config(self, output_dir: Path) -> JudgeConfig | None:
+        """The judge's settings; None without a judge.
+
+        Raises:
+            ValueError: a setting out of range.
+        """
+        if not self.judged_loops:
+            return None
+        cache = self.llm_judge_cache or output_dir / "llm_judge.sqlite"
+        return JudgeConfig(
+            self.llm_judge_base_url,
+            self.llm_judge_model,
+            max_concurrency=self.llm_judge_concurrency,
+            timeout_s=self.llm_judge_timeout,
+            max_retries=self.llm_judge_retries,
+            cache_path=None if cache == "off" else Path(cache),
+        )
 
     def judge_facts(self, model: str | None) -> dict[str, Any] | None:
         """The judge as the run's config.json names it, without its key; None without a judge."""
@@ -153,7 +181,9 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
     Raises:
         ValueError: settings that do not go together.
     """
-    check_together(args, inputs.kind, network is not None)
+    check_together(args, network is not None)
+    if inputs.kind == "images":
+        _check_images(args, network is not None)
     settings = _hyperparameters(args, inputs.kind, network is not None)
     check_settings(settings)
     r = _or(args.lora.lora_r, LORA_R["small" if args.small else "large"])
@@ -209,12 +239,8 @@ def _weights(rewards: RewardArgs, captions: bool, learned: bool) -> RewardWeight
     return weights
 
 
-def check_unlabelled(args: Args) -> None:
-    """Check that nothing needs the masks of unlabelled images.
-
-    Raises:
-        ValueError: an objective or a reward needs masks, or there is no reward network; names the flag.
-    """
+def _check_unlabelled(args: Args) -> None:
+    """Check that nothing needs the masks of unlabelled images."""
     if args.inputs.unlabelled_root is None:
         return
     rewards = args.rewards
@@ -226,34 +252,40 @@ def check_unlabelled(args: Args) -> None:
         raise ValueError("--unlabelled_root needs a reward without masks: give --reward_net, or leave it out")
 
 
-def check_together(args: Args, kind: str, learned: bool) -> None:
-    """Check that no flags exclude each other, and that each has an effect.
+def check_together(args: Args, learned: bool) -> None:
+    """Check that no flags exclude each other, and that each has an effect, whatever the data are.
 
     Args:
         args: flags.
-        kind: of the data, regions or images.
         learned: whether there is a reward network.
 
     Raises:
         ValueError: names the flags.
     """
-    _check_judge(args)
-    if kind == "images":
-        _check_images(args, learned)
+    check_at_least(args, 0, "watch_every")
+    check_at_least(args, 1, "max_labelled")
+    check_settings(with_preset(args.grpo, args.mode, args.small))
+    _check_unlabelled(args)
+    _check_judge(args, learned)
     if args.grpo.objective == "supervised":
         _check_supervised(args)
     elif flags := changed(args, "max_labelled") + changed(args.grpo, *SUPERVISED_FLAGS):
         raise ValueError(f"{flags[0]} does nothing without --objective supervised; leave it out")
     if args.shuffle_rewards and args.grpo.pathwise_weight:
         raise ValueError("--shuffle_rewards cannot permute the gradient of --pathwise_weight; leave one of them out")
+    for name, weight in (("pathwise", args.grpo.pathwise_weight), ("learned", args.rewards.learned_weight)):
+        if weight and not learned:
+            raise ValueError(f"{name}_weight is {weight}, but there is no reward network; give --reward_net")
     if args.no_ema and changed(args.grpo, "ema_decay"):
         raise ValueError(f"--no_ema has no average for --ema_decay {args.grpo.ema_decay}; leave one of them out")
     if args.grpo.num_train_epochs is not None and args.grpo.max_steps is not None:
         raise ValueError("--num_train_epochs and --max_steps both end the training; give one of them")
 
 
-def _check_judge(args: Args) -> None:
+def _check_judge(args: Args, learned: bool) -> None:
     grpo, rewards = args.grpo, args.rewards
+    if rewards.judge_config(args.inputs.output_dir) is not None:
+        _weights(rewards, True, learned)
     if not rewards.judged_loops and (flags := changed(rewards, *JUDGE_FLAGS)):
         raise ValueError(f"{flags[0]} does nothing without --use_llm_judge or --use_llm_judge_loop2; give one of them")
     for flag, weight in (
@@ -273,14 +305,14 @@ def _check_images(args: Args, learned: bool) -> None:
         raise ValueError("annotated images have no captions: leave out --use_llm_judge and the caption weights")
     if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
         raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
+    if flags := changed(grpo, "ema_decay") + changed(args, "no_ema"):
+        raise ValueError(f"annotated images have no captions, so no partner for them: leave out {flags[0]}")
 
 
 def _check_supervised(args: Args) -> None:
     weighed = replace(args.rewards, reward_net=None) != RewardArgs() or args.grpo.pathwise_weight is not None
     if args.shuffle_rewards or weighed:
         raise ValueError("--objective supervised has no rewards: leave out the flags that shuffle, judge or weigh them")
-    if args.max_labelled is not None and args.max_labelled < 1:
-        raise ValueError(f"max_labelled is {args.max_labelled}, expected 1 or more")
     if flags := [*changed(args.grpo, *ROLLOUT_FLAGS), *changed(args, "no_ema")]:
         raise ValueError(f"--objective supervised samples nothing, so {flags[0]} does nothing; leave it out")
 

@@ -9,6 +9,8 @@ leaves a model that `--model_path` of every command takes; the last one is score
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_reward_network.flags import check_at_least
+
 
 @dataclass(frozen=True)
 class Args:
@@ -30,6 +32,9 @@ class Args:
 
 def main(args: Args) -> None:
     """Render, train, score, write the card."""
+    check_at_least(args, 0, "seed")
+    check_at_least(args, 1, "angiograms", "scenes", "stages")
+    check_at_least(args, -1, "gpu")
     from rl_reward_network.embedded.nano.stage import train_nano
 
     changed = [name for name in ("seed", "angiograms", "scenes") if getattr(args, name) != getattr(Args, name)]

@@ -14,7 +14,8 @@ from pycocotools import mask as coco
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 from rl_reward_network.data.sample import pseudonym
 
-KEY_BYTES = 4096  # at each end of an image file, so that large data sets are grouped without reading them whole
+KEY_BYTES = 4096  # at each end of a compressed image file: large data sets are grouped without reading them whole
+COMPRESSED = (b"\x89PNG", b"\xff\xd8\xff")  # first bytes of formats in which other pixels give another size or end
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +113,17 @@ def _stated_size(rle: Any) -> tuple[int, int]:
 def image_key(file: BinaryIO, offset: int, size: int) -> str:
     """Pseudonym of the image file that fills `size` bytes of `file` from `offset` on.
 
-    It depends on the length and on the first and last 4096 bytes: equal files have equal keys in all data sets; the
-    same picture, encoded again, has another key.
+    It depends on the length and the first and last 4096 bytes of a PNG or JPEG, and on all bytes of other formats, in
+    which two images with equal margins may differ in the middle alone. Equal files have equal keys in all data sets;
+    the same picture, encoded again, has another key.
     """
     digest = hashlib.sha256(str(size).encode())
-    for start in (0, max(size - KEY_BYTES, 0)):
-        file.seek(offset + start)
-        digest.update(file.read(min(size, KEY_BYTES)))
+    file.seek(offset)
+    first = file.read(min(size, KEY_BYTES))
+    rest = max(size - KEY_BYTES, 0) if first.startswith(COMPRESSED) else len(first)
+    file.seek(offset + rest)
+    for part in (first, file.read(size - rest)):
+        digest.update(part)
     return pseudonym("image", digest.hexdigest())
 
 

@@ -47,6 +47,8 @@ class StepCallback(TrainerCallback):
             late = any_rank(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
             if late and rollouts_used_up:
                 self.trainer.ended = control.should_training_stop = control.should_save = True
+        # A resumed run begins a line of its own, so the whole one must do so there, too; and no step is left out.
+        control.should_log |= control.should_save or state.global_step >= state.max_steps
 
     def _stop_without_judge(self, control: Any) -> None:
         """Stop, with a checkpoint, if the judge of some process fails for good; METEOR alone is another objective."""

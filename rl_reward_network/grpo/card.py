@@ -1,4 +1,4 @@
-"""Model cards of GRPO runs: base model, training, results, and how to load the folder."""
+"""Model cards of GRPO and of supervised runs: base model, training, results, and how to load the folder."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,15 +19,16 @@ NOT_EVALUATED = """Not evaluated when this was written. To do so:
 sa2va-rl evaluate --model_path <run>/final_model --split test
 ```"""
 ADAPTER = (
-    "LoRA weights and the other tensors trained by reinforcement learning, in `trainable/`, for {base}.",
+    "LoRA weights and the other trained tensors, in `trainable/`, for {base}.",
     "sa2va-rl merge --model_path <this folder> --output merged    # a full checkpoint",
     TRAINED_PART,
 )
 MERGED = (
-    "A full Sa2VA checkpoint: {base} with merged LoRA and the other tensors trained by reinforcement learning.",
+    "A full Sa2VA checkpoint: {base} with merged LoRA and the other trained tensors.",
     "sa2va-rl segment image.png --model_path <this folder>",
     WHOLE_MODEL,
 )
+HOW = {"grpo": "by GRPO, reinforcement learning", "supervised": "on true masks, supervised"}
 OF_QWEN_VL = ("image_resize", "region_prompt")  # settings, recorded where they are not the default
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
@@ -45,6 +46,7 @@ def card_text(
     """
     base = config["world"]["model_path"]  # a hub id, an embedded model's name, or a folder
     base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
+    objective = config["origin"]["settings"]["objective"]
     what, command, python = MERGED if merged else ADAPTER
     if peft and not merged:
         python = f"{python}\n\n{LORA_PART}"
@@ -58,9 +60,9 @@ def card_text(
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""---
 library_name: transformers
-tags: [sa2va, segmentation, grpo]
+tags: [sa2va, segmentation, {objective}]
 ---
-# {base}, fine-tuned by GRPO
+# {base}, fine-tuned {HOW[objective]}
 
 {_first_lines(config)}
 {what.format(base=base)}

@@ -76,6 +76,7 @@ def _state(trainer: Any) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "reached": sorted(trainer.tensors_with_gradient),
         "ended": trainer.ended,
+        "alike_rewards": trainer.alike_rewards.steps,
         "loop_weights": trainer.loop_weights.state_dict(),
     }
     if trainer.args.curriculum:
@@ -114,6 +115,7 @@ def load_run_state(trainer: Any, folder: Path) -> None:
         raise ValueError(f"{folder}: {missing[0]} is missing; delete this checkpoint, and the one before it is taken")
     trainer.rollout_generator.spread_controller.spread, trainer.earlier_seconds = state["spread"], state["seconds"]
     trainer.loop_weights.load_state_dict(state["loop_weights"])
+    trainer.alike_rewards.steps = state["alike_rewards"]
     trainer.tensors_with_gradient, trainer.any_spread = set(state["reached"]), state["any_spread"]
     if trainer.args.curriculum:
         trainer.order.load_state_dict(state["curriculum"])

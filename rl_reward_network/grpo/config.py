@@ -5,16 +5,11 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
+from rl_reward_network.flags import check_at_least, check_range
 from rl_reward_network.grpo.loss.losses import LossSettings
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
 from rl_reward_network.grpo.rollouts.image_context import ROWS_AT_ONCE
-from rl_reward_network.grpo.settings import (
-    GRPOSettings,
-    MaskPolicyName,
-    check_at_least,
-    check_range,
-    check_settings,
-)
+from rl_reward_network.grpo.settings import GRPOSettings, MaskPolicyName, check_settings
 
 
 @dataclass

@@ -51,6 +51,7 @@ from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 SPLIT = "test"
+QUICK_REGIONS = 120  # test regions of a quick run; the interval is that of so many
 PICTURED = 3  # prompts with the largest gains, and as many with the largest losses, in the report
 
 
@@ -103,7 +104,8 @@ def run_grpo_evaluation(
         final_model: of a GRPO run, or one of its checkpoints.
         data_root, base_model: where data and Sa2VA are now, if they were moved since training.
         gpu: index; -1 is the CPU; None is as in training.
-        items: maximum number of test prompts; the folder is then `evaluation_<number>`.
+        items: maximum number of test prompts; the folder is then `evaluation_<number>`. None is all, of the captioned
+            regions of a quick run 120.
 
     Raises:
         ValueError: the run is not complete, or data or model differ from those in training.
@@ -122,9 +124,7 @@ def _evaluate(
     start, run, config = time.perf_counter(), final_model.parent, trained_config(final_model)
     path = base_model or located_model(run, config, "--base_model")
     inputs = _open(config, run, data_root, path, gpu)
-    prompts = inputs.pick(SPLIT)
-    if items is not None:
-        prompts = spread(prompts, items, inputs.config.seed)
+    prompts, fewer = _test_prompts(inputs, config["origin"]["mode"], items)
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
     inputs.set_up(processor)
     origin = config["origin"]
@@ -135,7 +135,7 @@ def _evaluate(
     before = measure(model, prompts, cache, longest, desc="before")
     load_trainable(model, final_model / TRAINABLE)
     after = measure(model, prompts, cache, longest, desc="after")
-    notes, section = import_notes(inputs.config.data_root), None
+    notes, section = (*fewer, *import_notes(inputs.config.data_root)), None
     if (run / REWARD_NET).exists():
         network = RewardNetwork.from_pretrained(run / REWARD_NET).to(inputs.device)
         maps = ForegroundMaps.beside(run, network)
@@ -160,6 +160,16 @@ def _evaluate(
     notes += few_patients_note(min(row.gain.groups for row in result.rows), "test groups")
     result = replace(result, notes=notes, origin=origin, unlabelled=section)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
+
+
+def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[list[GRPOPrompt], tuple[str, ...]]:
+    """The test prompts of an evaluation, as in `run_grpo_evaluation`, and a note if quick mode leaves any out."""
+    prompts = inputs.pick(SPLIT)
+    most = items or (QUICK_REGIONS if (mode, inputs.kind) == ("quick", "regions") else len(prompts))
+    if items is None and most >= len(prompts):
+        return prompts, ()
+    note = f"quick: {most} of {len(prompts)} test regions; evaluate --images {len(prompts)} takes all."
+    return spread(prompts, most, inputs.config.seed), () if items else (note,)
 
 
 def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "auto") -> tuple[Any, Sa2VAProcessor]:

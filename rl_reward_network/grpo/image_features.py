@@ -1,6 +1,5 @@
 """Features of images from the frozen encoders, computed once and cached: vision tower and SAM 2 image encoder."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 
+from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.models.sa2va.drawn_regions import draw_region
 from rl_reward_network.models.sa2va.generation_sa2va import evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -44,7 +44,9 @@ class ImageFeatures:
 
 
 class FeatureCache:
-    """Least-recently-used cache of image features, in main memory.
+    """Least-recently-used cache of image features, in main memory, by the digest of the decoded pixels.
+
+    Names and bytes of files do not tell images apart: uncompressed files of one size may share both of their ends.
 
     Args:
         model: Sa2VA with frozen encoders.
@@ -57,24 +59,23 @@ class FeatureCache:
         self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
         self.hits = self.misses = self.nbytes = 0
 
-    def get(self, image_ids: Sequence[str], images: Sequence[np.ndarray]) -> list[ImageFeatures]:
-        """Features, on the model's device, of uint8 (H, W, 3) images with the keys `image_ids`."""
-        return [self._get_one(image_id, image) for image_id, image in zip(image_ids, images, strict=True)]
+    def get(self, images: Sequence[np.ndarray]) -> tuple[list[str], dict[str, ImageFeatures]]:
+        """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device."""
+        digests = [pixels_digest(image) for image in images]
+        different = dict(zip(digests, images, strict=True))
+        return digests, {digest: self._get_one(digest, image) for digest, image in different.items()}
 
-    def get_region(self, image_id: str, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
+    def get_region(self, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
         """Features of an image, uint8 (H, W, 3), with the region, bool (H, W), drawn into it.
 
         Args:
-            image_id: key of the image.
             image, region: see `draw_region`.
             repeated: the region will be asked for again, as a true one is; others are not kept.
         """
-        how = self.processor.region_prompt
-        drawn = draw_region(image, region, how)
+        drawn = draw_region(image, region, self.processor.region_prompt)
         if not repeated:
             return encode_region(self.model, self.processor, drawn)
-        digest = hashlib.sha256(np.packbits(region).tobytes()).hexdigest()
-        return self._get_one(f"{image_id} {how} {digest}", drawn, encode_region)
+        return self._get_one(pixels_digest(drawn, "region"), drawn, encode_region)
 
     @property
     def hit_rate(self) -> float:
@@ -86,14 +87,14 @@ class FeatureCache:
         self.entries.clear()
         self.nbytes = 0
 
-    def _get_one(self, image_id: str, image: np.ndarray, encode: Encode | None = None) -> ImageFeatures:
-        if image_id in self.entries:
+    def _get_one(self, key: str, image: np.ndarray, encode: Encode | None = None) -> ImageFeatures:
+        if key in self.entries:
             self.hits += 1
-            self.entries.move_to_end(image_id)
-            return self.entries[image_id].to(self.model.device)
+            self.entries.move_to_end(key)
+            return self.entries[key].to(self.model.device)
         self.misses += 1
         features = (encode or encode_image)(self.model, self.processor, image)
-        self.entries[image_id] = features.to("cpu")
+        self.entries[key] = features.to("cpu")
         self.nbytes += features.nbytes
         while self.nbytes > self.limit and len(self.entries) > 1:
             self.nbytes -= self.entries.popitem(last=False)[1].nbytes

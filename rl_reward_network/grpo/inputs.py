@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.images import white_of
@@ -161,6 +162,7 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
         ValueError: data named twice or not at all, a GPU or a package that is missing.
     """
     config, regions = _named_once(config, regions)
+    compile_group_regex(config.group_regex)
     if config.gpu not in (None, -1, 0):
         raise ValueError(f"gpu is {config.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={config.gpu}")
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)

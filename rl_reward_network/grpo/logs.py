@@ -14,7 +14,7 @@ from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.runs.curves import Curves
 
-TAGS_FROM_TRAINER = {"grad_norm", "learning_rate", "epoch"}
+TRAINING = "total_loss"  # in every line of a training step
 SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
 MAX_GROUPS = 4  # in a picture
@@ -45,8 +45,10 @@ class GRPOLogs(TrainerCallback):
             import wandb  # an optional dependency
 
             wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
-        self.curves = Curves(self.run, {"step": state.global_step}, board_step=state.global_step)
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="GRPO", unit="step")
+        last = state.global_step or -1  # a new run has a line of step 0, its first validation
+        self.curves = Curves(self.run, {"step": last}, board_step=last)
+        name = "GRPO" if self.trainer.args.objective == "grpo" else "supervised"
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=name, unit="step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Advance the bar."""
@@ -59,6 +61,8 @@ class GRPOLogs(TrainerCallback):
             return
         self.curves.add_scalars(logs, state.global_step)
         self.curves.add_row({"step": state.global_step, **logs})
+        if TRAINING not in logs:  # a validation
+            return
         if self.bar is not None:
             means = {loop: logs.get(f"{loop}/reward_mean") for loop in ("loop1", "loop2")}
             rewards = [f"{loop}={mean:.3f}" for loop, mean in means.items() if mean is not None]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from pycocotools import mask as coco
 from tqdm import tqdm
 
@@ -63,19 +65,30 @@ def measure(
     seed: int = 0,
     desc: str = "measuring",
     quiet: bool = False,
+    expected: bool = True,
+    accelerator: Accelerator | None = None,
 ) -> Measured:
     """All metrics of `prompts`; greedy, except for the expected rewards, which are means over sampled captions.
 
     Metrics with a region and a caption: `iou_of_drawn` (caption, then its mask, against the region: the reward of loop
     1), `expected_iou_of_drawn` (the same at temperature 1), `meteor`, `expected_meteor`, `cycle_meteor` (caption, mask,
-    caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask for the prompt's question.
+    caption again). With a truth: `dice`, `iou`, `precision` and `recall` of the mask for the prompt's question. With
+    `expected` False the expected rewards, nearly half of the time, are left out. With an `accelerator` its processes
+    share the batches, and all of them must call this.
     """
     size = batch_size(model.config, cache.processor.max_tiles)
+    starts = range(0, len(prompts), size)
+    own = starts if accelerator is None else starts[accelerator.process_index :: accelerator.num_processes]
     with mixed_precision(model):
-        parts = [
-            _measure_batch(model, prompts[start : start + size], cache, max_completion_length, (seed, start))
-            for start in tqdm(range(0, len(prompts), size), desc, unit=f"{size} items", disable=quiet)
-        ]
+        by_start = {
+            start: _measure_batch(
+                model, prompts[start : start + size], cache, max_completion_length, expected, (seed, start)
+            )
+            for start in tqdm(own, desc, unit=f"{size} items", disable=quiet)
+        }
+    if accelerator is not None and accelerator.num_processes > 1:
+        by_start = {start: part for parts in gather_object([by_start]) for start, part in parts.items()}
+    parts = [by_start[start] for start in starts]
     return Measured(
         {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
         [caption for part in parts for caption in part.captions],
@@ -114,7 +127,12 @@ def batch_size(config: Any, max_tiles: int) -> int:
 
 
 def _measure_batch(
-    model: Any, prompts: Sequence[GRPOPrompt], cache: FeatureCache, max_completion_length: int, seed: Seed
+    model: Any,
+    prompts: Sequence[GRPOPrompt],
+    cache: FeatureCache,
+    max_completion_length: int,
+    expected: bool,
+    seed: Seed,
 ) -> Measured:
     batch = open_batch(prompts, cache)
     context, rows = batch.context(model), list(range(len(prompts)))
@@ -122,22 +140,31 @@ def _measure_batch(
     values, overlap = _against_truth(masks, batch.truths)
     captions, drawn = [""] * len(prompts), masks
     if all(prompt.caption for prompt in prompts):
-        captions, drawn, caption_values = _measure_captions(batch, context, masks, max_completion_length, seed)
+        captions, drawn, caption_values = _measure_captions(
+            batch, context, masks, max_completion_length, expected, seed
+        )
         values |= caption_values
     return Measured(values, captions, _packed(masks), _packed(drawn), overlap)
 
 
 def _measure_captions(
-    batch: PromptBatch, context: ImageContext, masks: Sequence[Mask], max_completion_length: int, seed: Seed
+    batch: PromptBatch,
+    context: ImageContext,
+    masks: Sequence[Mask],
+    max_completion_length: int,
+    expected: bool,
+    seed: Seed,
 ) -> tuple[list[str], list[Mask], dict[str, np.ndarray]]:
     """Greedy captions of the true regions, their masks, and the metrics of both loops."""
     rows, references = list(range(len(batch.prompts))), [prompt.caption for prompt in batch.prompts]
     truths = [mask for mask in batch.truths if mask is not None]
     captions = batch.captions(context, rows, truths, max_completion_length)
-    questions = [batch.caption_question(row, mask) for row, mask in enumerate(truths)]
-    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
-    answers = batch.answer_regions(context, questions, decoding, SAMPLED)
-    sampled = [[batch.text(answer) for answer in row_answers] for row_answers in answers]
+    sampled: list[list[str]] = [[] for _ in rows]
+    if expected:
+        questions = [batch.caption_question(row, mask) for row, mask in enumerate(truths)]
+        decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+        answers = batch.answer_regions(context, questions, decoding, SAMPLED)
+        sampled = [[batch.text(answer) for answer in row_answers] for row_answers in answers]
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
@@ -146,11 +173,15 @@ def _measure_captions(
     cycle = dict(zip(not_empty, cycle_captions, strict=True))
     values = {
         "iou_of_drawn": [overlap.get((row, captions[row]), 0.0) for row in rows],
-        "expected_iou_of_drawn": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
         "meteor": meteor(captions, references, normalise=True),
-        "expected_meteor": [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows],
         "cycle_meteor": meteor([cycle.get(row, "") for row in rows], references, normalise=True),
     }
+    if expected:
+        values["expected_iou_of_drawn"] = [
+            np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows
+        ]
+        repeated = [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows]
+        values["expected_meteor"] = repeated
     drawn_masks = _thresholded([drawn.get((row, captions[row])) for row in rows])
     return captions, drawn_masks, {name: np.asarray(column) for name, column in values.items()}
 

@@ -19,7 +19,6 @@ class GRPOPrompt:
     """One prompt of GRPO.
 
     Args:
-        image_id: equal for prompts about one image, whose features are computed once.
         group_id, series_id, sample_id: pseudonyms, see `RegionSample`.
         caption: the reference caption; if empty, the prompt takes no part in the caption loop.
         question: of loop 2, for the mask.
@@ -28,7 +27,6 @@ class GRPOPrompt:
         describe: of loop 1, for the caption of a marked region.
     """
 
-    image_id: str
     group_id: str
     series_id: str
     sample_id: str
@@ -42,7 +40,6 @@ class GRPOPrompt:
 def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
     """The prompt of a region with a caption, for both loops."""
     return GRPOPrompt(
-        sample.image_id,
         sample.group_id,
         sample.series_id,
         sample.sample_id,
@@ -57,7 +54,6 @@ def region_prompt(sample: RegionSample, describe: str = DESCRIBE) -> GRPOPrompt:
 def image_prompt(sample: Sample, question: str) -> GRPOPrompt:
     """The prompt of an annotated image, such as an angiogram, for the mask loop; all images share one question."""
     return GRPOPrompt(
-        sample.sample_id,
         sample.group_id,
         sample.series_id,
         sample.sample_id,

@@ -51,7 +51,7 @@ class RolloutGroup:
     """All rollouts of one prompt, in both loops.
 
     Args:
-        image_id: groups of one image share its prefix.
+        image_id: digest of the image's pixels; groups of one image share its prefix.
         features: of the image.
         prefix_ids: token ids up to and including the end of the image.
         describe_ids: the question of loop 1, after the prefix; empty if the group takes no part in that loop.

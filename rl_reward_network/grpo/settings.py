@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import RARE, Rare
+from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised"]
@@ -177,6 +177,7 @@ def check_settings(settings: Any) -> None:
     check_range(settings, "temperature", "epsilon", "epsilon_high", "max_minutes", "num_train_epochs", above=True)
     check_range(settings, "mask_to_caption_weight", "caption_to_mask_weight", "pathwise_weight", "answer_weight")
     check_range(settings, "learning_rate", "beta", "mask_beta", "entropy_coef", "bce_weight", "dice_weight")
+    check_range(settings, "max_grad_norm")
     if settings.save_strategy == "steps" and int(settings.save_steps) % settings.num_iterations:
         raise ValueError(
             f"save_steps is {settings.save_steps}, not a multiple of num_iterations {settings.num_iterations}: a "
@@ -189,20 +190,13 @@ def check_settings(settings: Any) -> None:
         raise ValueError("mask_to_caption_weight and caption_to_mask_weight are both 0: nothing would be trained")
 
 
-def check_range(settings: Any, *names: str, above: bool = False) -> None:
-    """Raise a ValueError for a number below 0, or with `above` for 0 as well; NaN is refused, None is not checked."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not (value > 0 if above else 0 <= value < math.inf):
-            raise ValueError(f"{name} is {value}, expected {'more than 0' if above else '0 or more'}")
-
-
-def check_at_least(settings: Any, least: int, *names: str) -> None:
-    """Raise a ValueError for a count below `least`; None is not checked."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}, expected {least} or more")
+def check_lora_dropout(lora_dropout: float) -> None:
+    """Raise a ValueError for a dropout other than 0."""
+    if lora_dropout:
+        raise ValueError(
+            f"lora_dropout is {lora_dropout}, expected 0: with dropout, old, reference and new log-probabilities of "
+            "one caption differ at random"
+        )
 
 
 def _check_counts(settings: Any) -> None:
@@ -215,9 +209,10 @@ def _check_counts(settings: Any) -> None:
             f"per_device_train_batch_size is {batch} generations, not divisible by num_generations {group}: whole "
             "groups stay together; give a multiple of it"
         )
-    check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps")
-    if settings.max_steps == 0:  # -1 leaves it to the epochs
-        raise ValueError("max_steps is 0, expected 1 or more")
+    check_at_least(settings, 1, "num_iterations", "max_completion_length", "gradient_accumulation_steps", "save_steps")
+    check_at_least(settings, 0, "warmup_steps")
+    if settings.max_steps is not None and settings.max_steps < 1 and settings.max_steps != -1:  # left to the epochs
+        raise ValueError(f"max_steps is {settings.max_steps}, expected 1 or more")
 
 
 def _check_objective(settings: Any) -> None:

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from rl_reward_network.grpo.alike_rewards import AlikeRewards
 from rl_reward_network.grpo.callbacks import StepCallback
 from rl_reward_network.grpo.checkpoint import load_run_state, save_run_state
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
@@ -82,7 +83,7 @@ class Sa2VAGRPOTrainer(Trainer):
         check_supported(args, pathwise)
         pad_id = processor.tokenizer.pad_token_id or 0
         mask_policy, never_sampled_ids = MASK_POLICIES[args.mask_policy], processor.never_sampled_ids
-        policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id)
+        policy = GRPOPolicy(model, mask_policy, args.temperature, never_sampled_ids, pad_id, bool(args.entropy_coef))
         if args.objective == "grpo":
             check_weights(rewards, args)
         order = prompt_order(len(prompts), args)  # refuses too few prompts before the Trainer makes the run's folder
@@ -113,15 +114,25 @@ class Sa2VAGRPOTrainer(Trainer):
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
+        rewards = self.rollout_generator.rewards
+        self.alike_rewards = AlikeRewards(
+            [loop for loop, terms in rewards.items() if any(term.weight for term in terms.values())]
+        )
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
+        self.phases: dict[str, float] = defaultdict(
+            float
+        )  # seconds of rollouts and validations, since the run was resumed
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
-        has_partner = self.args.ema_decay and self.args.objective == "grpo"  # supervised training needs none
+        # Supervised training needs none, and without captions there is nothing to draw or to describe.
+        has_partner = (
+            self.args.ema_decay and self.args.objective == "grpo" and any(prompt.caption for prompt in self.prompts)
+        )
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_partner else None
         self.rollout_generator.ema = self.ema
 
@@ -202,9 +213,16 @@ class Sa2VAGRPOTrainer(Trainer):
         counts = torch.tensor(count_step(self.buffer), device=device)
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block."""
+        start = time.monotonic()
+        yield
+        self.phases[name] += time.monotonic() - start
+
     def _generate_step(self) -> list[list[RolloutGroup]]:
         batches = self._prompt_batches()
-        with hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
+        with self.phase("rollouts"), hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
             if self.args.objective == "supervised":
                 return [self.groups_from_references(prompts) for _, prompts in batches]
             step = [self._generate_and_score(prompts, number) for number, prompts in batches]
@@ -213,6 +231,7 @@ class Sa2VAGRPOTrainer(Trainer):
             self._record_advantages(prompts, rollouts)
         self._update_spread(len(step))
         self._update_curriculum()
+        self.alike_rewards.end_step(self.accelerator, self.state.global_step, self.args.num_iterations)
         return [groups for groups, _ in step]
 
     def _generate_and_score(
@@ -247,7 +266,6 @@ class Sa2VAGRPOTrainer(Trainer):
         self.metrics.record(rollout_statistics(groups, rollouts))
         if "loop2" in rollouts:
             self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
-        self.metrics.record({"feature_cache_hits": self.rollout_generator.cache.hit_rate})
 
     def _record_advantages(self, prompts: Sequence[GRPOPrompt], rollouts: Mapping[str, LoopRollouts]) -> None:
         self.metrics.record(advantage_statistics(rollouts))
@@ -256,6 +274,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.any_spread |= any(
             loop.advantages is not None and loop.advantages.spread.any() for loop in rollouts.values()
         )
+        self.alike_rewards.note(rollouts)
 
     def _update_spread(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
@@ -342,6 +361,12 @@ class Sa2VAGRPOTrainer(Trainer):
             logs["ema_distance"], logs["ema_decay"] = self.ema.distance(self.sa2va), self.ema.current_decay
         self.metrics.clear()
         super().log(logs, start_time)
+
+    def log_now(self, values: Mapping[str, float]) -> None:
+        """A line of its own, of this very step; the values recorded for the next line stay."""
+        due = self.control.should_log
+        super().log(dict(values))
+        self.control.should_log = due  # the Trainer takes any line for the one that is due
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         save_run_state(self)

@@ -73,9 +73,8 @@ class ValidationCallback(TrainerCallback):
         last = state.global_step >= state.max_steps or self.trainer.ended or (self.over_optimised and rollouts_used_up)
         if state.global_step % self.every == 0 or last:
             self._validate(state.global_step)
-            control.should_log |= last
         if self.over_optimised and rollouts_used_up:
-            self.trainer.ended = control.should_training_stop = control.should_save = True
+            self.trainer.ended = control.should_training_stop = control.should_save = control.should_log = True
 
     @property
     def over_optimised(self) -> bool:
@@ -91,18 +90,21 @@ class ValidationCallback(TrainerCallback):
         return outcome_of(self.steps, self.gold, self.criterion, len(self.prompts), labelled)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """For a checkpoint, which holds the current weights already."""
         curves = {"steps": self.steps, "proxy": self.proxy, "gold": self.gold, "criterion": self.criterion}
-        return {**curves, "peak": self.best_weights, "has_warned": self.has_warned}
+        best_is_now = self.gold and self.steps[self.gold.index(max(self.gold))] == self.trainer.state.global_step
+        return {**curves, "peak": {} if best_is_now else self.best_weights, "has_warned": self.has_warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """From a checkpoint whose weights have been loaded."""
         self.steps, self.proxy, self.gold = state["steps"], state["proxy"], state["gold"]
-        self.criterion, self.best_weights, self.has_warned = state["criterion"], state["peak"], state["has_warned"]
+        self.criterion, self.has_warned = state["criterion"], state["has_warned"]
+        best_is_now = self.gold and not state["peak"]
+        self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
-        """Rank 0 measures and broadcasts: all processes must stop at the same step, or none."""
-        points = from_first_rank(self.trainer.accelerator, self._points)
+        with self.trainer.phase("validation"):
+            points = self._points()
         self.steps.append(step)
         self._alarm(step, points)
         if PROXY in points:
@@ -112,7 +114,7 @@ class ValidationCallback(TrainerCallback):
             if not self.gold or points[self.criterion] > max(self.gold):
                 self.best_weights = trainable_state(self.trainer.sa2va)
             self.gold.append(points[self.criterion])
-        self.trainer.metrics.record(points)
+        self.trainer.log_now(points)
 
     def _alarm(self, step: int, points: Mapping[str, float]) -> None:
         """Warn if most masks are empty: at step 0 the question is not understood; later training has collapsed."""
@@ -129,9 +131,15 @@ class ValidationCallback(TrainerCallback):
             )
 
     def _points(self) -> dict[str, float]:
-        """tag -> mean over the prompts."""
-        longest, cache = self.trainer.args.max_completion_length, self.trainer.rollout_generator.cache
-        measured = measure(self.trainer.sa2va, self.prompts, cache, longest, quiet=True)
+        """tag -> mean over the prompts, which all processes measure together."""
+        trainer = self.trainer
+        longest, cache = trainer.args.max_completion_length, trainer.rollout_generator.cache
+        measured = measure(
+            trainer.sa2va, self.prompts, cache, longest, quiet=True, expected=False, accelerator=trainer.accelerator
+        )
+        return from_first_rank(trainer.accelerator, lambda: self._means(measured))  # all stop at one step, or none
+
+    def _means(self, measured: Measured) -> dict[str, float]:
         columns = {tag: measured.values[name] for name, tag in TAGS.items() if name in measured.values}
         points = {tag: float(np.nanmean(column)) for tag, column in columns.items() if np.isfinite(column).any()}
         points[EMPTY] = empty_share(measured)

@@ -10,7 +10,7 @@ import tyro
 
 from rl_reward_network.data.images import white_of
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
-from rl_reward_network.flags import RARE, Rare
+from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
@@ -60,10 +60,9 @@ class RunConfig:
     """White levels of such images, see `data.grey_levels`; set when the data are read."""
 
     def __post_init__(self) -> None:
-        """Refuse negative seeds and unknown bit depths."""
-        for name in ("seed", "split_seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        """Refuse numbers out of range and unknown bit depths."""
+        check_at_least(self, 0, "seed", "split_seed")
+        check_at_least(self, -1, "gpu")
         white_of(self.bit_depth)
 
     @property
@@ -98,9 +97,7 @@ class PromptConfig:
 
     def __post_init__(self) -> None:
         """Refuse limits below 1."""
-        for name in ("segment_batch", "max_new_tokens", "max_tiles"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        check_at_least(self, 1, "segment_batch", "max_new_tokens", "max_tiles")
 
 
 @dataclass(frozen=True)
@@ -129,12 +126,9 @@ class RegionConfig:
 
     def __post_init__(self) -> None:
         """Refuse counts out of range."""
-        if self.max_dynamic_patch < 1:
-            raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
-        if self.max_regions is not None and self.max_regions < 4:
-            raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
-        if not self.feature_cache_gib >= 0:
-            raise ValueError(f"feature_cache_gib is {self.feature_cache_gib}, expected 0 or more")
+        check_at_least(self, 1, "max_dynamic_patch")
+        check_at_least(self, 4, "max_regions")
+        check_range(self, "feature_cache_gib")
 
 
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.data.annotations import phrase_key
+from rl_reward_network.data.annotations import compile_group_regex, phrase_key
 from rl_reward_network.data.grey_levels import given_levels, levels_of
 from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.sample import Sample
@@ -157,8 +157,10 @@ def check_inputs(config: RunConfig) -> None:
     """Check what can be checked before anything is read.
 
     Raises:
-        ValueError: no data are named for another model than the embedded one, or the GPU is missing.
+        ValueError: no data are named for another model than the embedded one, the GPU is missing, or the regular
+            expression has no group.
     """
+    compile_group_regex(config.group_regex)
     check_named(config.model_path, config.data_root, DEFAULT_DATA)
     check_device(config.device)
 

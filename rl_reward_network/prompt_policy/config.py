@@ -65,11 +65,11 @@ class PromptPPOConfig(PPOSettings):
         for name in ("total_timesteps", "n_envs", "n_steps", "n_epochs", "max_steps"):
             self._require(name, getattr(self, name) >= 1, "1 or more")
         for name in ("learning_rate", "clip_range"):
-            self._require(name, getattr(self, name) > 0, "more than 0")
+            self._require(name, 0 < getattr(self, name) < math.inf, "more than 0")
         for name in ("gamma", "gae_lambda"):
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("ent_coef", "vf_coef", "seed"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
+            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or more")
         rollout = self.n_steps * self.n_envs
         self._require("batch_size", self.batch_size >= 2, "2 or more: advantages are normalised in it")
         expected = f"at most {rollout}, the rollout of n_steps x n_envs = {self.n_steps} x {self.n_envs}"

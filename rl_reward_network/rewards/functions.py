@@ -6,7 +6,7 @@ its noise is known. Columns, each a list with one entry per generation:
 
 - `prompts`: questions to the model.
 - `completions`: captions, of the policy in loop 1, of the partner in loop 2.
-- `completion_ids`: their tokens.
+- `completion_ids`: their tokens, as generated, the stop token included.
 - `captions`: reference captions.
 - `images`: uint8 (H, W, 3).
 - `masks`: ground truth, bool (H, W), or None.

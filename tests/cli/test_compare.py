@@ -23,7 +23,6 @@ from rl_reward_network.compare.roads import (
     parts_of,
 )
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.settings import check_settings
 from rl_reward_network.grpo.stage import describe
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.loading import open_inputs
@@ -77,8 +76,7 @@ def test_every_command_is_one_that_its_flags_allow(part: str, mode: str, tmp_pat
         assert args.regions.segment_question == "Find the tubes."
         assert args.regions.max_dynamic_patch == 3
         learned = args.rewards.reward_net is not None
-        grpo_flags.check_together(args, "images", learned)
-        check_settings(args.grpo)
+        grpo_flags.check_together(args, learned)
         assert args.inputs.model_path == (str(tmp_path / "supervised" / "merged") if part == AFTER else "sa2va-nano")
     if part == PROMPTS_LABELS:
         assert args.ppo.stop

@@ -16,7 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from rl_reward_network.grpo import measure as measure_file
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
+from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.ranks import any_rank, connect, first_message, from_first_rank
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
@@ -78,20 +80,20 @@ def resume(folder: Path, curriculum: bool) -> None:
 
 
 def validate(folder: Path) -> None:
-    """Eight steps with validation: on rank 0 Dice falls while the score rises; the other rank must not measure."""
+    """Eight steps with validation: on rank 0 Dice falls while the score rises; the other rank must not decide."""
     rank = int(os.environ["RANK"])
     trainer = make_trainer(folder / f"validated_{rank}", regions(4), objective="supervised", max_steps=8)
     trainer.validation = ValidationCallback(trainer, regions()[:1], 1)
     trainer.validation.maps = True
     steps: list[int] = []
 
-    def points() -> dict[str, float]:
-        assert rank == 0, "only the first process measures"
+    def points(measured: Measured) -> dict[str, float]:
+        assert rank == 0, "only the first process decides"
         steps.append(trainer.state.global_step)
         gold = 0.6 if len(steps) == 2 else 0.5
         return {PROXY: 0.5 + len(steps) / 10, TAGS["dice"]: gold, EMPTY: 0.0 if len(steps) < 3 else 1.0, SILENT: 0.0}
 
-    trainer.validation._points = points
+    trainer.validation._means = points
     trainer.add_callback(trainer.validation)
     trainer.train()
     outcome = trainer.validation.finish()
@@ -104,9 +106,24 @@ def validate(folder: Path) -> None:
         "first": from_first_rank(accelerator, lambda: rank),
         "any": [any_rank(accelerator, rank == 1), any_rank(accelerator, False)],
         "told": [first_message(accelerator, "the second" if rank else None), first_message(accelerator, None)],
+        "shared": shared_measure(trainer),
     }
     save_file(copied(trainer.sa2va), folder / f"validated_{rank}.safetensors")
     (folder / f"validated_{rank}.json").write_text(json.dumps(record))
+
+
+def shared_measure(trainer: Any) -> bool:
+    """Whether the ranks together measure, batch by batch, what one process measures, each of them a part of it."""
+    prompts, cache, batches = regions()[:3], trainer.rollout_generator.cache, []
+    measure_batch, measure_file.BATCH_SIZE = measure_file._measure_batch, {"small": 1, "large": 1}
+    alone = measure_file.measure(trainer.sa2va, prompts, cache, 16, expected=False, quiet=True)
+    measure_file._measure_batch = lambda *args: batches.append(1) or measure_batch(*args)  # type: ignore[func-returns-value]
+    shared = measure_file.measure(
+        trainer.sa2va, prompts, cache, 16, expected=False, quiet=True, accelerator=trainer.accelerator
+    )
+    own = len(range(trainer.accelerator.process_index, 3, RANKS))
+    same = all((shared.values[name] == values).all() for name, values in alone.values.items())
+    return same and (shared.captions, len(batches)) == (alone.captions, own)
 
 
 def candidates(folder: Path, accumulation: int = 1) -> None:

@@ -79,6 +79,20 @@ def test_a_card_names_the_rewards_of_the_trained_loops_only(run: tuple[Path, Any
     assert training_facts(config)["rewards"] == rewards
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_card_says_how_the_model_was_trained(run: tuple[Path, Any], merged: bool) -> None:
+    config = read_json(run[0] / "final_model" / "config.json")
+    config["origin"]["settings"]["objective"] = "grpo"
+    card = card_text(config, merged=merged)
+    assert "# sa2va-nano, fine-tuned by GRPO" in card
+    assert "segmentation, grpo]" in card
+    config["origin"]["settings"]["objective"] = "supervised"
+    card = card_text(config, merged=merged)
+    assert "# sa2va-nano, fine-tuned on true masks, supervised\n" in card
+    assert "segmentation, supervised]" in card
+    assert not any(word in card.replace("GRPO_RUN", "") for word in ("GRPO", "reinforcement"))
+
+
 def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(run: tuple[Path, Any]) -> None:
     config = read_json(run[0] / "final_model" / "config.json")
     plain, changed = card_text(config), {"image_resize": "training", "region_prompt": "crop"}

@@ -69,6 +69,7 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "any_spread": True,
         "ended": False,
         "loop_weights": {"norms": {}},
+        "alike_rewards": {"loop1": 0, "loop2": 0},
     }
 
 

@@ -74,6 +74,20 @@ def by_hand(trained: tuple[GRPOInputs, Path]) -> tuple[Measured, Measured, np.nd
     return before, after, iou_of_captions(first, items, FeatureCache(first, processor), after.captions)
 
 
+def test_a_quick_run_on_regions_is_evaluated_on_some_of_them_and_says_so(
+    trained: tuple[GRPOInputs, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = trained[0]
+    every = inputs.pick("test")
+    monkeypatch.setattr(evaluation_file, "QUICK_REGIONS", 3)
+    prompts, notes = evaluation_file._test_prompts(inputs, "quick", None)
+    assert prompts == spread(every, 3, inputs.config.seed)
+    assert notes == (f"quick: 3 of {len(every)} test regions; evaluate --images {len(every)} takes all.",)
+    assert evaluation_file._test_prompts(inputs, "full", None) == (every, ())
+    assert evaluation_file._test_prompts(replace(inputs, kind="images"), "quick", None) == (every, ())
+    assert evaluation_file._test_prompts(inputs, "quick", 2) == (prompts[:2], ())
+
+
 def test_both_models_are_measured_on_test_items(
     trained: tuple[GRPOInputs, Path],
     evaluated: tuple[BeforeAfter, Path],

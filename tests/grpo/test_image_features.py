@@ -28,6 +28,11 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return calls
 
 
+def features(cache: FeatureCache, images: list[np.ndarray]) -> list[ImageFeatures]:
+    digests, by_digest = cache.get(images)
+    return [by_digest[digest] for digest in digests]
+
+
 def assert_same(first: ImageFeatures, second: ImageFeatures) -> None:
     for own, other in zip((first.vision, *first.sam.maps), (second.vision, *second.sam.maps), strict=True):
         assert torch.equal(own, other)
@@ -35,7 +40,7 @@ def assert_same(first: ImageFeatures, second: ImageFeatures) -> None:
 
 def test_features_are_those_of_both_encoders(parts: tuple[Any, Any]) -> None:
     model, processor = parts
-    (result,) = FeatureCache(model, processor).get(["a"], IMAGES[:1])
+    (result,) = features(FeatureCache(model, processor), IMAGES[:1])
     inputs = processor("<image>Where?", IMAGES[0])
     with torch.no_grad():
         assert torch.equal(result.vision, model.model.get_vision_features(inputs["pixel_values"]))
@@ -56,8 +61,8 @@ def test_encoding_leaves_the_model_in_the_mode_it_was_in(parts: tuple[Any, Any])
 
 def test_each_image_is_encoded_once(parts: tuple[Any, Any], encoded: list[np.ndarray]) -> None:
     cache = FeatureCache(*parts)
-    first = cache.get(["a", "b"], IMAGES[:2])
-    again = cache.get(["b", "c", "a"], [IMAGES[1], IMAGES[2], IMAGES[0]])
+    first = features(cache, IMAGES[:2])
+    again = features(cache, [IMAGES[1], IMAGES[2], IMAGES[0]])
     assert [image is own for image, own in zip(encoded, IMAGES[:3], strict=True)] == [True] * 3
     assert (cache.hits, cache.misses) == (2, 3)
     assert_same(again[0], first[1])
@@ -71,30 +76,36 @@ def test_the_images_seen_longest_ago_go_when_the_memory_is_full(
     size = encode_image(*parts, IMAGES[0]).nbytes
     encoded.clear()
     cache = FeatureCache(*parts, limit_gib=2.5 * size / GIBIBYTE)
-    cache.get(["a", "b", "a", "c"], [*IMAGES[:2], IMAGES[0], IMAGES[2]])
-    assert list(cache.entries) == ["a", "c"], "b was seen longest ago, though a came first"
+    digests = [cache.get([IMAGES[number]])[0][0] for number in (0, 1, 0, 2)]
+    assert list(cache.entries) == [digests[0], digests[3]], "the second was seen longest ago"
     assert cache.nbytes == 2 * size
-    cache.get(["b"], IMAGES[1:2])
-    assert list(cache.entries) == ["c", "b"]
+    cache.get(IMAGES[1:2])
+    assert list(cache.entries) == [digests[3], digests[1]]
     assert len(encoded) == 4
 
 
 def test_one_image_stays_however_small_the_memory(parts: tuple[Any, Any], encoded: list[np.ndarray]) -> None:
     cache = FeatureCache(*parts, limit_gib=0.0)
-    cache.get(["a", "b", "b"], [*IMAGES[:2], IMAGES[1]])
-    assert list(cache.entries) == ["b"]
+    for number in (0, 1, 1):
+        digests, _ = cache.get([IMAGES[number]])
+    assert list(cache.entries) == digests
     assert (cache.hits, cache.misses, len(encoded)) == (1, 2, 2)
 
 
 def test_the_hit_rate_counts_look_ups_without_an_encoder(parts: tuple[Any, Any]) -> None:
     cache = FeatureCache(*parts)
     assert cache.hit_rate == 0
-    cache.get(["a", "a", "b", "a"], [IMAGES[0], IMAGES[0], IMAGES[1], IMAGES[0]])
+    for number in (0, 0, 1, 0):
+        cache.get([IMAGES[number]])
     assert cache.hit_rate == 0.5
     cache.clear()
     assert (cache.nbytes, len(cache.entries)) == (0, 0)
 
 
-def test_each_name_needs_its_image(parts: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        FeatureCache(*parts).get(["a", "b"], IMAGES[:1])
+def test_one_pixel_is_enough_to_be_another_image(parts: tuple[Any, Any], encoded: list[np.ndarray]) -> None:
+    cache, other = FeatureCache(*parts), IMAGES[0].copy()
+    other[48, 40] ^= 255
+    digests, by_digest = cache.get([IMAGES[0], other, IMAGES[0].copy()])
+    assert digests[0] == digests[2] != digests[1]
+    assert len(encoded) == len(by_digest) == 2
+    assert not torch.equal(by_digest[digests[0]].vision, by_digest[digests[1]].vision)

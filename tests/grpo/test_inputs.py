@@ -12,6 +12,7 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
+from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data import annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import SPLITS, save_split, select, spread
@@ -150,7 +151,7 @@ def test_no_group_is_in_two_splits(name: str, request: pytest.FixtureRequest) ->
     assert sum(map(len, picked.values())) == len(inputs.prompts)
     both = inputs.pick("reward", "policy")
     assert both == picked["reward"] + picked["policy"]
-    images = [{item.image_id for item in items} for items in picked.values()]
+    images = [{pixels_digest(item.load()[0]) for item in items} for items in picked.values()]
     assert sum(map(len, images)) == len(set.union(*images)), "so no image is either"
 
 
@@ -222,7 +223,7 @@ def item(number: int, message: str | None = None) -> GRPOPrompt:
             raise ValueError(f"{number}.png: {message}")
         return np.zeros((2, 2, 3), np.uint8), None
 
-    return GRPOPrompt(str(number), "g", "s", str(number), "", "?", False, load)
+    return GRPOPrompt("g", "s", str(number), "", "?", False, load)
 
 
 def test_damaged_files_are_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

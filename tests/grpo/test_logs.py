@@ -16,13 +16,12 @@ from rl_reward_network.grpo import logs as logs_file
 from rl_reward_network.grpo.logs import GRPOLogs, picture_row
 from tests.grpo.nano import make_trainer
 
-LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div", "clip_fraction"}
+LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
 MASKS = {"mask_iou_in_group", "sigma"}
 OTHERS = {
     "total_loss",
     "loss/answer",
-    "feature_cache_hits",
     "ema_distance",
     "ema_decay",
     "grad_norm",
@@ -35,13 +34,17 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def trained(**rollouts: Any) -> Any:
+    return SimpleNamespace(last_rollouts=rollouts, args=SimpleNamespace(objective="grpo"))
+
+
 def curves(run: Path) -> EventAccumulator:
     return EventAccumulator(str(run / "logs"), size_guidance={"images": 0}).Reload()
 
 
 def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
     """A run of two steps, one checkpoint each, as the stage logs it."""
-    own = make_trainer(run, caption=1.0, loop2_iou=1.0, save_strategy="steps", save_steps=1, **changed)
+    own = make_trainer(run, **{"caption": 1.0, "loop2_iou": 1.0, "save_strategy": "steps", "save_steps": 1} | changed)
     own.remove_callback(PrinterCallback)
     own.add_callback(GRPOLogs(run, own))
     own.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -93,9 +96,23 @@ def test_the_numbers_are_those_of_the_trainer(run: Path, whole: tuple[Path, Any]
     folder, trainer = whole
     history = [log for log in trainer.state.log_history if "total_loss" in log]
     for line, resumed, log in zip(lines(folder), lines(run), history, strict=True):
-        assert line == log
-        same = {name: value for name, value in line.items() if name != "feature_cache_hits"}
-        assert {name: resumed[name] for name in same} == same, "only the cache begins anew"
+        assert line == log == resumed
+
+
+def test_a_checkpoint_between_two_lines_changes_no_line_after_a_resume(tmp_path: Path) -> None:
+    """Every number of the steps since the last line is written before the checkpoint that cannot hold it."""
+    settings = {"max_steps": 4, "logging_steps": 3, "save_steps": 2}
+    train(tmp_path / "whole", **settings)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    train(tmp_path / "cut", tmp_path / "cut" / "checkpoint-2", **settings)
+    assert [line["step"] for line in lines(tmp_path / "whole")] == [2, 3, 4], "the last step, too"
+    assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+
+
+def test_the_clip_fraction_is_logged_where_something_can_be_clipped(tmp_path: Path) -> None:
+    train(tmp_path, num_iterations=2, save_steps=2)
+    assert ["loop1/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
+    assert ["loop2/clip_fraction" in line for line in lines(tmp_path)] == [False, True]
 
 
 def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
@@ -118,6 +135,8 @@ def test_pictures_and_captions_of_both_loops_are_there(run: Path) -> None:
 def test_supervised_training_has_its_loss_and_nothing_to_show(tmp_path: Path) -> None:
     train(tmp_path, objective="supervised", max_steps=1)
     (line,) = lines(tmp_path)
+    assert line["loop1/loss"] > 0, "a cross-entropy"
+    assert not {"loop1/kl_div", "loop1/clip_fraction"} & set(line)
     assert line["total_loss"] == pytest.approx(line["loop1/loss"] + line["loss/mask"] + line["loss/answer"], rel=1e-5)
     assert curves(tmp_path).Tags()["images"] == []
 
@@ -128,7 +147,7 @@ def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
     monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
     advantages = SimpleNamespace(values=np.zeros((1, 2)))
     samples = SimpleNamespace(columns=columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}, advantages=advantages)
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={"loop1": samples}))
+    own = GRPOLogs(tmp_path, trained(loop1=samples))
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=3)
     own.on_train_begin(None, state, None)
     for state.global_step in (1, 2, 3):
@@ -194,18 +213,19 @@ def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge: Any = Judge()
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={}), judge=judge)
+    own = GRPOLogs(tmp_path, trained(), judge=judge)
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     own.on_train_begin(None, state, None)
     assert own.bar is not None
     shown = []
     for count in (0, 12, 12, 13):
-        own.on_log(None, state, None, {"loop1/reward_mean": 0.5, "judge/failures": float(count)})
+        own.on_log(None, state, None, {"total_loss": 0.0, "loop1/reward_mean": 0.5, "judge/failures": float(count)})
         shown.append(own.bar.postfix)
     beside = f"x: {judge.last_failure[:40]}, loop1=0.500"
     assert shown == ["loop1=0.500", f"judge failed 12{beside}", f"judge failed 12{beside}", f"judge failed 13{beside}"]
     judge.last_failure = ""
-    own.on_log(None, state, None, {"judge/failures": 14.0})
+    own.on_log(None, state, None, {"total_loss": 0.0, "judge/failures": 14.0})
+    own.on_log(None, state, None, {"val/iou": 0.5})
     assert own.bar.postfix == "judge failed 14x: in another process"
     own.on_train_end(None, state, None)
     warnings = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if "warning" in line]
@@ -214,9 +234,14 @@ def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
 
 
 def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
-    own = GRPOLogs(tmp_path, SimpleNamespace(last_rollouts={}))
+    own = GRPOLogs(tmp_path, trained())
     own.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
-    own.on_log(None, SimpleNamespace(global_step=1), None, {"loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25})  # type: ignore[arg-type]
+    own.on_log(
+        None,
+        SimpleNamespace(global_step=1),
+        None,
+        {"total_loss": 0.0, "loop1/reward_mean": 0.5, "loop2/reward_mean": 0.25},
+    )  # type: ignore[arg-type]
     assert own.bar is not None
     assert own.bar.postfix == "loop1=0.500, loop2=0.250"
     own.on_train_end(None, None, None)

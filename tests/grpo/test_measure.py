@@ -34,6 +34,14 @@ def measured(parts: tuple[Any, Any]) -> Measured:
     return measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3)
 
 
+def test_what_validation_does_not_read_can_be_left_out(parts: tuple[Any, Any], measured: Measured) -> None:
+    few = measure(parts[0], ITEMS, FeatureCache(*parts), LONGEST, seed=3, expected=False)
+    assert measured.values.keys() - few.values.keys() == {"expected_iou_of_drawn", "expected_meteor"}
+    for name, values in few.values.items():
+        np.testing.assert_array_equal(values, measured.values[name])
+    assert (few.captions, few.masks, few.drawn) == (measured.captions, measured.masks, measured.drawn)
+
+
 def drawn(parts: tuple[Any, Any], image: np.ndarray, text: str) -> np.ndarray:
     (mask,) = predict(*parts, image, text)["prediction_masks"]
     return mask[0]
@@ -134,7 +142,7 @@ def test_images_without_captions_or_truth_lack_those_numbers(parts: tuple[Any, A
     """Never a 0 in place of what cannot be known."""
     image, truth = ITEMS[0].load()
     labelled, bare = (
-        GRPOPrompt(name, name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
+        GRPOPrompt(name, name, name, "", ITEMS[0].question, mask is not None, lambda mask=mask: (image, mask))
         for name, mask in (("labelled", truth), ("bare", None))
     )
     result = measure(parts[0], [labelled, bare], FeatureCache(*parts), LONGEST)
@@ -165,7 +173,7 @@ def test_caption_2_is_of_the_mask_that_was_drawn(parts: tuple[Any, Any]) -> None
 def test_an_answer_without_a_mask_is_an_empty_one(parts: tuple[Any, Any]) -> None:
     image, truth = ITEMS[0].load()
     assert truth is not None
-    silent = GRPOPrompt("i", "g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
+    silent = GRPOPrompt("g", "s", "n", "", "Describe the image.", True, lambda: (image, truth))
     result = measure(parts[0], [silent], FeatureCache(*parts), LONGEST)
     assert result.masks == [None]
     assert {name: values.tolist() for name, values in result.values.items()} == {name: [0.0] for name in MASKED}

@@ -43,7 +43,7 @@ def test_a_region_takes_part_in_both_loops() -> None:
     region = make_region(" A bright tube. ", to_rle(mask), "0" * 12, "here", lambda: image, group_id="1" * 12)
     item = region_prompt(region)
     assert (item.caption, item.question, item.labelled) == ("A bright tube.", "Please segment the bright tube.", True)
-    assert (item.image_id, item.group_id, item.series_id) == ("0" * 12, "1" * 12, "1" * 12)
+    assert (item.group_id, item.series_id) == ("1" * 12, "1" * 12)
     assert item.sample_id == region.sample_id
     loaded, truth = item.load()
     assert loaded is image
@@ -55,8 +55,7 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
     (sample, *_) = read_annotations(write_tiny_data(tmp_path, images=4, size=64))
     item = image_prompt(sample, "Please segment the vessel.")
     assert (item.caption, item.question, item.labelled) == ("", "Please segment the vessel.", True)
-    assert (item.image_id, item.sample_id) == (sample.sample_id, sample.sample_id)
-    assert (item.group_id, item.series_id) == (sample.group_id, sample.series_id)
+    assert (item.group_id, item.series_id, item.sample_id) == (sample.group_id, sample.series_id, sample.sample_id)
     image, truth = item.load()
     assert truth is not None
     np.testing.assert_array_equal(image, sample.load_image())
@@ -68,6 +67,6 @@ def test_an_annotated_image_is_asked_the_question_of_all_and_decoded_late(tmp_pa
 
 
 def test_pictures_do_not_fill_a_message() -> None:
-    item = GRPOPrompt("i", "g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
+    item = GRPOPrompt("g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
     assert "lambda" not in repr(item)
     assert item.load()[1] is None

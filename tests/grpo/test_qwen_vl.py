@@ -106,12 +106,12 @@ def test_a_region_is_encoded_again_when_it_is_shown_in_another_way(trainer: Any)
     cache.clear()
     image, region = np.zeros((60, 300, 3), dtype=np.uint8), np.zeros((60, 300), dtype=bool)
     region[20:40, 100:120] = True
-    outlined = cache.get_region("image", image, region, repeated=True)
+    outlined = cache.get_region(image, region, repeated=True)
     cache.processor.region_prompt = "crop"
-    cropped = cache.get_region("image", image, region, repeated=True)
+    cropped = cache.get_region(image, region, repeated=True)
     cache.processor.region_prompt = "outline"
     assert cropped.vision.grids != outlined.vision.grids
-    assert torch.equal(cache.get_region("image", image, region, repeated=True).vision.tokens, outlined.vision.tokens)
+    assert torch.equal(cache.get_region(image, region, repeated=True).vision.tokens, outlined.vision.tokens)
     assert cache.hits >= 1
     cache.clear()
 

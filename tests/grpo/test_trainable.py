@@ -17,7 +17,10 @@ from rl_reward_network.grpo.trainable import (
     unmoved_reasons,
 )
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
+from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.grpo.nano import config, nano, prompts_by_candidate, regions, rewards
 
@@ -65,6 +68,25 @@ def test_dropout_is_refused_with_its_reason() -> None:
     assert trained(model) == {"weight", "bias"}, "refused before anything was changed"
 
 
+def test_dropout_of_a_checkpoint_is_turned_off_in_every_part() -> None:
+    """The modes of training and prediction then agree bit by bit, whatever its configuration says."""
+    config = Sa2VAConfig.from_pretrained(EMBEDDED["sa2va-nano"])
+    config.text_config.attention_dropout = config.vision_config.attention_dropout = 0.5
+    config.vision_config.hidden_dropout_prob = 0.5
+    model = Sa2VAForConditionalGeneration(config).train()
+    ids, pixels = torch.arange(20)[None], torch.rand(1, 3, 256, 256)
+
+    def outputs() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [model(input_ids=ids).logits, model.model.get_vision_features(pixels)]
+
+    assert not any(map(torch.equal, outputs(), outputs()))
+    prepare_model(model, 4, 8)
+    assert all(map(torch.equal, outputs(), outputs()))
+    trained, model = outputs(), model.eval()
+    assert all(map(torch.equal, outputs(), trained))
+
+
 def test_lora_is_put_on_once() -> None:
     model, _ = nano()
     with pytest.raises(ValueError, match="LoRA"):
@@ -107,17 +129,18 @@ def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) ->
     assert any(name.startswith(DECODER) for name in trained(model))
 
 
-def digested() -> nn.Module:
+def digested(trains: bool) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1))
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1)).requires_grad_(trains)
 
 
-def test_digests_change_with_one_bit() -> None:
-    before = digests(digested())
+@pytest.mark.parametrize("trains", [True, False])
+def test_digests_change_with_one_bit(trains: bool) -> None:
+    before = digests(digested(trains))
     assert set(before) == {f"{layer}.{name}" for layer in range(3) for name in ("weight", "bias")}
-    assert digests(digested()) == before
+    assert digests(digested(trains)) == before
     for name in ("0.weight", "1.weight"):
-        changed = digested()
+        changed = digested(trains)
         bits = changed.get_parameter(name).data.view(torch.uint8)
         bits[0, -1] ^= 1
         assert {key for key, digest in digests(changed).items() if digest != before[key]} == {name}

@@ -71,7 +71,7 @@ def test_they_join_the_training_prompts_without_masks(
     for prompt in prompts[len(own) :]:
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
-    assert len({prompt.image_id for prompt in prompts}) == len(prompts)
+    assert len({prompt.sample_id for prompt in prompts}) == len(prompts)
     monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
     prompts, familiarity = with_unlabelled(inputs, own, maps)
     assert (prompts, familiarity and familiarity.left_out) == (own, 6)

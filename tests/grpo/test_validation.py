@@ -12,11 +12,13 @@ import torch
 
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
+from rl_reward_network.grpo.checkpoint import STATE, load_run_state
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.rollouts.image_context import ImageContext
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback, empty_share, scores
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.runs.checkpoints import load_checkpoint
 from tests.grpo.nano import make_trainer, regions
 
 
@@ -106,12 +108,36 @@ def test_the_best_weights_are_kept_bit_by_bit_without_a_reward_network(
     assert (outcome.items, outcome.labelled) == (1, 1)
 
 
+def test_two_validations_between_two_lines_are_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve(monkeypatch, [0.5, 0.7, 0.2, 0.4])
+    trainer, _ = watched(tmp_path, max_steps=3, logging_steps=3)
+    trainer.train()
+    points = [(line["step"], line["val/gt_dice"]) for line in trainer.state.log_history if "val/gt_dice" in line]
+    assert points == [(0, 0.5), (1, 0.7), (2, 0.2), (3, 0.4)]
+
+
+def test_best_weights_that_a_checkpoint_holds_anyway_are_not_stored_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve(monkeypatch, [0.5, 0.9, 0.6])
+    trainer, weights = watched(tmp_path, save_strategy="steps", save_steps=1)
+    trainer.train()
+    peaks = [load_checkpoint(tmp_path / f"checkpoint-{step}" / STATE)["peak"] for step in (1, 2)]
+    assert peaks[0] == {}
+    assert same(peaks[1], weights[1]), "of another step than the checkpoint"
+    again, _ = watched(tmp_path / "again", max_steps=1)
+    load_run_state(again, tmp_path / "checkpoint-1")
+    assert same(again.validation.best_weights, weights[1])
+
+
 def test_the_last_step_is_validated_whatever_the_interval(tmp_path: Path) -> None:
     trainer, _ = watched(tmp_path, max_steps=3, logging_steps=2)
     trainer.validation.every = 2
     trainer.train()
     assert trainer.validation.steps == [0, 2, 3]
-    assert [line["step"] for line in trainer.state.log_history if "val/gt_dice" in line] == [2, 3], "logged, too"
+    validations = [line for line in trainer.state.log_history if "val/gt_dice" in line]
+    assert [line["step"] for line in validations] == [0, 2, 3], "each is a line of its own step"
+    assert [line["step"] for line in trainer.state.log_history if "total_loss" in line] == [2, 3]
 
 
 def test_a_stop_that_waits_for_used_up_rollouts_is_validated() -> None:
@@ -145,7 +171,7 @@ def test_a_collapse_to_empty_masks_is_an_alarm_once(tmp_path: Path) -> None:
         trainer.train()
     assert sum("val/empty_share" in str(warning.message) for warning in caught) == 1
     shares = [line[EMPTY] for line in trainer.state.log_history if EMPTY in line]
-    assert shares == [0.0 / 2 + 1.0 / 2, 1.0, 1.0], "the first line has the point before training, too"
+    assert shares == [0.0, 1.0, 1.0, 1.0], "the first point is that before training"
 
 
 def test_an_alarm_before_training_does_not_silence_the_one_during_training() -> None:

@@ -43,16 +43,16 @@ class LossParts:
         loss: policy + beta * KL - entropy bonus.
         kl_loss: beta * KL, differentiable, as part of `loss`.
         policy_loss: before KL and entropy bonus.
-        kl: mean over tokens of the estimate, 0 without a reference.
-        clip_fraction: share of tokens (or completions) whose gradient is clipped away.
+        kl: mean over tokens of the estimate; None without a reference.
+        clip_fraction: share of tokens (or completions) whose gradient is clipped away; None on fresh rollouts.
         entropy: mean over tokens, in nats.
     """
 
     loss: Tensor
     kl_loss: Tensor
     policy_loss: Tensor
-    kl: Tensor
-    clip_fraction: Tensor
+    kl: Tensor | None
+    clip_fraction: Tensor | None
     entropy: Tensor
 
     @property
@@ -102,8 +102,8 @@ def grpo_loss(
         loss - settings.entropy_coef * entropy if settings.entropy_coef else loss,
         kl_loss,
         policy_loss.detach(),
-        _token_mean(kl, mask).detach(),
-        _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
+        _token_mean(kl, mask).detach() if settings.beta else None,
+        None if old_log_probs is None else _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
         entropy.detach(),
     )
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.loss.losses import LossParts, LossSettings, grpo_loss
+from rl_reward_network.grpo.loss.losses import LossParts, LossSettings, aggregate, grpo_loss
 from rl_reward_network.grpo.mask_policies import MaskPolicy
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
 
@@ -37,21 +37,26 @@ def loop_losses(
     pairs: Pairs, config: Sa2VAGRPOConfig, mask_policy: MaskPolicy, counts: StepCounts
 ) -> dict[str, LossParts]:
     """loop -> its loss; a loop that no group takes part in is left out, and so is loop 2 in supervised training."""
-    losses = {"loop1": caption_loss(pairs, config.loss_settings, counts.tokens)}
-    if config.objective == "grpo":
-        losses["loop2"] = mask_policy_loss(pairs, mask_policy, config, counts.masks)
+    if config.objective == "supervised":
+        losses = {"loop1": reference_loss(pairs, config.loss_settings, counts.tokens)}
+    else:
+        losses = {
+            "loop1": caption_loss(pairs, config.loss_settings, counts.tokens),
+            "loop2": mask_policy_loss(pairs, mask_policy, config, counts.masks),
+        }
     return {loop: parts for loop, parts in losses.items() if parts is not None}
 
 
 def loss_metrics(losses: Mapping[str, LossParts], rewarded_loops: Sequence[str]) -> dict[str, float]:
-    """The parts of the losses by tag; loop 2 has no entropy.
+    """The parts of the losses by tag, without those that were not computed; loop 2 has no entropy.
 
     The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
     """
     values: dict[str, float] = {}
     for loop, parts in losses.items():
         values |= {f"{loop}/loss": float(parts.loss.detach()), f"{loop}/policy_loss": float(parts.policy_loss)}
-        values |= {f"{loop}/kl_div": float(parts.kl), f"{loop}/clip_fraction": float(parts.clip_fraction)}
+        more = {"kl_div": parts.kl, "clip_fraction": parts.clip_fraction}
+        values |= {f"{loop}/{name}": float(value) for name, value in more.items() if value is not None}
         if loop == "loop1":
             values["loop1/entropy"] = float(parts.entropy)
     for loop in rewarded_loops:
@@ -75,6 +80,21 @@ def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float
     return grpo_loss(log_probs, advantages, mask, settings, old_log_probs, ref_log_probs, entropies, num_items)
 
 
+def reference_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
+    """Cross-entropy of the reference captions, averaged as `settings` say; None if there is none.
+
+    Its gradient is that of `caption_loss` with advantages of 1, whose value is -1 whatever the model says.
+    """
+    parts = caption_loss(pairs, settings, num_items)
+    if parts is None:
+        return None
+    described = [(group, _required(output.log_probs)) for group, output in pairs if group.describe_ids]
+    log_probs = torch.cat([rows for _, rows in described])
+    mask = torch.cat([completion_mask(group, log_probs.shape[1]) for group, _ in described]).to(log_probs)
+    loss = aggregate(-log_probs, mask, settings, num_items)
+    return replace(parts, loss=loss, policy_loss=loss.detach())
+
+
 def mask_policy_loss(
     pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig, num_groups: Tensor | float | None = None
 ) -> LossParts | None:
@@ -90,11 +110,17 @@ def mask_policy_loss(
     advantages = torch.cat([_required(group.mask_advantages) for group, _ in pairs]).to(log_probs)
     settings = LossSettings("grpo", "token", config.mask_epsilon, config.mask_epsilon, 0.0, 0.0, 1)
     parts = grpo_loss(log_probs, advantages, torch.ones_like(log_probs), settings, old_log_probs)
-    kl = _mask_kl(pairs, policy) if config.mask_beta else log_probs.new_zeros(())
+    kl = _mask_kl(pairs, policy) if config.mask_beta else None
     share = 1.0 if num_groups is None else len(pairs) / num_groups
-    kl_loss = share * config.mask_beta * kl
-    loss = share * parts.loss + kl_loss
-    return replace(parts, loss=loss, kl_loss=kl_loss, policy_loss=share * parts.policy_loss, kl=kl.detach())
+    kl_loss = torch.zeros_like(parts.loss) if kl is None else share * config.mask_beta * kl
+    return replace(
+        parts,
+        loss=share * parts.loss + kl_loss,
+        kl_loss=kl_loss,
+        policy_loss=share * parts.policy_loss,
+        kl=None if kl is None else kl.detach(),
+        clip_fraction=None if pairs[0][0].old_output is None else parts.clip_fraction,
+    )
 
 
 def answer_loss(pairs: Pairs, num_groups: Tensor | float) -> Tensor | None:

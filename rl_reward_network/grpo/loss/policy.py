@@ -30,6 +30,7 @@ class GRPOPolicy(nn.Module):
         temperature: of sampling; log-probabilities are those of the sampling distribution.
         never_sampled_ids: token ids whose probability is set to 0, as in sampling.
         pad_id: token id that fills up shorter rows.
+        entropy_gradient: whether a loss depends on the entropies; otherwise they are for the logs alone.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class GRPOPolicy(nn.Module):
         temperature: float,
         never_sampled_ids: Sequence[int],
         pad_id: int,
+        entropy_gradient: bool = False,
     ) -> None:
         super().__init__()
         self.sa2va, self.mask_policy, self.temperature = sa2va, mask_policy, temperature
         self.never_sampled_ids, self.pad_id = list(never_sampled_ids), pad_id
+        self.entropy_gradient = entropy_gradient
 
     def forward(self, groups: Sequence[RolloutGroup], with_masks: bool = False) -> tuple[list[GroupOutput], Tensor]:
         """One output per group, differentiable, and a zero that depends on every trainable tensor.
@@ -111,7 +114,11 @@ class GRPOPolicy(nn.Module):
     def _answer_log_probs(self, group: RolloutGroup, states: Tensor) -> Tensor:
         """Log-probabilities of the answer's tokens, from the states (T, D) that predict them."""
         token_ids = torch.tensor(group.segment_ids[-group.answer_length :], device=states.device)
-        return token_log_probs(self.sa2va.lm_head, states, token_ids, 1.0, self.never_sampled_ids)[0]
+        return self._log_probs(states, token_ids, 1.0)[0]
+
+    def _log_probs(self, states: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head, never = self.sa2va.lm_head, self.never_sampled_ids
+        return token_log_probs(head, states, token_ids, temperature, never, self.entropy_gradient)
 
     def _score(self, pairs: list[tuple[RolloutGroup, GroupOutput]]) -> None:
         """Turn the states of all completions into log-probabilities and entropies (G, T)."""
@@ -121,7 +128,7 @@ class GRPOPolicy(nn.Module):
         states = torch.cat([output.log_probs for _, output in scored if output.log_probs is not None])
         completions = [ids for group, _ in scored for ids in group.completion_ids]
         token_ids = torch.tensor([token_id for ids in completions for token_id in ids], device=states.device)
-        scores = token_log_probs(self.sa2va.lm_head, states, token_ids, self.temperature, self.never_sampled_ids)
+        scores = self._log_probs(states, token_ids, self.temperature)
         padded = [pad_sequence(values.split([len(ids) for ids in completions]), batch_first=True) for values in scores]
         log_probs, entropies = (rows.split([len(group.completion_ids) for group, _ in scored]) for rows in padded)
         for (_, output), *rows in zip(scored, log_probs, entropies, strict=True):
@@ -196,7 +203,12 @@ def _regions(trees: Sequence[_Tree]) -> tuple[list[Tensor], Tensor | None]:
 
 
 def token_log_probs(
-    head: nn.Linear, states: Tensor, token_ids: Tensor, temperature: float, never_sampled_ids: Sequence[int]
+    head: nn.Linear,
+    states: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    never_sampled_ids: Sequence[int],
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each token and entropy of its distribution, float32 (N,), from states (N, D).
 
@@ -207,8 +219,9 @@ def token_log_probs(
         logits = head(states).float() / temperature
         logits[:, list(never_sampled_ids)] = float("-inf")
         log_probs = logits.log_softmax(dim=-1)
-        finite = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 is 0, and so is its gradient
-        entropies = -(log_probs.exp() * finite).sum(dim=-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            finite = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 is 0, and so is its gradient
+            entropies = -(log_probs.exp() * finite).sum(dim=-1)
         return log_probs.gather(1, token_ids[:, None])[:, 0], entropies
 
     tokens = max(1, LOGITS_AT_ONCE // head.out_features)

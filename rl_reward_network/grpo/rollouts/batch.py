@@ -37,6 +37,7 @@ class PromptBatch:
         prompts: N of them.
         images: uint8 (H, W, 3) of each prompt.
         truths: bool (H, W) of each prompt, or None.
+        image_ids: of each prompt, the digest of its image's pixels.
         image_indices: for each prompt the index of its image in `features`.
         features: of each different image.
         cache: of the features; its processor is Sa2VA's.
@@ -45,6 +46,7 @@ class PromptBatch:
     prompts: Sequence[GRPOPrompt]
     images: list[np.ndarray]
     truths: list[Mask]
+    image_ids: list[str]
     image_indices: list[int]
     features: list[ImageFeatures]
     cache: FeatureCache
@@ -73,7 +75,7 @@ class PromptBatch:
         truth, own = self.truths[row], self.prompts[row].describe
         text = QUESTIONS[self.processor.region_prompt] if own in (DESCRIBE, DESCRIBE_REAL) else own
         repeated = truth is not None and np.array_equal(truth, mask)
-        drawn = self.cache.get_region(self.prompts[row].image_id, self.images[row], mask, repeated)
+        drawn = self.cache.get_region(self.images[row], mask, repeated)
         tokens = self.processor.num_image_tokens(drawn.vision)
         return replace(make_question(self.processor, self.image_indices[row], tokens, text), drawn=drawn)
 
@@ -130,6 +132,12 @@ class PromptBatch:
     def captions(
         self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
     ) -> list[str]:
+        """The texts of `caption_answers`."""
+        return [self.text(answer) for answer in self.caption_answers(context, rows, masks, max_completion_length)]
+
+    def caption_answers(
+        self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
+    ) -> list[Answer]:
         """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
         regions = list(zip(rows, masks, strict=True))
         keys = [(self.image_indices[row], self._shown(mask)) for row, mask in regions]
@@ -138,8 +146,8 @@ class PromptBatch:
             return []
         questions = [self.caption_question(row, mask) for row, mask in different.values()]
         answers = self.answer_regions(context, questions, Decoding(max_completion_length))
-        captions = dict(zip(different, (self.text(answer) for (answer,) in answers), strict=True))
-        return [captions[key] for key in keys]
+        by_key = dict(zip(different, (answer for (answer,) in answers), strict=True))
+        return [by_key[key] for key in keys]
 
     def _shown(self, mask: np.ndarray) -> bytes:
         """What tells two regions of an image apart: their cells on the model's grid, or, drawn, their pixels."""
@@ -157,10 +165,9 @@ class PromptBatch:
 def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatch:
     """Decode images and masks, and look up or compute the features of each image."""
     images, masks = (list(column) for column in zip(*(prompt.load() for prompt in prompts), strict=True))
-    by_id = {prompt.image_id: image for prompt, image in zip(prompts, images, strict=True)}
-    image_ids = list(by_id)
-    image_indices = [image_ids.index(prompt.image_id) for prompt in prompts]
-    return PromptBatch(prompts, images, masks, image_indices, cache.get(image_ids, list(by_id.values())), cache)
+    image_ids, features = cache.get(images)
+    image_indices = [list(features).index(image_id) for image_id in image_ids]
+    return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)
 
 
 def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:

@@ -21,7 +21,7 @@ from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch,
 from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, make_columns, score_rollouts
 from rl_reward_network.models.ema import EMA, swapped
-from rl_reward_network.models.sa2va.generation_sa2va import Decoding
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 
@@ -104,7 +104,7 @@ class RolloutGenerator:
         groups = []
         for row, prompt in enumerate(batch.prompts):
             index = batch.image_indices[row]
-            group = RolloutGroup(prompt.image_id, batch.features[index], batch.prefix_ids(index))
+            group = RolloutGroup(batch.image_ids[row], batch.features[index], batch.prefix_ids(index))
             group.image, group.truth = batch.images[row], batch.truths[row]
             if self._samples_masks or self.config.answer_weight:
                 group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
@@ -121,7 +121,7 @@ class RolloutGenerator:
 
     def sample_captions(
         self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
-    ) -> list[list[str]]:
+    ) -> list[list[Answer]]:
         """G captions of each region; their token ids are stored in its group.
 
         Raises:
@@ -138,14 +138,17 @@ class RolloutGenerator:
             describe_region(group, question)
             group.completion_ids = [answer.token_ids for answer in completions]
             group.counted = torch.tensor([answer.stopped or count_truncated for answer in completions])
-        return [[batch.text(answer) for answer in completions] for completions in answers]
+        return answers
 
-    def masks_of_captions(self, batch: PromptBatch, partner: ImageContext, captions: list[list[str]]) -> LoopRollouts:
+    def masks_of_captions(
+        self, batch: PromptBatch, partner: ImageContext, captions: list[list[Answer]]
+    ) -> LoopRollouts:
         """Loop 1, second half: the partner's mask of each caption."""
         rows = [row for row, group_captions in enumerate(captions) for _ in group_captions]
         flat = [caption for group_captions in captions for caption in group_captions]
-        by_caption = batch.masks_from_captions(partner, rows, flat)
-        masks = [by_caption.get(key) for key in zip(rows, flat, strict=True)]
+        texts = [batch.text(caption) for caption in flat]
+        by_caption = batch.masks_from_captions(partner, rows, texts)
+        masks = [by_caption.get(key) for key in zip(rows, texts, strict=True)]
         return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].describe for row in rows], flat, masks))
 
     # ---- loop 2 -------------------------------------------------------------------------------------------------
@@ -173,17 +176,17 @@ class RolloutGenerator:
         return policy.mask_logits(self.model, sam, embedding, group.actions)
 
     def captions_of_masks(self, batch: PromptBatch, partner: ImageContext, masks: Sequence[Mask]) -> LoopRollouts:
-        """Loop 2, second half: the partner's caption of each sampled mask; "" of an empty mask, with a reward of 0."""
+        """Loop 2, second half: the partner's caption of each sampled mask; none of an empty one, with a reward of 0."""
         count = self.config.num_mask_generations
         rows = [row for row in range(len(batch.prompts)) for _ in range(count)]
         flat = [mask for group_masks in masks for mask in (group_masks if group_masks is not None else [None] * count)]
-        captions = [""] * len(rows)
+        captions: list[Answer | None] = [None] * len(rows)
         if any(prompt.caption for prompt in batch.prompts):
             regions = {i: mask > 0.5 for i, mask in enumerate(flat) if mask is not None and (mask > 0.5).any()}
             region_rows, longest = [rows[i] for i in regions], self.config.max_completion_length
-            texts = batch.captions(partner, region_rows, list(regions.values()), longest)
-            for i, text in zip(regions, texts, strict=True):
-                captions[i] = text
+            answers = batch.caption_answers(partner, region_rows, list(regions.values()), longest)
+            for i, answer in zip(regions, answers, strict=True):
+                captions[i] = answer
         return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat))
 
 

@@ -16,6 +16,7 @@ from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.ranks import from_all_ranks
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
+from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages
 from rl_reward_network.rewards.functions import EnsembleScores, GroupFunction, RewardFunction, mask_reward
 from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
@@ -60,7 +61,7 @@ def make_columns(
     batch: PromptBatch,
     rows: Sequence[int],
     prompts: Sequence[str],
-    captions: Sequence[str],
+    answers: Sequence[Answer | None],
     probabilities: Sequence[Mask],
 ) -> dict[str, list[Any]]:
     """Columns of a loop.
@@ -69,13 +70,13 @@ def make_columns(
         batch: prompts, images and true masks.
         rows: index of the prompt of each generation.
         prompts: question of each generation.
-        captions: caption of each generation, by the policy or its partner.
+        answers: caption of each generation, by the policy or its partner; None for one that was not asked for.
         probabilities: float32 (H, W) in [0, 1] of each mask, or None.
     """
     return {
         "prompts": list(prompts),
-        "completions": list(captions),
-        "completion_ids": [batch.processor.token_ids(text) for text in captions],
+        "completions": ["" if answer is None else batch.text(answer) for answer in answers],
+        "completion_ids": [[] if answer is None else answer.token_ids for answer in answers],
         "captions": [batch.prompts[row].caption for row in rows],
         "images": [batch.images[row] for row in rows],
         "masks": [batch.truths[row] for row in rows],

@@ -112,7 +112,8 @@ def test_the_ratio_is_exactly_one_before_the_first_step() -> None:
     assert parts.loss.item() == pytest.approx((-(advantages * mask).sum() / mask.sum()).item())
     parts.loss.backward()
     torch.testing.assert_close(tensors["log_probs"].grad, -advantages * mask / mask.sum())
-    assert parts.clip_fraction == 0
+    assert parts.clip_fraction is None, "nothing could be clipped"
+    assert parts.kl is None
 
 
 def test_equal_rewards_give_no_policy_gradient() -> None:

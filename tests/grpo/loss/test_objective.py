@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from rl_reward_network.grpo.loss.objective import (
     count_step,
     loss_metrics,
     mask_policy_loss,
+    reference_loss,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
@@ -126,6 +128,22 @@ def test_metrics_are_the_parts_by_tag_and_a_rewarded_loop_without_groups_is_0() 
     assert loss_metrics({"loop1": parts}, []) == loop1
     assert loss_metrics({"loop1": parts}, ["loop1", "loop2"]) == loop1 | {"loop2/loss": 0, "loop2/policy_loss": 0}
     assert "loop2/entropy" not in loss_metrics({"loop2": parts}, [])
+    fresh = loss_metrics({"loop1": replace(parts, kl=None, clip_fraction=None)}, [])
+    assert set(fresh) == {"loop1/loss", "loop1/policy_loss", "loop1/entropy"}, "no reference, no earlier policy"
+
+
+def test_reference_captions_have_the_gradient_of_advantages_of_1_and_a_loss_that_falls() -> None:
+    pairs = [(caption_group([1, 3], [1.0, 1.0]), output([1, 3], 3, value)) for value in (-0.5, -2.0)]
+    for loss_type in ("dapo", "grpo", "bnpo", "dr_grpo"):
+        settings = LossSettings(loss_type, beta=0.0, max_completion_length=4)  # type: ignore[arg-type]
+        rewarded, learned = caption_loss(pairs, settings, 8.0), reference_loss(pairs, settings, 8.0)
+        assert rewarded is not None
+        assert learned is not None
+        rows = [pair[1].log_probs for pair in pairs]
+        assert all(map(torch.equal, *(torch.autograd.grad(parts.loss, rows) for parts in (rewarded, learned))))
+        assert learned.loss.item() == pytest.approx(1.25 if loss_type != "dr_grpo" else 10 / 16)
+        assert learned.policy_loss == learned.loss.detach()
+    assert reference_loss([(RolloutGroup("other", NOTHING, [1]), GroupOutput())], LossSettings(), 1.0) is None
 
 
 RANKS, MICRO_BATCHES = 2, 2

@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rl_reward_network.data.masks import to_rle
+from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.image_features import FeatureCache
-from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
+from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
 from rl_reward_network.grpo.rollouts.batch import PromptBatch, open_batch, seeded_generator
 from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
@@ -47,6 +50,24 @@ def test_images_are_opened_once_and_items_know_theirs(opened: tuple[Any, Any, Pr
     cache = FeatureCache(model, processor)
     open_batch(ITEMS, cache)
     assert (cache.hits, cache.misses) == (0, 2)
+
+
+def test_images_are_told_apart_by_their_pixels_and_not_by_their_files(opened: tuple[Any, Any, PromptBatch]) -> None:
+    """Two files with equal ends, as uncompressed images with a black margin have, and one picture in two files."""
+    model, processor, _ = opened
+    pictures = [np.zeros((64, 64, 3), dtype=np.uint8) for _ in range(3)]
+    pictures[0][20:40, 20:40] = pictures[2][20:40, 20:40] = 200
+    rle = to_rle(pictures[0][..., 0] > 0)
+    items = [
+        region_prompt(make_region("a square", rle, name, "here", lambda own=own: own))
+        for name, own in zip(("a", "a", "b"), pictures, strict=True)
+    ]
+    batch = open_batch(items, FeatureCache(model, processor))
+    assert batch.image_indices == [0, 1, 0]
+    assert batch.image_ids[0] == batch.image_ids[2] != batch.image_ids[1]
+    for row, own in enumerate(batch.image_indices):
+        alone = open_batch(items[row : row + 1], FeatureCache(model, processor))
+        assert torch.equal(batch.features[own].vision, alone.features[0].vision)
 
 
 def test_what_is_drawn_is_what_the_model_predicts(opened: tuple[Any, Any, PromptBatch]) -> None:
@@ -119,7 +140,7 @@ def test_masks_have_the_size_of_their_own_image(opened: tuple[Any, Any, PromptBa
     """Images of a batch may differ in size."""
     model, processor, _ = opened
     image, mask = (part[20:220, :] for part in ITEMS[0].load())
-    cut = GRPOPrompt("cut", "g", "s", "n", "", ITEMS[0].question, True, lambda: (image, mask))
+    cut = GRPOPrompt("g", "s", "n", "", ITEMS[0].question, True, lambda: (image, mask))
     batch = open_batch([cut, ITEMS[1]], FeatureCache(model, processor))
     drawn = batch.masks(batch.context(model), [0, 1], [cut.question, ITEMS[1].question])
     assert [one.shape for one in drawn if one is not None] == [(200, 256), (256, 256)]

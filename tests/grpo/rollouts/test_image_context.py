@@ -196,7 +196,7 @@ def test_images_of_several_tiles_keep_apart(opened: tuple[Any, Any, PromptBatch]
     mask[60:200, 100:300] = True
     processor.max_tiles = 4
     try:
-        features = FeatureCache(model, processor).get(["a", "b"], images)
+        features = list(FeatureCache(model, processor).get(images)[1].values())
         tiles = [processor.num_image_tokens(own.vision) for own in features]
         cells = processor.region_cells(mask[None])
         questions = [

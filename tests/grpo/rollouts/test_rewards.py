@@ -25,6 +25,7 @@ from rl_reward_network.grpo.rollouts.rewards import (
 )
 from rl_reward_network.grpo.rollouts.statistics import advantage_statistics
 from rl_reward_network.grpo.stage import loop_rewards
+from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward, ensemble_noise
 from rl_reward_network.rewards.functions import EnsembleScores, iou_reward
@@ -64,10 +65,13 @@ def near(values: Any) -> Any:
 
 
 class Processor:
-    """A processor whose only token id of a text is its number of letters."""
+    """A processor whose token ids are letters, and 0 the end."""
 
-    def token_ids(self, text: str) -> list[int]:
-        return [len(text)]
+    template = SimpleNamespace(stop_words=("!",))
+    tokenizer = SimpleNamespace(eos_token="!")
+
+    def text(self, token_ids: list[int]) -> str:
+        return "".join(chr(token_id) if token_id else "!" for token_id in token_ids)
 
 
 def test_columns_are_those_of_the_reward_functions() -> None:
@@ -76,12 +80,13 @@ def test_columns_are_those_of_the_reward_functions() -> None:
         region_prompt(make_region(text, to_rle(mask), text, "here", lambda: image)) for text in ("a circle", "a cross")
     ]
     cache: Any = SimpleNamespace(processor=Processor())
-    batch = PromptBatch(items, [image, image + 1], [mask, ~mask], [0, 1], [NOTHING] * 2, cache)
+    batch = PromptBatch(items, [image, image + 1], [mask, ~mask], ["a", "b"], [0, 1], [NOTHING] * 2, cache)
     soft = np.array([[0.9, 0.5], [0.51, 0.1]], dtype=np.float32)
-    columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], ["x", "y", "z"], [soft, None, 1 - soft])
+    answers = [Answer([ord("x"), 0]), Answer([ord("y")]), None]
+    columns = make_columns(batch, [0, 1, 1], ["p", "q", "q"], answers, [soft, None, 1 - soft])
     assert {len(column) for column in columns.values()} == {3}
-    assert (columns["prompts"], columns["completions"]) == (["p", "q", "q"], ["x", "y", "z"])
-    assert columns["completion_ids"] == [[1], [1], [1]]
+    assert (columns["prompts"], columns["completions"]) == (["p", "q", "q"], ["x", "y", ""])
+    assert columns["completion_ids"] == [[ord("x"), 0], [ord("y")], []], "as they were generated"
     assert columns["captions"] == ["a circle", "a cross", "a cross"]
     assert [image.max() for image in columns["images"]] == [0, 1, 1]
     assert [truth.sum() for truth in columns["masks"]] == [1, 3, 3]
