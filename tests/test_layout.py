@@ -110,6 +110,13 @@ def test_no_package_folder_is_ignored() -> None:
     assert ignored.stdout == ""
 
 
+def test_no_module_needs_what_windows_lacks_to_be_imported() -> None:
+    only_unix = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}
+    for file in PACKAGE.rglob("*.py"):
+        imported = re.findall(r"^(?:import|from) (\w+)", file.read_text(), flags=re.MULTILINE)
+        assert not only_unix & set(imported), file
+
+
 def test_files_stay_readable() -> None:
     """At most 400 lines a file."""
     long = {
