@@ -174,7 +174,7 @@ def test_patients_keep_their_groups_when_a_file_is_added(tmp_path: Path, groups:
     found = []
     for first in (1, 0):
         for number in range(first, 4):
-            write_dicom(tmp_path / f"source/{number}.dcm", grid(4095) // 9 + 900 * number, patient=f"patient {number}")
+            write_dicom(tmp_path / f"source/{number}.dcm", np.roll(grid(4095), number), patient=f"patient {number}")
         write_import(survey_source(tmp_path / "source", ImportOptions(groups)), tmp_path / f"to_{first}")
         found.append({s.load_image().tobytes(): s.group_id for s in read_annotations(tmp_path / f"to_{first}")})
     before, after = found
