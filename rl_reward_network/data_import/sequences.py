@@ -13,7 +13,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pydicom
 from pydicom.dataset import Dataset
 
 from rl_reward_network.data.grey_levels import MAX_FRAMES
@@ -24,7 +23,8 @@ from rl_reward_network.data.images import (
     load_deep,
     load_image,
 )
-from rl_reward_network.data_import.dicom import is_dicom, iter_frames
+from rl_reward_network.data_import.dicom import is_dicom
+from rl_reward_network.data_import.dicom_pixels import iter_frames, read_header
 from rl_reward_network.depth import Levels, grey_to_rgb, robust_levels
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
@@ -137,14 +137,14 @@ def _folder(folder: Path, levels: Levels | None, is_frame: Callable[[Path], bool
 
 
 def _dicom(path: Path, levels: Levels | None) -> FrameSequence:
+    header = read_header(path)
     try:
-        header = pydicom.dcmread(path, stop_before_pixels=True)
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
         rate = _rate(header)
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
-    except Exception as error:  # of a damaged header: InvalidDicomError, AttributeError, ValueError, EOFError, ...
+    except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
             f"{path}: not a readable DICOM picture ({type(error).__name__}: {error}); export it again"
         ) from error

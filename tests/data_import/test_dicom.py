@@ -10,7 +10,8 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, generate_uid
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.dicom import load_frame, read_dicom, recognise_dicom
+from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
+from rl_reward_network.data_import.dicom_pixels import load_frame
 from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import write_import
@@ -198,7 +199,7 @@ def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None
         load_frame(tmp_path / "cut.dcm", 0)
     (tmp_path / "no.dcm").write_bytes(b"nothing")
     (fault,) = read_dicom(tmp_path).faults
-    assert "no.dcm: not read" in fault
+    assert "no.dcm: not a DICOM file (it begins otherwise); copy it again" in fault
 
 
 def test_text_burned_into_pictures_is_told(tmp_path: Path) -> None:

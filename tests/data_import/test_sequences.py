@@ -76,7 +76,7 @@ def test_a_dicom_gives_windowed_frames_with_one_pair_of_levels(tmp_path: Path) -
     assert (len(sequence), sequence.size, sequence.rate, sequence.names[4]) == (5, (16, 24), 15.0, "frame 5")
     assert sequence.levels == (4095 - 500, 4095 - 100)
     grey = [frame[0, 0].tolist() for frame in sequence.frames()]
-    assert grey == [[round((500 - 100 * number) * 255 / 400)] * 3 for number in range(1, 6)]
+    assert grey == [[value] * 3 for value in (255, 191, 127, 64, 0)]
     assert [int(f[0, 0, 0]) for f in open_sequence(path, levels=Levels(0, 4095)).frames([4])] == [
         round(3595 * 255 / 4095)
     ]
@@ -117,7 +117,7 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
         (one, r"f1\.png: not a sequence; name a folder"),
         (tmp_path / "bad.avi", r"bad\.avi: not a readable video .*ffmpeg"),
         (tmp_path / "cut.avi", r"cut\.avi: frame \d+ of 40 cannot be decoded; .*ffmpeg"),
-        (tmp_path / "bad.dcm", r"bad\.dcm: not a readable DICOM picture"),
+        (tmp_path / "bad.dcm", r"bad\.dcm: not a DICOM file"),
         (minus, r"minus\.dcm: not a readable DICOM picture .*NumberOfFrames is -3"),
     ):
         with pytest.raises(ValueError, match=message):
