@@ -40,13 +40,19 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     masks = grouped(files_below(source, *IMAGE_SUFFIXES), lambda path: _stem(path, source))
     items: list[Item] = []
     faults: list[str] = []
+    broken: dict[str, str] = {}
     burned = blank = assumed = 0
     for number, path in enumerate(_dicom_files(source), 1):
+        name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
+        except ValueError as error:
+            broken[name] = str(error)
+            continue
+        try:
             blank += "Rows" not in header
             if "Rows" in header:
-                items += _items(source, path, f"dicom_{number:05d}", header, frames, masks)
+                items += _items(source, path, name, header, frames, masks)
                 burned += header.get("BurnedInAnnotation") == "YES"
                 assumed += (
                     frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
@@ -60,7 +66,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
-    return Found(items, {}, faults, notes, private=True)
+    return Found(items, {}, faults, notes, private=True, broken=broken)
 
 
 def _items(

@@ -198,7 +198,7 @@ def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"cut\.dcm: pixels cannot be decoded"):
         load_frame(tmp_path / "cut.dcm", 0)
     (tmp_path / "no.dcm").write_bytes(b"nothing")
-    (fault,) = read_dicom(tmp_path).faults
+    fault = read_dicom(tmp_path).broken["dicom_00002"]
     assert "no.dcm: not a DICOM file (it begins otherwise); copy it again" in fault
 
 
