@@ -15,8 +15,9 @@ from rl_reward_network.data.annotations import compile_group_regex, data_fingerp
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
 from rl_reward_network.data.readers import REGIONS, read_images
-from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
+from rl_reward_network.data.sample import Sample, pseudonym, with_levels
 from rl_reward_network.data.splits import Split, select
+from rl_reward_network.depth import Levels
 
 FLAG = "--unlabelled_root"
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
@@ -55,7 +56,7 @@ def open_unlabelled(
     samples: Sequence[Sample],
     split: Split,
     group_regex: str | None = None,
-    white_levels: Mapping[str, int] | None = None,
+    grey_levels: Mapping[str, Levels] | None = None,
 ) -> Unlabelled:
     """Read an unlabelled folder, and check that it shares no patient with the data.
 
@@ -64,12 +65,12 @@ def open_unlabelled(
         samples: of the data, all of one phrase.
         split: of the data.
         group_regex: as in `read_annotations`.
-        white_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
+        grey_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
 
     Raises:
         ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`.
     """
-    found = _read(root, samples[0].text, group_regex, white_levels)
+    found = _read(root, samples[0].text, group_regex, grey_levels)
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
         raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
@@ -86,17 +87,19 @@ def unchanged(unlabelled: Unlabelled | None, fingerprint: str) -> bool:
     return unlabelled is not None and unlabelled.fingerprint == fingerprint
 
 
-def _read(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+def _read(root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None) -> list[Sample]:
     if not root.is_dir():
         raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")
     if recognise_annotations(root):
-        return read_images(root, group_regex, white_levels)
+        return read_images(root, group_regex, grey_levels)
     if regions := [found for recognises, _ in REGIONS.values() if (found := recognises(root))]:
         raise ValueError(f"{root}: {FLAG}: holds {regions[0]}, expected images without captions")
-    return _read_plain(root, text, group_regex, white_levels)
+    return _read_plain(root, text, group_regex, grey_levels)
 
 
-def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+def _read_plain(
+    root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None
+) -> list[Sample]:
     """All images below a folder without annotations."""
     paths = sorted(
         Path(place) / name
@@ -118,7 +121,7 @@ def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Ma
             deep[path] = DATA_SET
         ids = pseudonym("group", group), pseudonym("series", group, series), pseudonym("sample", name, phrase_key(text))
         samples.append(Sample(path, text, *ids, size, None, group))
-    return with_white_levels(samples, deep, white_levels or measured_levels(deep))
+    return with_levels(samples, deep, grey_levels or measured_levels(deep))
 
 
 def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
@@ -137,6 +140,6 @@ def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sam
 
 
 def _digests(samples: Sequence[Sample]) -> list[str]:
-    """Of the pixels, each image with its own white level: a copy in another format or data set is found, too."""
+    """Of the pixels, each image with its own levels: a copy in another format or data set is found, too."""
     with ThreadPoolExecutor() as threads:
         return list(threads.map(lambda sample: pixels_digest(load_image(sample.image_path)), samples))

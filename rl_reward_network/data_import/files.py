@@ -6,9 +6,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
+from rl_reward_network.data_import.dicom_pixels import SUFFIXES
+
 IMAGE_FOLDERS = ("images", "image", "imgs", "img")
 MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
 HIDDEN = (".", "__MACOSX")
+PICTURES = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # no suffix: DICOM
 UNREAD = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".npy")  # of pictures
 
 SHOWN = 3  # names in a message
@@ -35,6 +39,22 @@ def _walk(folder: Path) -> Iterator[Path]:
         circles = [name for name in links if real.is_relative_to((here / name).resolve())]
         folders[:] = [name for name in folders if not name.startswith(HIDDEN) and name not in circles]
         yield from (here / name for name in files)
+
+
+def check_files(folder: Path) -> None:
+    """Refuse pictures that are named but cannot be used: links without a target, names that are not UTF-8.
+
+    Raises:
+        ValueError: names the first few and the remedy.
+    """
+    named = sorted(path for path in _walk(folder) if path.suffix.lower() in PICTURES and path.name[0] != ".")
+    for path in named:
+        check_name(path)
+    if lost := [path for path in named if path.suffix and path.is_symlink() and not path.exists()]:
+        raise ValueError(
+            f"{folder}: {len(lost)} link(s) whose target is missing: {listed(lost, folder)}; fetch the files (git annex"
+            " get, datalad get), or delete the links"
+        )
 
 
 def _refuse(error: OSError) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.files import unread_note
+from rl_reward_network.data_import.files import check_files, unread_note
 from rl_reward_network.data_import.items import Found
 from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
 from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
@@ -52,6 +52,7 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
         raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; name the folder of your images")
+    check_files(source)
     if layout != AUTO:
         return layout, LAYOUTS[layout].recognise(source) or layout
     found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}

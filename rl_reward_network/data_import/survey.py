@@ -2,7 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,12 @@ class ImportOptions:
     phrase: str | None = None
     layout: str = AUTO
     frames: str = "middle"
+    skip: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative limit."""
+        if self.skip < 0:
+            raise ValueError(f"skip is {self.skip}, expected 0 or more: at most so many broken files are left out")
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Survey:
         groups, groups_from: of each image, names not hidden yet; None while open.
         leaks: number of suspected pairs, and the most similar ones: index, index, correlation.
         open_points: what has to be repaired or decided before anything can be written.
+        skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
     """
 
     source: Path
@@ -68,6 +75,7 @@ class Survey:
     groups_from: str
     leaks: tuple[int, list[tuple[int, int, float]]]
     open_points: tuple[str, ...]
+    skipped: tuple[str, ...]
 
     @property
     def phrase(self) -> str:
@@ -91,12 +99,17 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
     found.notes.extend(unread_note(source))
-    if not (found.items or found.faults):
+    if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
     seen = [result for result in looked if isinstance(result, Seen)]
+    failed = {item.name: fault for item, fault in zip(found.items, looked, strict=True) if isinstance(fault, str)}
+    broken, skipped = {**found.broken, **failed}, tuple[str, ...]()
+    if seen and 0 < len(broken) <= options.skip:
+        skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
+        found, broken = replace(found, items=[one.item for one in seen]), {}
     found.notes.extend(_turned_note(source, seen))
-    points = _fault_list(source, [*found.faults, *(result for result in looked if isinstance(result, str))])
+    points = _fault_list(source, [*found.faults, *broken.values()], len(broken))
     groups, groups_from = None, ""
     try:
         groups, groups_from = groups_of(found.items, options.groups, options.group_regex)
@@ -109,7 +122,9 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         points.append(str(error))
     leaks = _leaks(seen, found, groups)
     return Survey(
-        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks), tuple(points)
+        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
+        tuple(points),
+        skipped,
     )
 
 
@@ -140,6 +155,11 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
 
 
+def _as_skipped(name: str, fault: str, private: bool) -> str:
+    """The fault of a broken file, by the written name where that of the file may be a patient's."""
+    return f"{name}: {fault.split(': ', 1)[-1]}" if private else fault
+
+
 def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
     """How many labelled images EXIF turns: their masks' size need not show on which pixels they were drawn."""
     files = [source / one.item.found_as for one in seen if one.pixels is not None]
@@ -147,12 +167,12 @@ def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
     return [f"{turned} image(s) have an EXIF rotation; masks must be drawn on the upright image"] if turned else []
 
 
-def _fault_list(source: Path, faults: list[str]) -> list[str]:
-    """One text with the first faults and their number; [] without any."""
-    if len(faults) <= 1:
-        return faults
+def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:
+    """One text with the first faults, their number, and how to leave out those of broken files; [] without any."""
     more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
-    return ["\n  ".join([f"{source}: {len(faults)} faults", *faults[:MAX_FAULTS_LISTED], *more])]
+    head = [f"{source}: {len(faults)} faults"] if len(faults) > 1 else []
+    skip = [f"--skip {broken} of sa2va-rl data import leaves out the files that cannot be read"] if broken else []
+    return ["\n  ".join([*head, *faults[:MAX_FAULTS_LISTED], *more, *skip])] if faults else []
 
 
 def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:

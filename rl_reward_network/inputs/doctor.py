@@ -11,13 +11,13 @@ from statistics import median
 import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
-from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split, select, spread
 from rl_reward_network.data.unlabelled import FLAG
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -198,7 +198,7 @@ def _images(choice: DataChoice) -> Finding:
 def _regions(choice: DataChoice) -> Finding:
     """Captioned regions, for GRPO."""
     name, root = choice.dataset_name, choice.data_root
-    regions, summary = read_region_data(root, name, choice.max_regions, white_of(choice.bit_depth))
+    regions, summary = read_region_data(root, name, choice.max_regions, levels_of_bits(choice.bit_depth))
     split = make_split(regions, choice.split_seed, region_fingerprint)
     images = region_statistics(regions)
     groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
@@ -209,15 +209,17 @@ def _regions(choice: DataChoice) -> Finding:
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
-    """The white level, where images have more than 8 bit."""
+    """The levels, where images have more than 8 bit."""
     levels = levels_of(samples)
     if not levels:
         return []
-    images = len({sample.image_path for sample in samples if sample.white_level is not None})
-    source = f"--bit_depth {bit_depth}" if bit_depth else f"{WHITE_PERCENTILE} % of the pixels; --bit_depth sets it"
-    series = [level for key, level in levels.items() if key != DATA_SET]
-    range_ = f"{min(series)} to {max(series)} in {len(series)} series" if series else f"{levels[DATA_SET]}"
-    return [f"grey above 8 bit in {images} images: white is {range_} ({source})"]
+    images = len({sample.image_path for sample in samples if sample.levels is not None})
+    source = f"--bit_depth {bit_depth}" if bit_depth else "beyond each are 0.1 % of the pixels; --bit_depth sets them"
+    series = [pair for key, pair in levels.items() if key != DATA_SET]
+    ranges = [f"{min(values)} to {max(values)}" for values in zip(*series, strict=True)]
+    black, white = ranges or levels[DATA_SET]
+    among = f" in {len(series)} series" if series else ""
+    return [f"grey above 8 bit in {images} images: black is {black}, white is {white}{among} ({source})"]
 
 
 def _foreground(images: list[ImageStatistics]) -> list[str]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import locked
 from rl_reward_network.data.readers import READERS
-from rl_reward_network.data_import.files import files_below
+from rl_reward_network.data_import.files import check_files, files_below
 from rl_reward_network.data_import.groups import NONE
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.notes import FORMAT_VERSION
@@ -71,7 +71,10 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     Raises:
         ValueError: as `survey_source` and `write_import`.
     """
-    if not data_root.is_dir() or _read_as_it_is(data_root) or not _of_a_layout(data_root):
+    if not data_root.is_dir() or _read_as_it_is(data_root):
+        return None
+    check_files(data_root)  # before they are counted
+    if not _of_a_layout(data_root):
         return None
     layout, description = recognise_layout(data_root, options.layout)
     name = layout if layout == "dicom" else data_root.resolve().name  # folders of DICOM files are named after patients

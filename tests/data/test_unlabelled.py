@@ -12,6 +12,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.sample import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
 from rl_reward_network.data.unlabelled import open_unlabelled, unchanged
+from rl_reward_network.depth import Levels
 from tests.conftest import tube_image, write_tiny_data
 
 
@@ -120,15 +121,16 @@ def test_a_group_regex_finds_patients_in_plain_names(data: tuple[Path, list[Samp
     assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
 
 
-def test_deep_grey_has_a_level_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def test_deep_grey_has_levels_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
     root = tmp_path / "deep"
     root.mkdir()
     grey = np.linspace(0, 1000, 48 * 48).reshape(48, 48).astype(np.uint16)
     Image.fromarray(grey).save(root / "a.png")
     (sample,) = open_unlabelled(root, *data[1:]).samples
-    assert 990 <= (sample.white_level or 0) <= 1000
-    (given,) = open_unlabelled(root, *data[1:], white_levels={"data set": 4095}).samples
-    assert given.white_level == 4095
+    assert sample.levels is not None
+    assert 990 <= sample.levels.white <= 1000
+    (given,) = open_unlabelled(root, *data[1:], grey_levels={"data set": Levels(0, 4095)}).samples
+    assert given.levels == (0, 4095)
 
 
 def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_files_are_copied_and_deep_ones_stay_deep(tmp_path: Path) -> None:
     assert (load_pixels(to / "images/deep.png") == deep).all()
     assert load_pixels(to / "images/deep.png").dtype == np.uint16
     assert (load_pixels(to / "images/flat.png") == picture(7)).all()
-    levels = {sample.image_path.name: sample.white_level for sample in read_annotations(to)}
+    levels = {sample.image_path.name: sample.levels for sample in read_annotations(to)}
     assert levels["deep.png"] is not None
     assert levels["0.jpg"] is None
 

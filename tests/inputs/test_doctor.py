@@ -67,15 +67,16 @@ def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.Monkey
         doctor.check_unlabelled(choice)
 
 
-def test_the_white_level_is_described(check: Check) -> None:
+def test_the_levels_are_described(check: Check) -> None:
     data = write_deep_data(Path("data"), 14)
     row = check(data_root=data)
     assert row.startswith("OK ")
-    assert "grey above 8 bit in 8 images: white is 1" in row
-    assert "(99.9 % of the pixels; --bit_depth sets it)" in row
-    assert "white is 16383 (--bit_depth 14)" in check(data_root=data, bit_depth=14)
+    assert "grey above 8 bit in 8 images: black is " in row
+    assert ", white is 1" in row
+    assert "(beyond each are 0.1 % of the pixels; --bit_depth sets them)" in row
+    assert "black is 0, white is 16383 (--bit_depth 14)" in check(data_root=data, bit_depth=14)
     rewrite(data, lambda n, record: record | {"series": f"s{n % 2}"})
-    assert "in 8 series (99.9 % of the pixels" in check(data_root=data), "two names, but of eight patients"
+    assert "in 8 series (beyond each are 0.1 %" in check(data_root=data), "two names, but of eight patients"
     with pytest.raises(ValueError, match=r"bit_depth.*3"):
         check(data_root=data, bit_depth=3)
 

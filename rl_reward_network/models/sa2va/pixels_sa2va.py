@@ -17,7 +17,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from rl_reward_network.depth import is_cut, is_deep
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SCALE_IT = "; scale it to 0..255, all images of a data set alike, e.g. by load_image of rl_reward_network.data.images"
 ImageLike = Image.Image | np.ndarray
 
 
@@ -94,15 +97,17 @@ def to_rgb(image: ImageLike) -> Image.Image:
     """The image as PIL RGB.
 
     Raises:
-        ValueError: an array that is not uint8 (H, W, 3), or no image at all.
+        ValueError: an array that is not uint8 (H, W, 3), a picture of more than 8 bit, or no image at all.
     """
     if not isinstance(image, ImageLike):
         open_it = f"; open it: PIL.Image.open({str(image)!r})" if isinstance(image, str | os.PathLike) else ""
         raise ValueError(f"image is {image!r:.100}, expected a PIL image or a uint8 array (H, W, 3){open_it}")
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
+            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}{SCALE_IT}")
         image = Image.fromarray(image)
+    if is_deep(image) or is_cut(image):
+        raise ValueError(f"a PIL image must have 8 bit per channel, got mode {image.mode} of 16 or 32{SCALE_IT}")
     return image.convert("RGB")
 
 
