@@ -1,6 +1,7 @@
 # Shared by the shell files at the root; sourced with $root set to that folder. Nothing changes the working folder, so
 # every path a user types, as a variable or as a flag, is relative to the user's own folder.
 export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
+[[ ! -t 1 ]] || export SA2VA_RL_TERMINAL="${SA2VA_RL_TERMINAL:-$(tty <&1)}"  # for progress bars, which are in no log
 
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
 prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user typed

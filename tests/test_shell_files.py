@@ -23,8 +23,8 @@ FAKE = """#!/usr/bin/env bash
 [[ "$1" != -I ]] || { echo 3.11; exit; }  # is the environment whole?
 words="$*"
 check="${SA2VA_RL_ONLY_CHECK:-}"
-line="$(printf '%s|%s|%s|%s|%s' "$words" "$check" "${LOCAL_RANK:-}" "${SA2VA_RL_CALLED_AS:-}" "${CUDA_VISIBLE_DEVICES-unset}")"
-printf '%s\\n' "$line" >> "$CALLS"
+called="${SA2VA_RL_CALLED_AS:-}"
+printf '%s|%s|%s|%s|%s\\n' "$words" "$check" "${LOCAL_RANK:-}" "$called" "${CUDA_VISIBLE_DEVICES-unset}" >> "$CALLS"
 [[ "$words" != *"pip install"* || -z "${NO_NETWORK:-}" ]] || exit 1
 [[ "$words" != *benchmarks.gpu* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
 [[ "$words" != *benchmarks.real_size* || -z "${SLOW:-}" ]] || exec sleep 60

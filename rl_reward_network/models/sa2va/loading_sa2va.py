@@ -57,15 +57,15 @@ def check_flash_attn(device: str) -> None:
 
 def check_device(device: str) -> None:
     """Raise a ValueError for an unavailable GPU, or a string that is no device of this project (mps is none)."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
-        raise ValueError(f"device is {str(device)!r}, expected cpu, cuda or cuda:INDEX")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX")
     count = torch.cuda.device_count()
     if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         remedy = f"give an index below {count}" if count else "give -1, the CPU"
         raise ValueError(
-            f"device is {str(device)!r}, but {count} GPUs are visible{shown}; {remedy}, as GPU or --gpu, or leave it out"
+            f"device is {device!r}, but {count} GPUs are visible{shown}; {remedy}, as GPU or --gpu, or leave it out"
         )
 
 
