@@ -49,9 +49,10 @@ def run(
         logging.getLogger(noisy).setLevel(logging.WARNING)
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
-    calm_bars()
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
-    if message := _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown))):
+    with calm_bars():
+        message = _outcome(lambda: call(_parsed(args_type, prog or _module(), words, ignore_unknown)))
+    if message:
         gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,8 @@
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partialmethod
 from typing import TextIO
 
@@ -10,7 +12,6 @@ from tqdm import tqdm
 
 SECONDS = 30.0
 TERMINAL = "SA2VA_RL_TERMINAL"  # set by the shell files, whose output goes to the screen and into a log
-INIT = tqdm.__init__
 
 
 class Lines:
@@ -33,15 +34,19 @@ class Lines:
         """Each line was flushed."""
 
 
-def calm_bars() -> None:
+@contextmanager
+def calm_bars() -> Iterator[None]:
     """Fit the bars of tqdm, and so those of transformers, datasets and Hugging Face's hub, to what reads them."""
     if sys.stderr.isatty():
-        settings: dict[str, object] = {}
-    elif screen := _terminal():
-        settings = {"file": screen, "dynamic_ncols": True}
-    else:
-        settings = {"file": Lines()}
-    tqdm.__init__ = partialmethod(INIT, **settings)  # type: ignore[method-assign, assignment]
+        yield
+        return
+    screen, before = _terminal(), tqdm.__init__
+    settings: dict[str, object] = {"file": screen, "dynamic_ncols": True} if screen else {"file": Lines()}
+    tqdm.__init__ = partialmethod(before, **settings)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        tqdm.__init__ = before  # type: ignore[method-assign]
 
 
 def _terminal() -> TextIO | None:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from tqdm.auto import tqdm as of_transformers
 from rl_reward_network.cli import progress
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    yield
-    tqdm.__init__ = progress.INIT  # type: ignore[method-assign]
 
 
 class Clock:
@@ -36,25 +29,27 @@ def test_a_log_gets_a_line_every_half_minute(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(progress.time, "monotonic", clock)
-    progress.calm_bars()
-    bar = kind(total=1000, desc="PPO", mininterval=0)
-    for _ in range(1000):  # 100 seconds; a postfix draws at once, whatever the interval is
-        clock.now += 0.1
-        bar.set_postfix(reward=0.5)
-        bar.update()
-    list(kind(range(1000), desc="inner", leave=False, mininterval=0))
-    bar.close()
+    with progress.calm_bars():
+        bar = kind(total=1000, desc="PPO", mininterval=0)
+        for _ in range(1000):  # 100 seconds; a postfix draws at once, whatever the interval is
+            clock.now += 0.1
+            bar.set_postfix(reward=0.5)
+            bar.update()
+        list(kind(range(1000), desc="inner", leave=False, mininterval=0))
+        bar.close()
     written = capsys.readouterr().err
     lines = written.splitlines()
     assert [line.split("|")[0].strip() for line in lines] == ["PPO:  30%", "PPO:  60%", "PPO:  90%"]
     assert written.isascii()
     assert "\r" not in written
+    list(kind(range(3), mininterval=0))
+    assert "\r" in capsys.readouterr().err, "outside of a command, bars are the caller's"
 
 
 def test_bars_move_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress.calm_bars()
-    list(tqdm(range(3), desc="PPO", mininterval=0))
+    with progress.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
     assert capsys.readouterr().err.count("\r") >= 4
 
 
@@ -62,13 +57,13 @@ def test_bars_of_a_shell_file_move_on_its_terminal_and_are_in_no_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SA2VA_RL_TERMINAL", str(tmp_path / "tty"))
-    progress.calm_bars()
-    list(tqdm(range(3), desc="PPO", mininterval=0))
+    with progress.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
     assert "100%" in (tmp_path / "tty").read_text()
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("SA2VA_RL_TERMINAL", str(tmp_path / "gone" / "tty"))
-    progress.calm_bars()
-    list(tqdm(range(3), desc="PPO", mininterval=0))
+    with progress.calm_bars():
+        list(tqdm(range(3), desc="PPO", mininterval=0))
     assert capsys.readouterr().err == "", "seconds need no line in a log"
 
 
