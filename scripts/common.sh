@@ -95,7 +95,10 @@ install_packages() {  # $1: extras
   echo "installing what is missing into $VIRTUAL_ENV (once; later runs skip this)"
   has_pip || "$VIRTUAL_ENV/bin/python" -m ensurepip > /dev/null || return 1  # uv and pixi install none
   pip+=(install --quiet --disable-pip-version-check)
-  "${pip[@]}" -r "$root/requirements.txt" || return 1
+  if ! "${pip[@]}" -r "$root/requirements.txt"; then
+    echo "packages are missing in $VIRTUAL_ENV; without a network, activate an environment that has them" >&2
+    return 1
+  fi
   # setuptools is there: torch needs it
   [[ ! -w "$root" ]] || "${pip[@]}" --no-build-isolation --editable "$root$1" || return 1
   [[ ! -w "$VIRTUAL_ENV" ]] || printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # those without extras need them no more

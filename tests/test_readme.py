@@ -272,12 +272,8 @@ def source_texts() -> list[str]:
         for node in nodes
         if isinstance(node, ast.JoinedStr)
     ]
-    shell = [path.read_text() for path in (*ROOT.glob("*.sh"), *ROOT.glob("scripts/*.sh"))]
-    return (
-        shell
-        + joined
-        + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    )
+    joined += [path.read_text() for path in (*ROOT.glob("*.sh"), *ROOT.glob("scripts/*.sh"))]
+    return joined + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
 def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:

@@ -77,6 +77,4 @@ def check_first_gpu(gpu: int | None) -> None:
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # under SLURM; the index counts these alone
         check_device(f"cuda:{gpu}")
         name = visible.split(",")[gpu].strip()
-    raise ValueError(
-        f"gpu is {gpu}, expected 0 or -1: GRPO takes the first visible GPU; choose one by CUDA_VISIBLE_DEVICES={name}"
-    )
+    raise ValueError(f"gpu is {gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={name}")
