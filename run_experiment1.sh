@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Experiment 1: a prompt policy that labels pay, up to 5 prompts an image.   bash run_experiment1.sh quick|full [flags]
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED; --reward dice by default
-#   -> $OUTPUT_DIR/sa2va_rl_finetune_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
+#   -> $OUTPUT_DIR/sa2va_rl_finetune_experiment1_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"

@@ -20,14 +20,13 @@ if [[ ! "$processes" =~ ^[1-9][0-9]*$ ]]; then
   echo "NPROC is '$processes', expected the number of processes, 1 or more" >&2
   exit 2
 fi
+check_gpu
 if [[ "$processes" -gt 1 && "${GPU:--1}" -ge 0 ]]; then
   echo "GPU=$GPU names one GPU, but NPROC=$processes takes one for each process; unset GPU, or set CUDA_VISIBLE_DEVICES" >&2
   exit 2
 fi
+show_one_gpu
 ensure_environment ""
-if [[ "${GPU:-0}" -gt 0 ]]; then  # the Trainer takes the first visible GPU
-  export CUDA_VISIBLE_DEVICES="$GPU" GPU=0
-fi
 input_flags regions_lamplight "$@"
 flags=("$mode" "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@")
 command=(rl_reward_network.cli grpo "${flags[@]}")

@@ -1,6 +1,7 @@
 # Shared by the shell files at the root; sourced with $root set to that folder. Nothing changes the working folder, so
 # every path a user types, as a variable or as a flag, is relative to the user's own folder.
 export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the log
+[[ ! -t 1 ]] || export SA2VA_RL_TERMINAL="${SA2VA_RL_TERMINAL:-$(tty <&1)}"  # for progress bars, which are in no log
 
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
 prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user typed
@@ -11,34 +12,96 @@ prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user t
   check_mode "$MODE" "$(basename "$0")"
   shift
   [[ "$command" == reward || "$command" == compare ]] || check_flags "$@"
+  check_gpu
+  [[ "$command" != compare ]] || show_one_gpu
   ensure_environment ""
   input_flags angiograms "$@"
   new_log "$name"
 }
 
-new_log() {  # $1: logs/NAME_ -> LOG, with the time
-  mkdir -p "$root/logs"
-  LOG="$root/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+new_log() {  # $1: logs/NAME_ -> LOG, with the time, beside the runs where OUTPUT_DIR names them
+  LOG="${OUTPUT_DIR:-$root}/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
+  mkdir -p "$(dirname "$LOG")" || { echo "set OUTPUT_DIR to a folder of yours" >&2; exit 2; }
 }
 
-# Makes .venv and installs into it unless a virtual environment is active; does nothing when nothing changed. Status 1
-# when packages cannot be installed, also where the caller has no set -e.
-ensure_environment() {  # $1: extras, e.g. "[test]" or ""
-  if [[ -z "${VIRTUAL_ENV:-}" ]]; then
-    if [[ ! -f "$root/.venv/bin/activate" || ! -x "$root/.venv/bin/pip" ]]; then
-      python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 2; }
-      python3 -m venv --clear "$root/.venv" || return 1
+# The packages, in an environment of their own, never in the Python of the system: the active virtual environment, the
+# active conda environment unless it is conda's base, or .venv, which is made here. Returns a status, also where the
+# caller has no set -e: 1 when packages cannot be installed, 2 without a Python that is new enough.
+ensure_environment() {  # $1: extras, e.g. "[test]" or "" -> VIRTUAL_ENV and PATH
+  find_environment || return
+  [[ "$VIRTUAL_ENV" != "$root/.venv" ]] || make_own_environment || return
+  export PATH="$VIRTUAL_ENV/bin:$PATH"
+  install_packages "$1"
+}
+
+find_environment() {  # -> VIRTUAL_ENV; .venv may not be there yet
+  unset PYTHONHOME  # names the library of another Python, so `activate` unsets it, too
+  local folder status
+  for folder in "${VIRTUAL_ENV:-}" "$(conda_environment)"; do
+    [[ -n "$folder" && "$folder" != "$root/.venv" ]] || continue
+    status=0
+    python_version "$folder" > /dev/null || status=$?
+    if ((status == 3)); then
+      echo "the Python of the active environment $folder is too old, 3.11 or newer is needed: activate another, or none" >&2
+      return 2
+    elif ((status == 0)); then
+      export VIRTUAL_ENV="$folder"
+      return
     fi
-    source "$root/.venv/bin/activate"
+    echo "note: the active environment $folder has no Python of its own (deleted or moved?), so it is not used" >&2
+  done
+  export VIRTUAL_ENV="$root/.venv"
+}
+
+conda_environment() {  # the folder of the active one; nothing for the base, which others share
+  [[ -z "${CONDA_PREFIX:-}" || "${CONDA_DEFAULT_ENV:-}" == base || -d "$CONDA_PREFIX/condabin" ]] || echo "$CONDA_PREFIX"
+}
+
+# The version of an environment's Python. Status 3 if it is too old, another if it does not start, or would install
+# elsewhere, e.g. into the system where pyvenv.cfg is gone.
+python_version() {  # $1: folder
+  "$1/bin/python" -I -c 'import os, sys
+print("%d.%d" % sys.version_info[:2])
+sys.exit(3 if sys.version_info < (3, 11) else not os.path.samefile(sys.prefix, sys.argv[1]))' "$1" 2> /dev/null
+}
+
+has_pip() { "$VIRTUAL_ENV/bin/python" -I -c 'import pip' 2> /dev/null; }
+
+make_own_environment() {  # .venv, anew unless it is whole
+  local python
+  if python_version "$VIRTUAL_ENV" > /dev/null && has_pip; then
+    # of a project that was moved, `activate` names the old folder
+    [[ ! -w "$root" ]] || grep -qsF "$VIRTUAL_ENV" "$VIRTUAL_ENV/bin/activate" ||
+      "$VIRTUAL_ENV/bin/python" -m venv --without-pip "$VIRTUAL_ENV"
+    return
   fi
-  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed"
-  wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $root"
-  if ! grep -qsxF "$wanted $1" "$stamp"; then
-    echo "installing packages into $VIRTUAL_ENV (once; later runs skip this)"
-    python -m pip install --quiet --disable-pip-version-check -r "$root/requirements.txt" || return 1
-    python -m pip install --quiet --disable-pip-version-check --editable "$root$1" || return 1
-    printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # with extras installed, those without need them no more
+  [[ -w "$root" ]] || { echo "$root is read-only, so no .venv can be made there: activate a virtual environment" >&2; return 2; }
+  for python in python3 python3.14 python3.13 python3.12 python3.11; do
+    if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+      "$python" -m venv --clear "$VIRTUAL_ENV"
+      return
+    fi
+  done
+  echo "Python 3.11 or newer is needed" >&2
+  return 2
+}
+
+# Does nothing when nothing changed; asks no network when all is there. The command sa2va-rl is a link into this folder,
+# so it is left out where that is read-only; the shell files need none.
+install_packages() {  # $1: extras
+  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed" pip=("$VIRTUAL_ENV/bin/python" -m pip)
+  wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $(python_version "$VIRTUAL_ENV") $root"
+  ! grep -qsxF "$wanted $1" "$stamp" || return 0
+  echo "installing what is missing into $VIRTUAL_ENV (once; later runs skip this)"
+  has_pip || "$VIRTUAL_ENV/bin/python" -m ensurepip > /dev/null || return 1  # uv and pixi install none
+  pip+=(install --quiet --disable-pip-version-check)
+  if ! "${pip[@]}" -r "$root/requirements.txt"; then
+    echo "packages are missing in $VIRTUAL_ENV; without a network, activate an environment that has them" >&2
+    return 1
   fi
+  # setuptools is there: torch needs it
+  [[ ! -w "$root" ]] || "${pip[@]}" --no-build-isolation --editable "$root$1" || return 1
+  [[ ! -w "$VIRTUAL_ENV" ]] || printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # those without extras need them no more
 }
 
 help_asked() {  # $@: all that the user typed
@@ -49,11 +112,12 @@ help_asked() {  # $@: all that the user typed
 
 # The shell file's own lines, then the flags of its command; nothing else is done, so nothing is installed either.
 show_help() {  # $1: command of sa2va-rl; then all that the user typed
-  local environment="${VIRTUAL_ENV:-$root/.venv}" level=--help
+  local level=--help
   [[ " $* " != *" --help-all "* ]] || level=--help-all
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"
-  if [[ -f "$environment/.rl_reward_network_installed" ]]; then
-    PATH="$environment/bin:$PATH" run_command "$1" "$level"
+  find_environment
+  if [[ -f "$VIRTUAL_ENV/.rl_reward_network_installed" ]]; then
+    run_command "$1" "$level"
   else
     echo "The flags are explained here as soon as the first run has installed the packages."
   fi
@@ -74,6 +138,42 @@ check_flags() {  # $@: the user's flags; where the next command reads the run, i
   fi
 }
 
+# The words for a GPU as --gpu takes them: an index among the visible GPUs, -1 for the CPU.
+check_gpu() {  # -> GPU, and CUDA_VISIBLE_DEVICES for a UUID
+  case "${GPU:-}" in
+    "" | -1) ;;
+    cpu) GPU=-1 ;;
+    cuda) GPU=0 ;;
+    GPU-*,* | MIG-*,*) refuse_gpu ;;
+    GPU-* | MIG-*) export CUDA_VISIBLE_DEVICES="$GPU" GPU=0 ;;
+    *)
+      [[ "$GPU" =~ ^(cuda:)?0*([0-9]+)$ ]] || refuse_gpu
+      GPU="${BASH_REMATCH[2]}"
+      ;;
+  esac
+}
+
+refuse_gpu() {
+  echo "GPU is '$GPU', expected one GPU: its index from 0 on, cuda:INDEX, a UUID (GPU-..., MIG-...), or -1 or cpu;" \
+    "GRPO takes several by CUDA_VISIBLE_DEVICES and NPROC" >&2
+  exit 2
+}
+
+# Makes GPU the only visible one: transformers' Trainer takes the first. Under SLURM some are hidden already, and the
+# index counts those that are not.
+show_one_gpu() {  # -> CUDA_VISIBLE_DEVICES, GPU
+  local visible=()
+  [[ "${GPU:-0}" -gt 0 ]] || return 0
+  if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+    IFS=', ' read -ra visible <<< "$CUDA_VISIBLE_DEVICES"
+    if [[ "$GPU" -ge "${#visible[@]}" ]]; then
+      echo "GPU=$GPU, but CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' shows ${#visible[@]} GPUs, counted from 0" >&2
+      exit 2
+    fi
+  fi
+  export CUDA_VISIBLE_DEVICES="${visible[GPU]:-$GPU}" GPU=0
+}
+
 # Environment variables as flags; unset variables give none, so the commands keep their defaults. Where neither data nor
 # a model are named, the data are the embedded ones of that name, below $EMBEDDED_DATA.
 input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
@@ -81,6 +181,7 @@ input_flags() {  # $1: angiograms or regions_lamplight; then the user's flags
   EMBEDDED_DATA=""
   if ! names_data "$@" && ! names_a_model "$@"; then
     EMBEDDED_DATA="$root/data"
+    [[ -w "$root" ]] || EMBEDDED_DATA="${OUTPUT_DIR:-$root/outputs}/data"
     INPUT_FLAGS+=(--data_root "$EMBEDDED_DATA/$1")
   fi
   [[ -z "${MODEL_PATH:-}" ]] || INPUT_FLAGS+=(--model_path "$MODEL_PATH")
@@ -116,8 +217,9 @@ run_command() {  # $@: command and flags
   run_module rl_reward_network.cli "$@"
 }
 
-# python -m, without the working folder on the path (a user's own files must not be taken for ours), for torchrun's
-# processes too; hints at --help name what the user typed.
+# python -m, of this folder's package and without the working folder on the path (a user's own files must not be taken
+# for ours), for torchrun's processes too; hints at --help name what the user typed.
 run_module() {
-  PYTHONSAFEPATH=1 SA2VA_RL_CALLED_AS="${SA2VA_RL_CALLED_AS:-bash $0}" python -m "$@"
+  PYTHONSAFEPATH=1 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" SA2VA_RL_CALLED_AS="${SA2VA_RL_CALLED_AS:-bash $0}" \
+    "$VIRTUAL_ENV/bin/python" -m "$@"
 }

@@ -12,6 +12,7 @@ if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
   exit
 fi
 unset MODEL_PATH DATA_ROOT UNLABELLED_ROOT REWARD_NET NPROC EVAL_IMAGES SEED N_ENVS SEGMENT_BATCH OUTPUT_DIR  # the user's
+unset SA2VA_RL_TERMINAL  # one line for each part is enough
 ensure_environment "[test]" || exit
 report="$PWD/gpu_check_$(date +%Y%m%d_%H%M%S).txt"
 cd "$root" || exit

@@ -15,12 +15,13 @@ import pytest
 import tyro
 from PIL import Image
 
+from rl_reward_network import __version__
 from rl_reward_network.cli.main import COMMANDS, SUBCOMMANDS, main
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.models import sa2va
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from tests.conftest import smooth_image, tube_image
+from tests.conftest import smooth_image, tube_image, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
@@ -106,6 +107,16 @@ def test_no_machine_path_is_written_anywhere() -> None:
         assert not re.search(r"(?<![\w.])/(?:work|home|root|Users)/", text), name
 
 
+def test_readme_package_and_changelog_name_one_version() -> None:
+    """The status in the README says major and minor; pages name no newer version than the package's."""
+    minor = __version__.rpartition(".")[0]
+    assert re.findall(r"\*\*Status: version ([\d.]+\d)", PAGES["README.md"]) == [minor]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[?v?(\d+\.\d+)", changes, flags=re.MULTILINE)[:1] == [minor]
+    named = re.findall(r"[Vv]ersion (\d+)\.(\d+)", EVERYTHING)
+    assert max((int(major), int(minor)) for major, minor in named) <= tuple(map(int, minor.split(".")))
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -188,9 +199,10 @@ SNIPPETS = [(page, number) for page in PAGES for number in range(len(blocks("pyt
 @pytest.fixture
 def names(tiny_video_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a reader has before a snippet: an image, masks, scores, and the files that it names."""
-    RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2)).save_pretrained(
-        tmp_path / "outputs/RUN/best_reward_net"
-    )
+    network = RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2), {"train_groups": [], "val_groups": []})
+    network.save_pretrained(tmp_path / "outputs/RUN/best_reward_net")
+    write_tiny_data(tmp_path / "DATA", images=12, size=64)
+    (tmp_path / "MODEL").symlink_to(tiny_video_checkpoint)
     load = sa2va.load_sa2va_model
     monkeypatch.setattr(sa2va, "load_sa2va_model", lambda path, device: load(tiny_video_checkpoint))
     monkeypatch.chdir(tmp_path)
@@ -253,13 +265,14 @@ def test_the_example_annotations_are_read(page: str, tmp_path: Path) -> None:
 
 
 def source_texts() -> list[str]:
-    """Every string of the package; values inside f-strings become `...`."""
+    """Every string of the package, where values inside f-strings become `...`, and the shell files."""
     nodes = [n for path in ROOT.glob("rl_reward_network/**/*.py") for n in ast.walk(ast.parse(path.read_text()))]
     joined = [
         "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
         for node in nodes
         if isinstance(node, ast.JoinedStr)
     ]
+    joined += [path.read_text() for path in (*ROOT.glob("*.sh"), *ROOT.glob("scripts/*.sh"))]
     return joined + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 

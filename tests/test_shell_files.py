@@ -20,10 +20,11 @@ COMMANDS = {
     "run_rl_train.sh": "grpo",
 }
 FAKE = """#!/usr/bin/env bash
+[[ "$1" != -I ]] || { echo 3.11; exit; }  # is the environment whole?
 words="$*"
 check="${SA2VA_RL_ONLY_CHECK:-}"
-line="$(printf '%s|%s|%s|%s' "$words" "$check" "${LOCAL_RANK:-}" "${SA2VA_RL_CALLED_AS:-}")"
-printf '%s\\n' "$line" >> "$CALLS"
+called="${SA2VA_RL_CALLED_AS:-}"
+printf '%s|%s|%s|%s|%s\\n' "$words" "$check" "${LOCAL_RANK:-}" "$called" "${CUDA_VISIBLE_DEVICES-unset}" >> "$CALLS"
 [[ "$words" != *"pip install"* || -z "${NO_NETWORK:-}" ]] || exit 1
 [[ "$words" != *benchmarks.gpu* ]] || printf 'bar: 5%%|#\r%s %s\n' "$HOME/mine" "$VIRTUAL_ENV/lib"
 [[ "$words" != *benchmarks.real_size* || -z "${SLOW:-}" ]] || exec sleep 60
@@ -42,7 +43,7 @@ def called(tmp_path: Path) -> Called:
     binaries.mkdir(parents=True)
     (binaries / "python").write_text(FAKE)
     (binaries / "python").chmod(0o755)
-    stamp = f'echo "$(cat {ROOT}/requirements.txt {ROOT}/pyproject.toml | cksum) {ROOT} "'
+    stamp = f'echo "$(cat {ROOT}/requirements.txt {ROOT}/pyproject.toml | cksum) 3.11 {ROOT} "'
     wanted = subprocess.run(["bash", "-c", stamp], capture_output=True, text=True, check=True).stdout
     (tmp_path / "venv" / ".rl_reward_network_installed").write_text(wanted)
 
@@ -53,8 +54,8 @@ def called(tmp_path: Path) -> Called:
             ["bash", str(ROOT / file), *words], cwd=tmp_path, env=own | environment, capture_output=True, text=True
         )
         if done.stdout.strip().splitlines()[-1:] and (log := done.stdout.strip().splitlines()[-1]).startswith("log: "):
-            Path(log.removeprefix("log: ")).unlink()
-        names = ("words", "check", "rank", "called_as")
+            (tmp_path / log.removeprefix("log: ")).unlink()
+        names = ("words", "check", "rank", "called_as", "visible")
         return done, [dict(zip(names, line.split("|"), strict=True)) for line in calls.read_text().splitlines()]
 
     return call
@@ -164,6 +165,7 @@ def test_several_processes_train_and_one_does_all_else(called: Called) -> None:
     [
         ({"NPROC": "0"}, "NPROC is '0', expected the number of processes, 1 or more"),
         ({"NPROC": "two"}, "NPROC is 'two', expected the number of processes, 1 or more"),
+        ({"NPROC": "2", "GPU": "cuda:1"}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU"),
         ({"NPROC": "2", "GPU": "1"}, "GPU=1 names one GPU, but NPROC=2 takes one for each process; unset GPU"),
     ],
 )
@@ -196,6 +198,71 @@ def test_embedded_data_are_for_the_embedded_model_or_whom_names_them(
     assert ("data" in modules(calls)) == embedded
     assert (f"--data_root {ROOT}/data/regions_lamplight" in calls[0]["words"]) == embedded
     assert ("--data_root D" in calls[0]["words"]) == ("DATA_ROOT" in environment)
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_logs_lie_beside_the_runs(called: Called, tmp_path: Path, file: str) -> None:
+    done, _ = called(file, "quick", OUTPUT_DIR="elsewhere/runs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("log: elsewhere/runs/logs/")
+    assert (tmp_path / "elsewhere" / "runs" / "logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "flag", "alone"),
+    [
+        ("1", "4,5", "1", "5"),  # as under SLURM
+        ("cuda:1", "4, 5", "1", "5"),
+        ("cuda", "4,5", "0", "4,5"),
+        ("0", None, "0", None),
+        ("2", None, "2", "2"),
+        ("02", None, "2", "2"),
+        ("1", "GPU-aa,MIG-bb", "1", "MIG-bb"),
+        ("-1", "4,5", "-1", "4,5"),
+        ("cpu", "", "-1", ""),
+        ("", "4,5", None, "4,5"),
+    ],
+)
+def test_the_card_that_gpu_names(
+    called: Called, gpu: str, visible: str | None, flag: str | None, alone: str | None
+) -> None:
+    """`flag`: what --gpu is given, an index among the visible ones; GRPO and the comparison see that card alone."""
+    hidden = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    for file in ("run_experiment3.sh", "run_rl_train.sh", "run_compare.sh"):
+        done, calls = called(file, "quick", GPU=gpu, **hidden)
+        assert done.returncode == 0, done.stderr
+        one = file != "run_experiment3.sh"
+        given = "0" if one and flag not in (None, "-1") else flag
+        words = calls[0]["words"].split()
+        assert (words[words.index("--gpu") + 1] if "--gpu" in words else None) == given
+        expected = alone if one else visible
+        assert {call["visible"] for call in calls} == {"unset" if expected is None else expected}
+
+
+def test_a_gpu_named_by_its_uuid_is_the_only_one(called: Called) -> None:
+    for file in ("run_experiment3.sh", "run_rl_train.sh"):
+        for name in ("GPU-8932f937-d72c", "MIG-GPU-8932/1/0"):
+            done, calls = called(file, "quick", GPU=name, CUDA_VISIBLE_DEVICES="4,5")
+            assert done.returncode == 0, done.stderr
+            assert "--gpu 0" in calls[0]["words"]
+            assert {call["visible"] for call in calls} == {name}
+
+
+@pytest.mark.parametrize("gpu", ["0,1", "-2", "gpu", "cuda:", "cuda:x", "1.5", "GPU-a,GPU-b", "all"])
+@pytest.mark.parametrize("file", ["run_experiment1.sh", "run_experiment2.sh", "run_rl_train.sh", "run_compare.sh"])
+def test_words_that_name_no_gpu_are_refused_in_one_line(called: Called, file: str, gpu: str) -> None:
+    done, calls = called(file, "quick", GPU=gpu)
+    assert (done.returncode, calls) == (2, [])
+    assert done.stderr.startswith(f"GPU is '{gpu}', expected one GPU: its index from 0 on, cuda:INDEX, a UUID")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("visible", "count"), [("4,5", 2), ("", 0), ("GPU-a", 1)])
+def test_a_gpu_out_of_range_of_the_visible_ones(called: Called, visible: str, count: int) -> None:
+    done, calls = called("run_rl_train.sh", "quick", GPU="2", CUDA_VISIBLE_DEVICES=visible)
+    assert (done.returncode, calls) == (2, [])
+    message = f"GPU=2, but CUDA_VISIBLE_DEVICES='{visible}' shows {count} GPUs, counted from 0\n"
+    assert done.stderr == message
 
 
 def test_they_can_be_started_as_programs() -> None:

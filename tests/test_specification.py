@@ -2,21 +2,30 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 import tyro
+from torch.utils.data import DataLoader
 
+from rl_reward_network import specification
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import reward as train_reward_network
 from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.grpo.card import card_text
+from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import check_config, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.rewards.captions import meteor
 
 ROOT = Path(__file__).resolve().parents[1]
 GRPO = "--model_path M/4B --data_dir D --output_dir O"
@@ -172,6 +181,91 @@ def test_the_settings_of_step_2(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_evaluation() -> None:
     line = "--model_path outputs/RUN/final_model --split test"
     assert tyro.cli(evaluate_rl_finetuned_sa2va.Args, args=line.split()).split == "test"
+
+
+# ---- names that its users import --------------------------------------------------------------------------------
+
+
+class Judge:
+    """Scores that are set, one of them missing."""
+
+    counts: ClassVar[dict[str, int]] = {}
+
+    def scores(self, predictions: Sequence[str], references: Sequence[str]) -> list[float | None]:
+        assert (list(predictions), list(references)) == (PREDICTED, TRUE), "ours takes predictions first"
+        return [-1.0, None]
+
+    def note(self, **counts: int) -> None:
+        """Nothing is counted."""
+
+
+TRUE, PREDICTED = ["a red ball on the left", "a dog"], ["a red ball", "a dog"]
+
+
+def test_iou_of_two_arrays_and_meteor_in_its_order() -> None:
+    left, right = np.zeros((4, 6), np.uint8), np.zeros((4, 6), np.uint8)
+    left[:, :4], right[:, 2:] = 1, 1
+    assert specification.compute_iou(left, right) == pytest.approx(2 / 6)
+    assert specification.compute_iou(torch.from_numpy(left), right * 255) == pytest.approx(2 / 6)
+    assert specification.compute_iou(left * 0.9, right * 0.1) == 0
+    assert specification.compute_iou(left * 0, right * 0) == 1
+    with pytest.raises(ValueError, match=r"got \(1, 4, 6\) and \(1, 4, 5\)"):
+        specification.compute_iou(left, right[:, :5])
+    assert specification.compute_meteor(TRUE[0], PREDICTED[0]) == pytest.approx(meteor(PREDICTED[:1], TRUE[:1])[0])
+    assert specification.compute_meteor(TRUE[0], PREDICTED[0]) != specification.compute_meteor(PREDICTED[0], TRUE[0])
+    assert specification.compute_meteor(TRUE[0], "") == 0
+
+
+def test_caption_rewards_of_both_loops() -> None:
+    alone = [float(score) for score in meteor(PREDICTED, TRUE)]
+    judged = [0.25 * alone[0] - 0.75, alone[1]]
+    given: dict[str, Any] = {"gt_captions": TRUE, "llm_judge": Judge(), "images": "what else TRL passes"}
+    combined = specification.combined_caption_reward
+    assert combined(TRUE, PREDICTED) == combined(TRUE, PREDICTED, None, use_llm_judge=True) == alone
+    assert combined(TRUE, PREDICTED, Judge()) == alone
+    assert combined(TRUE, PREDICTED, Judge(), True) == pytest.approx(judged)
+    weighted = combined(TRUE, PREDICTED, Judge(), True, meteor_weight=0.5, llm_judge_weight=0.5)
+    assert weighted == pytest.approx([0.5 * alone[0] - 0.5, alone[1]])
+    assert specification.loop1_caption_reward(None, PREDICTED, **given) == pytest.approx(judged)
+    assert specification.loop1_caption_reward(None, PREDICTED, gt_captions=TRUE) == alone
+    assert specification.loop2_caption_reward(None, PREDICTED, **given) == alone
+    asked = specification.loop2_caption_reward(None, PREDICTED, use_llm_judge_loop2=True, **given)
+    assert asked == pytest.approx(judged)
+
+
+def test_items_and_batches_of_regions(scenes: Path) -> None:
+    data = specification.GraspAnyRegionDataset(scenes)
+    loader = DataLoader(data, batch_size=3, collate_fn=specification.collate_fn_sa2va_rl)  # type: ignore[arg-type]
+    batch = next(iter(loader))
+    assert {name: len(values) for name, values in batch.items()} == {"images": 3, "masks": 3, "captions": 3}
+    image, mask = data.regions[1].load()
+    assert np.array_equal(np.asarray(batch["images"][1]), image)
+    assert np.array_equal(batch["masks"][1], mask)
+    assert batch["captions"][1] == data.regions[1].caption
+    part = specification.GraspAnyRegionDataset(scenes.parent, [scenes.name])
+    assert len(part) == len(data) == len(list(part)) > 3
+
+
+def test_the_average_is_a_model_of_its_own() -> None:
+    student = torch.nn.Linear(2, 1, bias=False)
+    before = student.weight.detach().clone()
+    average = specification.EMAModel(student, decay=0.9)
+    with torch.no_grad():
+        student.weight.add_(1)
+    average.update(student)
+    assert torch.allclose(average.weight, before + 0.1)
+    assert average.in_features == 2
+    assert torch.allclose(average(torch.ones(1, 2)), (before + 0.1).sum())
+    assert not average.weight.requires_grad
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = average.no_such_name
+
+
+def test_its_other_names_are_ours() -> None:
+    assert specification.Sa2VADataPreprocessor is Sa2VAProcessor
+    assert specification.create_model_card is card_text
+    assert Sa2VAGRPOConfig(output_dir="unused", use_cpu=True).learning_rate == 1e-5
+    assert len((ROOT / "rl_reward_network" / "specification.py").read_text().splitlines()) <= 60
 
 
 # ---- docs/specification.md ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
+from rl_reward_network.cli.progress import calm_bars
 from rl_reward_network.flags import check_finite, common_flags
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
@@ -49,7 +50,9 @@ def run(
     threading.excepthook = _thread_failed
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     call = main if check is None or not os.environ.get(ONLY_CHECK) else check
-    if message := _outcome(lambda: call(_checked(_parsed(args_type, prog or _module(), words, ignore_unknown)))):
+    with calm_bars():
+        message = _outcome(lambda: call(_checked(_parsed(args_type, prog or _module(), words, ignore_unknown))))
+    if message:
         gc.collect()  # closes open progress bars, so that the message is the last line
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)

@@ -61,14 +61,12 @@ def check(args: Args) -> "ComparePlan":
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
     if args.run_folder and not args.resume:
         check_new(args.run_folder)
-    if "weights" in args.roads and args.inputs.gpu not in (None, 0, -1):
-        raise ValueError(
-            f"gpu is {args.inputs.gpu}, expected 0 or -1: GRPO takes the first visible GPU; choose another by "
-            "CUDA_VISIBLE_DEVICES"
-        )
     from rl_reward_network.compare.stage import ComparePlan
     from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.models.sa2va.loading_sa2va import check_first_gpu
 
+    if "weights" in args.roads:
+        check_first_gpu(args.inputs.gpu)
     check_inputs(args.inputs)
     network = None
     if args.reward_net is not None:

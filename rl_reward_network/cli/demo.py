@@ -4,6 +4,7 @@
     sa2va-rl demo                                          # the small embedded model
     sa2va-rl demo --model_path MODEL --reward_net outputs/reward_net_<time>/best_reward_net
     sa2va-rl demo --policy outputs/sa2va_rl_finetune_<time>
+    SA2VA_DEMO_AUTH=user:password sa2va-rl demo --share    # a public link, for those who know the password
 
 The page is served on this computer alone, unless --share is given. Uploaded images are deleted after an hour or two,
 and nothing is sent anywhere.
@@ -18,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
+
+AUTH = "SA2VA_DEMO_AUTH"
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,22 @@ class Args:
     port: int | None = None
     """Port of the page; by default the first free one from 7860 on."""
     share: bool = False
-    """Also open a public link, through servers of Gradio: everybody who knows it can use the page."""
+    """Also open a public link, through servers of Gradio; needs a password."""
+    auth: str | None = None
+    """user:password, asked of whoever opens the page. Other users of this computer can read the flags of a command;
+    they cannot read SA2VA_DEMO_AUTH, the environment variable in its place."""
 
 
 def main(args: Args) -> None:
     """Load the models, and serve the page.
 
     Raises:
-        ValueError: Gradio is not installed, or a port, device, model, policy or reward network is refused.
+        ValueError: Gradio is not installed, a public link has no password, or a port, device, model, policy or reward
+            network is refused.
     """
     if find_spec("gradio") is None:
         raise ValueError("the demo needs Gradio, which is not installed: pip install -e '.[demo]'")
+    read_auth(args.auth, args.share)
     check_port(args.port)
     check_demo_device(args.device)
     stop_on_signals()
@@ -64,7 +72,27 @@ def serve(args: Args, folder: Path) -> None:
     os.environ |= {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False"}  # read by the import below
     from rl_reward_network.demo.page import launch, make_page
 
-    launch(make_page(answers, write_examples(folder / "examples")), args.share, args.port)
+    page = make_page(answers, write_examples(folder / "examples"))
+    launch(page, args.share, args.port, read_auth(args.auth, args.share))
+
+
+def read_auth(flag: str | None, share: bool) -> tuple[str, str] | None:
+    """User and password from the flag or the environment, None without either.
+
+    Raises:
+        ValueError: they cannot be read (the message does not repeat them), or a public link would have none.
+    """
+    given = os.environ.get(AUTH) if flag is None else flag
+    if given is None:
+        if share:
+            raise ValueError(
+                f"--share opens the page to everybody who finds the link: set {AUTH}=user:password, or give --auth"
+            )
+        return None
+    user, _, password = given.partition(":")
+    if not user or not password:
+        raise ValueError(f"{AUTH if flag is None else '--auth'} is not of the form user:password, both not empty")
+    return user, password
 
 
 def check_port(port: int | None) -> None:
@@ -84,7 +112,7 @@ def check_demo_device(device: str | None) -> None:
     from rl_reward_network.models.sa2va.loading_sa2va import check_device
 
     try:
-        check_device(device or "cpu")
+        check_device("cpu" if device is None else device)
     except ValueError as error:
         reason = str(error).split(";")[0].removeprefix("device ")  # its remedy names a flag of other commands
         raise ValueError(f"--device {reason}; give cpu or an available cuda:INDEX, or leave it out") from None

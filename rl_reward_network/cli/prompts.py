@@ -56,7 +56,8 @@ class Args:
     reward_steps: Rare[int | None] = None
     """Optimiser steps of step 1, where it has to run."""
     run_folder: Rare[Path | None] = None
-    """Folder of this run; by default <output_dir>/sa2va_rl_finetune_<time>."""
+    """Folder of this run; by default <output_dir>/sa2va_rl_finetune_<time>, with --stop
+    sa2va_rl_finetune_experiment1_<time>."""
     resume: bool = False
     """Resume the newest run of these settings, or that of --run_folder; a run interrupted in step 1 resumes there."""
 
@@ -99,7 +100,8 @@ def main(args: Args) -> None:
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POLICY_RUN)
+    kind = f"{POLICY_RUN}_experiment1" if args.ppo.stop else POLICY_RUN  # what finds runs looks for the beginning
+    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, kind)
     print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
         print(f"{' and '.join(idle)}: no effect while episodes have one prompt; --max_steps sets more")

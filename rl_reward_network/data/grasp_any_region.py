@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_remedy
@@ -72,6 +73,26 @@ def read_grasp_any_region(
     report_left_out(folder, regions, left_out)
     _check_groups(regions)
     return regions
+
+
+class GraspAnyRegionDataset:
+    """Captioned regions, each {image: PIL RGB, mask: bool (H, W), caption: str}, decoded when asked for.
+
+    Args:
+        path: what `locate` takes.
+        parts: folders below it to read; None: all.
+    """
+
+    def __init__(self, path: Path | str, parts: Iterable[str] | None = None) -> None:
+        folders = [path] if parts is None else [Path(path) / part for part in parts]
+        self.regions = [region for folder in folders for region in read_grasp_any_region(folder)]
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, mask = self.regions[index].load()
+        return {"image": Image.fromarray(image), "mask": mask, "caption": self.regions[index].caption}
 
 
 def recognise_grasp_any_region(folder: Path) -> str:

@@ -113,13 +113,21 @@ def drawn_region(drawing: dict[str, Any] | None) -> np.ndarray | None:
     return np.logical_or.reduce([np.asarray(layer)[..., 3] > 0 for layer in layers]) if layers else None
 
 
-def launch(page: gr.Blocks, share: bool, port: int | None) -> None:
-    """Serve the page until the process is stopped; on this computer alone, unless `share`."""
+def launch(page: gr.Blocks, share: bool, port: int | None, auth: tuple[str, str] | None) -> None:
+    """Serve the page until the process is stopped; on this computer alone, unless `share`.
+
+    Args:
+        page: to be served.
+        share: open a public link, too.
+        port: None is the first free one from 7860 on.
+        auth: user and password; None asks for none.
+    """
     page.queue(default_concurrency_limit=4, api_open=False)
     _, address, public = page.launch(
         server_name="127.0.0.1",
         server_port=port,
         share=share,
+        auth=auth,
         theme=gr.themes.Default(font=FONT, font_mono=("monospace",)),
         css=CSS,
         max_file_size="64mb",

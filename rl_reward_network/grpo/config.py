@@ -16,7 +16,8 @@ from rl_reward_network.grpo.settings import GRPOSettings, MaskPolicyName, check_
 class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  # None of the latter means a preset
     """Configuration of `Sa2VAGRPOTrainer`.
 
-    The fields are those of `TrainingArguments`, with its defaults, those of `GRPOSettings`, and:
+    The fields are those of `TrainingArguments`, with its defaults except the learning rate, those of `GRPOSettings`,
+    and:
 
     Args:
         reward_floor: see `group_advantages`.
@@ -27,6 +28,7 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
         rows_at_once: most sequences decoded at once.
     """
 
+    learning_rate: float = 1e-5
     mask_beta: float = 0.04
     max_completion_length: int = 64
     mask_policy: MaskPolicyName = "gaussian"

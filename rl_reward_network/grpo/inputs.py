@@ -28,7 +28,7 @@ from rl_reward_network.inputs.loading import (
     unlabelled_of,
 )
 from rl_reward_network.models.default import is_small
-from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_flash_attn
+from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
 
 VALIDATED = 48  # prompts of each validation
 CHECKED = 1000  # prompts whose files are decoded before a run
@@ -165,8 +165,7 @@ def check_config(config: RunConfig, regions: RegionConfig) -> tuple[RunConfig, R
     """
     config, regions = _named_once(config, regions)
     compile_group_regex(config.group_regex)
-    if config.gpu not in (None, -1, 0):
-        raise ValueError(f"gpu is {config.gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={config.gpu}")
+    check_first_gpu(config.gpu)
     check_named(config.model_path, config.data_root, DEFAULT_REGIONS)
     check_device(config.rank_device)
     if regions.use_flash_attn:

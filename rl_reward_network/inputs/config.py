@@ -35,8 +35,8 @@ class RunConfig:
     split_seed: Rare[int] = 0
     """Seed of the split by patient; change it only to see how much the choice of test patients matters."""
     gpu: int | None = None
-    """Index of the GPU (GPU), -1 for the CPU; by default the first GPU if there is one. GRPO takes 0 or -1; choose
-    another GPU by CUDA_VISIBLE_DEVICES."""
+    """Index of the GPU (GPU) among the visible ones, -1 for the CPU; by default the first GPU if there is one. GRPO
+    takes 0 or -1; choose another GPU by GPU of the shell file, or by CUDA_VISIBLE_DEVICES."""
     dtype: Rare[Literal["auto", "float32", "bfloat16"]] = "auto"
     """Number format of Sa2VA's weights: auto is bfloat16 on a GPU and float32 on the CPU. bfloat16 takes half of the
     memory on the CPU as well; what GRPO trains is float32 in any case."""

@@ -3,9 +3,11 @@
 The average is float32: in bfloat16 and at a decay of 0.999, rounding would remove over four fifths of its movement.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,3 +95,30 @@ class EMA:
         new = trainable_tensors(model)
         gaps = [(tensor - new[name]).norm() for name, tensor in self.weights.items()]
         return float(torch.stack(gaps).norm()) if gaps else 0.0
+
+
+class EMAModel:
+    """A second model with averaged weights, w <- d w + (1 - d) new; all other attributes are that model's.
+
+    `EMA` needs no second model, and warms up.
+
+    Args:
+        model: gives the initial average; it is copied.
+        decay: in [0, 1].
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
+        self.model, self.decay = copy.deepcopy(model).eval().requires_grad_(False), decay
+
+    @torch.no_grad()
+    def update(self, student: nn.Module) -> None:
+        """Update the average with the student's current parameters."""
+        for average, new in zip(self.model.parameters(), student.parameters(), strict=True):
+            average.lerp_(new.to(average), 1 - self.decay)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["model"], name)

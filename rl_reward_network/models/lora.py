@@ -15,7 +15,7 @@ the log-probabilities of the old, reference and new policy differ by its noise.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,10 @@ from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.models.sa2va.families import EMBEDDINGS
 
 WEIGHTS, SETTINGS, LANGUAGE = "trainable.safetensors", "lora.json", "model_type"
-PEFT_WEIGHTS, PEFT_PREFIX = "adapter_model.safetensors", "base_model.model."
+PEFT_WEIGHTS, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
+FOREIGN = "merge it into the weights by peft (merge_and_unload), and put ours on the merged model"
+# Fields of peft's configuration that say where an adapter comes from, not what it computes.
+ORIGIN = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"}
 
 
 def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora_dropout: float = 0.05) -> None:
@@ -56,7 +59,7 @@ def setup_lora(model: PreTrainedModel, r: int = 128, lora_alpha: int = 256, lora
         raise ValueError(
             f"the model has no layer for LoRA (names like {targets}); give a Sa2VA whose language model has such layers"
         )
-    config = LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none")
+    config = _lora_config(model, r, lora_alpha, lora_dropout)
     model.add_adapter(config)
     config.base_model_name_or_path = None  # transformers writes the word "None" for a model without a hub name
     for name, parameter in model.named_parameters():
@@ -126,7 +129,12 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_trainable(model: PreTrainedModel, folder: Path) -> None:
-    """Write LoRA and the other trained tensors, as a folder that appears whole."""
+    """Write LoRA and the other trained tensors, as a folder that appears whole.
+
+    Raises:
+        ValueError: the model has an adapter that `setup_lora` does not make, so that `load_trainable` would change it.
+    """
+    settings = _lora_settings(model) if getattr(model, "peft_config", None) else None
     state = trainable_state(model)
     # peft's names, without the adapter's: x.lora_A.default.weight -> base_model.model.x.lora_A.weight
     names = {name: PEFT_PREFIX + name.replace(".default.", ".") for name in state if "lora_" in name}
@@ -136,7 +144,8 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
         if lora:
             save_file(lora, temporary / PEFT_WEIGHTS)
             model.peft_config["default"].save_pretrained(str(temporary))
-        settings = _lora_settings(model) | {LANGUAGE: model.config.text_config.model_type} if lora else None
+        if settings:
+            settings |= {LANGUAGE: model.config.text_config.model_type}
         (temporary / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
 
@@ -164,12 +173,16 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
     """Load saved tensors into a model; LoRA layers of the saved sizes are added where it has none.
 
     Raises:
-        ValueError: a file is missing or broken, the model is of another family, or a tensor does not fit it.
+        ValueError: a file is missing or broken, the model is of another family, a tensor does not fit it, or the
+            adapter of the folder or of the model is another than `setup_lora` makes.
     """
     folder = Path(folder)
     settings = _read_settings(folder, model.config.text_config.model_type)
     state = read_trainable(folder)
-    if settings and not _lora_layers(model):
+    if settings and (folder / PEFT_CONFIG).exists():  # missing up to version 0.7
+        config = _lora_config(model, **settings)
+        _check_adapter(f"{folder / PEFT_CONFIG}: the adapter", read_json(folder / PEFT_CONFIG), config)
+    if settings and not getattr(model, "peft_config", None):
         setup_lora(model, **settings)
     elif settings and (present := _lora_settings(model)) != settings:
         raise ValueError(f"{folder / SETTINGS}: the adapter is of {settings}, the model's LoRA layers of {present}")
@@ -222,10 +235,42 @@ def lora_off(model: nn.Module) -> Iterator[None]:
             layer.scaling.update(scaling)
 
 
+def _lora_config(model: PreTrainedModel, r: int, lora_alpha: int, lora_dropout: float) -> LoraConfig:
+    """The one kind of adapter that this project makes."""
+    targets = model.config.family.lora_targets
+    return LoraConfig(r=r, lora_alpha=lora_alpha, lora_dropout=lora_dropout, target_modules=targets, bias="none")
+
+
 def _lora_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """The arguments of `setup_lora` that a model's LoRA layers were made with."""
-    config: Any = model.peft_config["default"]
-    return {"r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+    """The arguments of `setup_lora` that a model's LoRA layers were made with; a ValueError for other adapters."""
+    configs: dict[str, Any] = model.peft_config
+    if list(configs) != ["default"]:
+        raise ValueError(f"the model's adapters are {sorted(configs)}, expected one, 'default'; {FOREIGN}")
+    present = configs["default"].to_dict()
+    settings = {name: present.get(name) for name in ("r", "lora_alpha", "lora_dropout")}
+    _check_adapter("the model's adapter", present, _lora_config(model, **settings))
+    return settings
+
+
+def _check_adapter(name: str, found: Mapping[str, Any], ours: LoraConfig) -> None:
+    """Raise a ValueError that lists where an adapter differs from one of ours of the same sizes.
+
+    Args:
+        name: of the adapter, for the message.
+        found: its configuration in peft's fields; what is missing has peft's default.
+        ours: as `setup_lora` makes it.
+    """
+    expected = ours.to_dict()
+    present = LoraConfig().to_dict() | dict(found)
+    if present["init_lora_weights"] in (False, "gaussian"):  # other ways to begin change the base weights, too
+        present["init_lora_weights"] = True
+    differences = [
+        f"{field} is {present.get(field)!r}, expected {expected.get(field)!r}"
+        for field in sorted(present.keys() - ORIGIN)
+        if (present[field] or None) != (expected.get(field) or None)
+    ]
+    if differences:
+        raise ValueError(f"{name} is none of setup_lora: {'; '.join(differences)}; {FOREIGN}")
 
 
 def _lora_layers(model: nn.Module) -> list[tuple[str, LoraLayer]]:

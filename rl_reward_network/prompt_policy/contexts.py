@@ -1,4 +1,4 @@
-"""Contexts for the environment: from the folder of a run, or from images, masks and scores."""
+"""Contexts for the environment: of a model on a data folder, of a run, or of images, masks and scores."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,32 @@ import numpy as np
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.evaluation.metrics import measure_sample
-from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.prompt_policy.tables import TABLES, PromptTable, load_tables, prompt_tables
+from rl_reward_network.reward_training.stage import check_no_leak
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+
+
+def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:
+    """The contexts that step 2 would train on: Sa2VA's mask of each prompt, scored by a reward network.
+
+    Masks and the network's maps are stored below the output folder, and read from there the next time.
+
+    Args:
+        config: model, data, output folder and device.
+        reward_net: folder of a reward network that was trained on other patients of these data.
+        images: most images of the split `policy`.
+
+    Raises:
+        ValueError: as `open_inputs`; the reward network is missing, or knows the patients.
+    """
+    inputs, network = open_inputs(config), RewardNetwork.from_pretrained(reward_net)
+    check_no_leak(inputs.split, network, Path(reward_net))
+    maps = ForegroundMaps.beside(config.output_dir / "contexts", network.to(config.device))
+    samples = inputs.pick("policy", images)
+    return [entry.context for entry in prompt_tables(inputs, samples, maps, "scores", vision_features=True)]
 
 
 def contexts_from_run(run_dir: str | Path, split: str = "policy") -> list[PromptContext]:

@@ -50,6 +50,34 @@ def test_a_missing_gpu_is_named_with_the_flag_of_the_demo(monkeypatch: pytest.Mo
         demo.main(demo.Args(device="tpus"))
 
 
+@pytest.mark.parametrize("device", ["mps", "gpu", "cuda:-1", "cuda:x", "CUDA", "cpu:1", "meta", ""])
+def test_what_is_no_device_here_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: object())
+    message = f"--device is '{device}', expected cpu, cuda or cuda:INDEX; give cpu or an available cuda:INDEX"
+    with pytest.raises(ValueError, match=message):
+        demo.main(demo.Args(device=device))
+
+
+def test_a_public_link_needs_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: object())
+    monkeypatch.setattr(demo, "serve", lambda *_: pytest.fail("a model would be loaded"))
+    monkeypatch.delenv("SA2VA_DEMO_AUTH", raising=False)
+    with pytest.raises(ValueError, match=r"^--share .*: set SA2VA_DEMO_AUTH=user:password, or give --auth$"):
+        demo.main(demo.Args(share=True))
+    for auth in ("secret", "me:", ":secret", ""):
+        with pytest.raises(ValueError, match=r"^--auth is not of the form user:password") as error:
+            demo.main(demo.Args(share=True, auth=auth))
+        assert "secret" not in str(error.value)
+    assert demo.read_auth("me:a:b", share=True) == ("me", "a:b")
+    assert demo.read_auth(None, share=False) is None
+    monkeypatch.setenv("SA2VA_DEMO_AUTH", "")
+    with pytest.raises(ValueError, match=r"^SA2VA_DEMO_AUTH is not of the form"):
+        demo.main(demo.Args())
+    monkeypatch.setenv("SA2VA_DEMO_AUTH", "me:secret")
+    assert demo.read_auth(None, share=True) == ("me", "secret")
+    assert demo.read_auth("you:other", share=True) == ("you", "other")
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_signals_remove_the_folder_of_uploads(name: str, tmp_path: Path) -> None:
     script = (

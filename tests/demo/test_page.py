@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -20,7 +22,7 @@ import pytest
 gradio = pytest.importorskip("gradio", reason="needs Gradio: pip install -e '.[demo]'")
 
 from rl_reward_network.demo.examples import write_examples  # noqa: E402
-from rl_reward_network.demo.page import drawn_region, guarded  # noqa: E402
+from rl_reward_network.demo.page import drawn_region, guarded, launch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7897
@@ -54,6 +56,28 @@ def test_errors_become_escaped_messages() -> None:
     assert message_of(ValueError("<img src=x>.png: too large")) == "&lt;img src=x&gt;.png: too large"
     assert "the model failed (CUDA out of memory)" in message_of(RuntimeError("CUDA out of memory\nframe 1"))
     assert "the model failed (MemoryError)" in message_of(MemoryError())
+
+
+def test_the_page_asks_for_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP, neither the page nor its calls are there without it."""
+    with gradio.Blocks(analytics_enabled=False) as page:
+        gradio.Button("Segment").click(lambda: None)
+    codes: dict[str, int] = {}
+
+    def ask() -> None:
+        for path in ("config", "gradio_api/info"):
+            with pytest.raises(HTTPError) as refused:
+                urlopen(f"{page.local_url}{path}", timeout=20)
+            codes[path] = refused.value.code
+        form = urlencode({"username": "me", "password": "secret"}).encode()
+        codes["login"] = urlopen(Request(f"{page.local_url}login", form), timeout=20).status
+
+    monkeypatch.setattr(page, "block_thread", ask)
+    try:
+        launch(page, False, None, ("me", "secret"))
+    finally:
+        page.close()
+    assert codes == {"config": 401, "gradio_api/info": 401, "login": 200}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import IA3Config, LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
 from rl_reward_network.models.lora import (
@@ -157,6 +157,65 @@ def test_missing_or_foreign_adapters_are_refused(adapted: Any, tiny_model: Any, 
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"28 tensors do not fit"):
         load_trainable(copy.deepcopy(tiny_model), tmp_path / "adapter")
+
+
+FOREIGN: list[tuple[dict[str, Any], str]] = [
+    ({"use_rslora": True}, "use_rslora is True, expected False"),
+    ({"use_dora": True}, "use_dora is True, expected False"),
+    ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is {'q_proj': 2}, expected {}"),
+    ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is {'q_proj': 2}, expected {}"),
+    ({"bias": "lora_only"}, "bias is 'lora_only', expected 'none'"),
+    ({"lora_bias": True}, "lora_bias is True, expected False"),
+    ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\], expected None"),
+    ({"layers_to_transform": [1], "target_modules": ["q_proj"]}, r"layers_to_transform is \[1\], expected None"),
+    ({"target_modules": ["q_proj"]}, r"target_modules is [\[{]'q_proj'[\]}], expected 'model"),
+    ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', expected True"),
+]
+
+
+def foreign(tiny_model: Any, fields: dict[str, Any], name: str = "default") -> Any:
+    """A copy with an adapter of the user's own making, of the sizes of `adapted`."""
+    model = copy.deepcopy(tiny_model)
+    given = {"target_modules": model.config.family.lora_targets} | fields
+    model.add_adapter(LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, **given), name)
+    return model
+
+
+@pytest.mark.parametrize(("fields", "difference"), FOREIGN)
+def test_an_adapter_of_another_kind_is_refused_with_the_difference(
+    adapted: Any, tiny_model: Any, tmp_path: Path, fields: dict[str, Any], difference: str
+) -> None:
+    model = foreign(tiny_model, fields)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=rf"^the model's adapter is none of setup_lora: .*{difference}.*; merge it"):
+        save_trainable(model, tmp_path / "foreign")
+    assert not list(tmp_path.iterdir())
+    save_trainable(adapted, tmp_path / "adapter")
+    with pytest.raises(ValueError, match=difference):
+        load_trainable(model, tmp_path / "adapter")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    fresh = copy.deepcopy(tiny_model)
+    with pytest.raises(ValueError, match=rf"adapter_config\.json: the adapter is none .*{difference}"):
+        load_trainable(fresh, tmp_path / "adapter")
+    assert not hasattr(fresh, "peft_config"), "nothing was changed"
+
+
+def test_what_only_began_in_another_way_is_no_difference(tiny_model: Any, tmp_path: Path) -> None:
+    model = foreign(tiny_model, {"init_lora_weights": "gaussian"})
+    save_trainable(model, tmp_path / "adapter")
+    load_trainable(copy.deepcopy(tiny_model), tmp_path / "adapter")
+
+
+def test_adapters_of_other_names_and_methods_are_refused(tiny_model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"adapters are \['mine'\], expected one, 'default'"):
+        save_trainable(foreign(tiny_model, {}, "mine"), tmp_path / "adapter")
+    model = copy.deepcopy(tiny_model)
+    model.add_adapter(IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]))
+    with pytest.raises(ValueError, match=r"peft_type is .*IA3.*, expected .*LORA"):
+        save_trainable(model, tmp_path / "adapter")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_parameter_table_counts_every_parameter_once(adapted: Any) -> None:

@@ -4,13 +4,19 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from stable_baselines3 import PPO
 
 from rl_reward_network.env import ENV_ID
 from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.vector_env import make_vector_env
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.prompt_policy import contexts as contexts_file
-from rl_reward_network.prompt_policy.contexts import contexts_from_masks, contexts_from_run
+from rl_reward_network.prompt_policy.contexts import contexts_from_masks, contexts_from_model, contexts_from_run
 from rl_reward_network.prompt_policy.tables import TABLES, save_tables
 from rl_reward_network.rewards.table import MASK_REWARDS
+from tests.conftest import write_tiny_data
 from tests.prompt_policy.test_tables import entries
 
 RNG = np.random.default_rng(0)
@@ -35,6 +41,23 @@ def test_contexts_of_images_masks_and_scores() -> None:
     assert unlabelled.metrics == {}
     assert [context.sample_id for context in (labelled, unlabelled)] == ["image 0", "image 1"]
     assert all(context.metrics == {} for context in contexts_from_masks(IMAGES, MASKS, SCORES))
+
+
+def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = RunConfig(str(tiny_checkpoint), write_tiny_data(tmp_path, images=12, size=64), tmp_path / "out", gpu=-1)
+    network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
+    network.training_info |= {"train_groups": [], "val_groups": []}
+    network.save_pretrained(tmp_path / "net")
+    contexts = contexts_from_model(config, tmp_path / "net", images=2)
+    assert len(contexts) == 2
+    assert all(context.scores.shape == (11,) and context.metrics["dice"].shape == (11,) for context in contexts)
+    venv = make_vector_env(contexts, n_envs=2, seed=0)
+    assert PPO("MlpPolicy", venv, n_steps=8, batch_size=16, device="cpu").learn(16).num_timesteps == 16
+    seen = {"train_groups": list(open_inputs(config).split.groups["policy"])[:1], "val_groups": []}
+    network.training_info |= seen
+    network.save_pretrained(tmp_path / "leak")
+    with pytest.raises(ValueError, match="was trained on 1 patients of the policy split"):
+        contexts_from_model(config, tmp_path / "leak")
 
 
 def test_contexts_of_a_run_play(tmp_path: Path) -> None:

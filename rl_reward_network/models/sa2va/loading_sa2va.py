@@ -1,5 +1,7 @@
 """Model and processor of a checkpoint in one call, on an available device."""
 
+import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -54,14 +56,25 @@ def check_flash_attn(device: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError for an unavailable GPU, or a string that is no device."""
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX") from None
+    """Raise a ValueError for an unavailable GPU, or a string that is no device of this project (mps is none)."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX")
     count = torch.cuda.device_count()
     if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= count:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         remedy = f"give an index below {count}" if count else "give -1, the CPU"
         raise ValueError(
-            f"device is {device!r}, but {count} GPUs are visible; {remedy}, as GPU or --gpu, or leave it out"
+            f"device is {device!r}, but {count} GPUs are visible{shown}; {remedy}, as GPU or --gpu, or leave it out"
         )
+
+
+def check_first_gpu(gpu: int | None) -> None:
+    """Raise a ValueError for a GPU that is not the first visible one, which transformers' Trainer takes."""
+    if gpu in (None, -1, 0):
+        return
+    name = str(gpu)
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # under SLURM; the index counts these alone
+        check_device(f"cuda:{gpu}")
+        name = visible.split(",")[gpu].strip()
+    raise ValueError(f"gpu is {gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={name}")

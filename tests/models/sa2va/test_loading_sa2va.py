@@ -3,7 +3,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_reward_network.models.sa2va.loading_sa2va import check_device, load_sa2va_model, weight_dtype
+from rl_reward_network.models.sa2va.loading_sa2va import (
+    check_device,
+    check_first_gpu,
+    load_sa2va_model,
+    weight_dtype,
+)
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
 
@@ -36,6 +41,31 @@ def test_weights_loaded_straight_to_a_device_are_the_same(tiny_checkpoint: Path)
         assert torch.equal(value, placed.state_dict()[name]), name
 
 
-def test_a_string_that_is_no_device_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"device.*gpu.*cuda:INDEX"):
-        check_device("gpu")
+@pytest.mark.parametrize("device", ["gpu", "mps", "cuda:", "cuda:-1", "cuda:1.0", "CUDA", " cpu", "cpu:1", "", "meta"])
+def test_a_string_that_is_no_device_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=f"^device is '{device}', expected cpu, cuda or cuda:INDEX$"):
+        check_device(device)
+
+
+def test_gpus_are_counted_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    check_device("cuda:1")
+    with pytest.raises(ValueError, match=r"'cuda:2', but 2 GPUs are visible \(CUDA_VISIBLE_DEVICES is '4,5'\); give"):
+        check_device("cuda:2")
+
+
+def test_the_remedy_for_another_gpu_names_the_card_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for gpu in (None, -1, 0):
+        check_first_gpu(gpu)
+    for visible, name in ((None, "1"), ("4,5", "5"), ("GPU-aa, MIG-bb", "MIG-bb")):
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(
+            ValueError, match=f"^gpu is 1, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={name}$"
+        ):
+            check_first_gpu(1)
+    with pytest.raises(ValueError, match="'cuda:2', but 2 GPUs are visible"):
+        check_first_gpu(2)
