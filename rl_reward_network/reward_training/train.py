@@ -210,7 +210,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = bool(torch.cpu.get_capabilities().get("amx_bf16"))
+        fast = any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16"))
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 

@@ -213,12 +213,13 @@ def test_one_step_moves_every_weight_by_the_sum_of_the_losses():
     assert all(not torch.equal(a, b) for a, b in zip(before, member.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("amx", [False, True])
-def test_mixed_precision_follows_the_hardware(monkeypatch, amx):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+@pytest.mark.parametrize("has", [{}, {"avx512_f": True}, {"amx_bf16": True}, {"avx512_bf16": True, "amx_bf16": False}])
+def test_mixed_precision_follows_the_hardware(monkeypatch, has):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     with training.mixed_precision(torch.device("cpu")):
         product = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert product.dtype == (torch.bfloat16 if amx else torch.float32)
+    fast = has.get("amx_bf16") or has.get("avx512_bf16")
+    assert product.dtype == (torch.bfloat16 if fast else torch.float32)
 
 
 @pytest.mark.parametrize("fast", [False, True])
