@@ -8,6 +8,7 @@ on a machine with other work, too; seconds on the clock only where nothing else 
 """
 
 import json
+import math
 import os
 import resource
 import subprocess
@@ -42,7 +43,7 @@ class Spent(NamedTuple):
     """Seconds of a command or a phase; a phase has no CPU seconds of its own."""
 
     clock: float
-    cpu: float | None = None
+    cpu: float = math.nan
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Tree:
 
     def _phases(self) -> dict[str, Spent]:
         """The field `seconds` of every new result of a stage, below the run folder's kind."""
-        found = {}
+        found: dict[str, Spent] = {}
         paths = (*self.work.glob("outputs/*/agreement.json"), *self.work.glob("outputs/*/final_model/config.json"))
         for path in sorted(set(paths) - self.seen):
             kind = path.relative_to(self.work).parts[1].rpartition("_20")[0]
@@ -81,13 +82,12 @@ def main(args: Args) -> None:
             trees = [Tree(code, Path(stack.enter_context(TemporaryDirectory()))) for code in codes]
             print(f"\n| {name} | s | CPU s |" + (f" s of {args.against} | CPU s | ratio |" if args.against else ""))
             print("|---|---|---|" + "---|---|---|" * (len(trees) - 1), flush=True)
-            total = [{"all": Spent(0.0, 0.0)} for _ in trees]
+            called: list[list[Spent]] = []
             for words in commands(name):
                 spent = [tree.call(words) for tree in trees]
                 print_rows(spent)
-                for sums, parts in zip(total, spent, strict=True):
-                    sums["all"] = Spent(*(a + (b or 0) for a, b in zip(sums["all"], parts[words[0]], strict=True)))
-            print_rows(total)
+                called.append([rows[words[0]] for rows in spent])
+            print_rows([{"all": Spent(*map(sum, zip(*column, strict=True)))} for column in zip(*called, strict=True)])
 
 
 def commands(name: Run) -> Iterator[list[str]]:
@@ -104,24 +104,17 @@ def commands(name: Run) -> Iterator[list[str]]:
 def print_rows(spent: list[dict[str, Spent]]) -> None:
     """One row for each command and phase, of this tree and of the other."""
     for name in dict.fromkeys(name for rows in spent for name in rows):
-        values = [rows.get(name) for rows in spent]
-        cells = [cell for value in values for cell in (_number(value and value.clock), _number(value and value.cpu))]
-        print(f"| {name} | {' | '.join(cells + _ratio(values))} |", flush=True)
+        values = [rows.get(name, Spent(math.nan)) for rows in spent]
+        cells = [f"{seconds:.1f}" for value in values for seconds in value] + [_ratio(values[0], values[-1])] * (
+            len(values) - 1
+        )
+        print(f"| {name} | {' | '.join(cells).replace('nan', '-')} |", flush=True)
 
 
-def _ratio(values: list[Spent | None]) -> list[str]:
-    """This tree's CPU seconds by the other's; by the clock for phases."""
-    if len(values) < 2:
-        return []
-    ours, other = values
-    if ours is None or other is None:
-        return ["-"]
-    pair = (ours.clock, other.clock) if ours.cpu is None or other.cpu is None else (ours.cpu, other.cpu)
-    return [f"{pair[0] / pair[1]:.2f}" if pair[1] else "-"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _ratio(ours: Spent, other: Spent) -> str:
+    """This tree's CPU seconds by the other's; of a phase those on the clock."""
+    cpu = ours.cpu / other.cpu
+    return f"{ours.clock / other.clock if math.isnan(cpu) else cpu:.2f}"
 
 
 def children_cpu() -> float:
