@@ -213,6 +213,21 @@ def test_one_step_moves_every_weight_by_the_sum_of_the_losses():
     assert all(not torch.equal(a, b) for a, b in zip(before, member.parameters(), strict=True))
 
 
+def test_the_first_steps_see_windows_of_half_the_resolution(tmp_path, monkeypatch):
+    seen, step_of = [], training._step
+
+    def noted(member, optimizer, batch, *args):
+        seen.append((tuple(batch[0].shape), tuple(batch[1].shape)))
+        return step_of(member, optimizer, batch, *args)
+
+    monkeypatch.setattr(training, "_step", noted)
+    small = labelled_images([bright_lines(0, (37, 50)), bright_lines(1, (20, 41))])
+    config = RewardTrainingConfig(steps=5, batch_size=2, coarse=0.4)
+    train_reward_network(small, VAL, config, tmp_path, replace(SMALL, channels=(4, 8, 8), members=1))
+    half, whole = (((2, 3, side, side), (2, 1, side, side)) for side in (32, 64))
+    assert seen == [half] * 2 + [whole] * 3
+
+
 @pytest.mark.parametrize("has", [{}, {"avx512_f": True}, {"amx_bf16": True}, {"avx512_bf16": True, "amx_bf16": False}])
 def test_mixed_precision_follows_the_hardware(monkeypatch, has):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
@@ -249,5 +264,8 @@ def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
 
 def test_presets_and_settings():
     assert (PRESETS["quick"].images, PRESETS["full"].images) == (50, 200)
+    assert PRESETS["full"].coarse == 0
     with pytest.raises(ValueError, match="steps=0:"):
         RewardTrainingConfig(steps=0)
+    with pytest.raises(ValueError, match=r"coarse=1\.5: expected 0 to 1"):
+        RewardTrainingConfig(coarse=1.5)
