@@ -34,7 +34,8 @@ class Args:
     split: Literal["test"] = "test"
     """Patients to evaluate on; those of val decide what is deployed, so results on them would be biased."""
     images: int | None = None
-    """At most this many images (of a GRPO run regions), one per series before a second; without it all."""
+    """At most this many images (of a GRPO run regions), one per series before a second; without it all, of prompts of
+    quick mode 80."""
     data_root: Path | None = None
     """Where the data are now, if not where they were in training."""
     base_model: str | None = None

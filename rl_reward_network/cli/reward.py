@@ -57,7 +57,7 @@ class Args:
     """Train on at most so many labelled images, one per series before a second: quick 50, full 200. A smaller number is
     a subset of a larger one; labels of val and test are not counted."""
     members: int = 3
-    """U-Nets in the ensemble. One is three times as fast, but has no spread: its score is not conservative, and its
+    """U-Nets in the ensemble. One is a third of the work, but has no spread: its score is not conservative, and its
     interval is as wide for every mask."""
     score_weights: Rare[tuple[float, float, float, float]] = (1.0, 0.0, 0.0, 0.0)
     """Weights of the predicted Dice, IoU, precision and recall in the score, with sum 1. `0.5 0 0 0.5` counts recall as

@@ -9,6 +9,7 @@ precision, recall and the error map of a mask follow from this probability and t
 """
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -223,7 +224,8 @@ class RewardNetwork(nn.Module):
         margin = 8 * step  # more than the receptive field reaches
         tile = max(step, TILE // step * step)
         height, width = image.shape[-2:]
-        with torch.autocast(image.device.type, enabled=False), cudnn.flags(enabled=True, allow_tf32=False):
+        exact = cudnn.flags(enabled=True, allow_tf32=False) if image.is_cuda else nullcontext()  # not safe in threads
+        with torch.autocast(image.device.type, enabled=False), exact:
             padded = F.pad(image, (0, -width % step, 0, -height % step), mode="replicate")
             tops, lefts = range(0, padded.shape[-2], tile), range(0, padded.shape[-1], tile)
             rows = [torch.cat([self._tile(padded, top, left, tile, margin) for left in lefts], dim=-1) for top in tops]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rl_reward_network.flags import Rare
 
 MIN_ROLLOUTS = 8  # with fewer, the curves have too few points and the policy too few updates
+TEST_IMAGES = {"quick": 80}  # of the evaluation; all in other modes
 Mode = Literal["quick", "full"]
 Preset = Literal["default", "published"]
 

@@ -33,6 +33,7 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.saved import saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
+from rl_reward_network.prompt_policy.config import TEST_IMAGES
 from rl_reward_network.prompt_policy.policy import (
     choose_prompts,
     has_stop,
@@ -82,8 +83,8 @@ def run_evaluation_stage(
     Args:
         final_model: folder of a policy, in its run folder.
         where: paths and devices that differ from training.
-        images: at most this many test images, one per series before a second; None is all. The folder is then called
-            `evaluation_<number>`.
+        images: at most this many test images, one per series before a second; the folder is then called
+            `evaluation_<number>`. None is all, in quick mode 80.
         show_names: write the names of images and patients into the report, not their hashes.
 
     Returns:
@@ -100,7 +101,7 @@ def run_evaluation_stage(
     inputs = _open_as_trained(config, where, run)
     network = _reward_network(config, inputs, run).to(inputs.config.device)
     maps = ForegroundMaps.beside(run, network)
-    samples = inputs.pick(SPLIT, images or len(inputs.samples))
+    samples, fewer = pick_test_samples(inputs, config["plan"]["mode"], images)
     entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
     policy = load_policy(final_model)
     chosen = _chosen(config, policy, entries)
@@ -110,6 +111,7 @@ def run_evaluation_stage(
         inputs.prompts,
         _about(config, inputs, (time.perf_counter() - start) / 60),
         (
+            *fewer,
             *_labels_note(config),
             *segmenter_note(entries, comparison),
             *rehearsal_note(inputs),
@@ -122,6 +124,15 @@ def run_evaluation_stage(
         policy_section(inputs, config, final_model, maps, (samples, chosen)),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
+
+
+def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple[list[Sample], tuple[str, ...]]:
+    """The test images of an evaluation, as in `run_evaluation_stage`, and a note if quick mode leaves any out."""
+    samples = inputs.pick(SPLIT, images or TEST_IMAGES.get(mode, len(inputs.samples)))
+    total = len(inputs.pick(SPLIT, len(inputs.samples)))
+    if images or len(samples) == total:
+        return samples, ()
+    return samples, (f"quick: {len(samples)} of {total} test images; evaluate --images {total} takes all.",)
 
 
 def _chosen(config: dict[str, Any], policy: ActorCriticPolicy, entries: list[PromptTable]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Training of the members of a reward network, one after the other, on windows of labelled images.
+"""Training of the members of a reward network, side by side, on windows of labelled images.
 
 A member learns to segment: the loss is the sum of the cross-entropy and the Dice loss of its foreground probability.
 The weights with the best Dice on validation images are kept. A batch depends only on seed, member and step, so a
@@ -6,8 +6,9 @@ resumed run ends with the same weights as an uninterrupted one.
 """
 
 import math
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class RewardTrainingConfig:
     """Test images, used for the reported numbers only."""
     steps: int = 150
     """Optimiser steps per member."""
+    coarse: float = 0.6
+    """Share of the steps, the first ones, that see windows of half the resolution: a quarter of the work."""
     batch_size: int = 8
     """Windows per step."""
     learning_rate: float = 3e-3
@@ -60,13 +63,15 @@ class RewardTrainingConfig:
         """Raise a ValueError for values out of range."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("seed", "device", "weight_decay", "dice_weight") and not value > 0:
+            if field.name not in ("seed", "device", "weight_decay", "dice_weight", "coarse") and not value > 0:
                 raise ValueError(f"{field.name}={value!r}: expected more than 0")
+        if not 0 <= self.coarse <= 1:
+            raise ValueError(f"coarse={self.coarse!r}: expected 0 to 1")
 
 
 PRESETS = {
     "quick": RewardTrainingConfig(),
-    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, steps=700, eval_every=100),
+    "full": RewardTrainingConfig(images=200, val_images=48, test_images=80, steps=700, coarse=0.0, eval_every=100),
 }
 
 
@@ -91,56 +96,96 @@ def train_reward_network(
         ValueError: the loss is not finite; the message has the step and the remedy.
     """
     torch.manual_seed(config.seed)
-    network = RewardNetwork(network_config)
+    network = RewardNetwork(network_config).to(config.device)
+    members = [_Member(network, index, config) for index in range(len(network.members))]
     run.mkdir(parents=True, exist_ok=True)
-    state = load_checkpoint(run / CHECKPOINT) or _fresh(0)
-    if "network" in state:
-        network.load_state_dict(state.pop("network"))
-    done = {name: state[name] for name in ("member", "step")}
-    with closing(Curves(run, done, board_step=state["member"] * config.steps + state["step"])) as curves:
-        for member in range(state["member"], len(network.members)):
-            state = _fresh(member) if member > state["member"] else state
-            _train_member(network, train, val, config, run, state, curves)
+    state = load_checkpoint(run / CHECKPOINT)
+    for member, saved in zip(members, state.get("members", ()), strict=bool(state)):
+        member.load_state(saved)
+    side, done = window_side(train.images, WINDOW, 2 * network.config.stride), state.get("step", 0)
+    steps = tqdm(range(done + 1, config.steps + 1), f"{len(members)} members", config.steps, unit="step", initial=done)
+    with closing(Curves(run, {"step": done}, board_step=done)) as curves, _side_by_side(members, config.device) as each:
+        for step in steps:
+            losses = each(lambda member, step=step: member.train(train, side, step))
+            curves.add_scalars(_means("train", losses), step)
+            if step % config.eval_every and step != config.steps:
+                continue
+            scores = each(lambda member, step=step: member.validate(val, step))
+            curves.add_scalars(_means("val", scores), step)
+            for index, (loss, score) in enumerate(zip(losses, scores, strict=True)):
+                curves.add_row({"member": index, "step": step, "train": loss, "val": score})
+            # The checkpoint has no random state, because each batch has a seed.
+            save_checkpoint(run / CHECKPOINT, {"step": step, "members": [member.state() for member in members]})
+    for member in members:
+        member.load_best()
     return network.to("cpu").eval().requires_grad_(False)
 
 
-def _train_member(
-    network: RewardNetwork,
-    train: LabelledImages,
-    val: LabelledImages,
-    config: RewardTrainingConfig,
-    run: Path,
-    state: dict[str, Any],
-    curves: Curves,
-) -> None:
-    """Train one member from `state` on and load its best weights; `state` is updated and saved."""
-    index = state["member"]
-    member = network.members[index].to(config.device)
-    optimizer = torch.optim.AdamW(member.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    if state["optimizer"]:
-        optimizer.load_state_dict(state["optimizer"])
-    done, side = index * config.steps, window_side(train.images, WINDOW, network.config.stride)
-    progress = range(state["step"] + 1, config.steps + 1)
-    title = f"member {index + 1} of {len(network.members)}"
-    for step in tqdm(progress, desc=title, unit="step", initial=state["step"], total=config.steps):
-        _set_learning_rate(optimizer, config, step)
-        batch = draw_batch(train, config.batch_size, side, np.random.default_rng([config.seed, index, step]))
-        losses = _step(member, optimizer, batch, config, step)
-        curves.add_scalars({f"train/{name}": loss for name, loss in losses.items()}, done + step)
-        if step % config.eval_every and step != config.steps:
-            continue
-        scores = _validate(network.member(index), val)
+class _Member:
+    """One member of a network in training: its optimiser, and its best weights so far."""
+
+    def __init__(self, network: RewardNetwork, index: int, config: RewardTrainingConfig) -> None:
+        self.index, self.config = index, config
+        self.network = network.member(index)  # shares the weights
+        self.unet: UNet = self.network.members[0]  # type: ignore[assignment]
+        self.optimizer = torch.optim.AdamW(
+            self.unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        self.best: dict[str, Any] | None = None
+
+    def train(self, data: LabelledImages, side: int, step: int) -> dict[str, float]:
+        """One optimiser step; returns the terms of the loss."""
+        _set_learning_rate(self.optimizer, self.config, step)
+        rng = np.random.default_rng([self.config.seed, self.index, step])
+        batch = draw_batch(data, self.config.batch_size, side, rng)
+        if step <= self.config.coarse * self.config.steps:
+            batch = F.avg_pool2d(batch[0], 2), F.avg_pool2d(batch[1], 2)  # the truth is then a share of each pixel
+        return _step(self.unet, self.optimizer, batch, self.config, step)
+
+    def validate(self, data: LabelledImages, step: int) -> dict[str, float]:
+        """Scores on the validation images; the weights are kept if none had better ones."""
+        scores = _validate(self.network, data)
         _require_finite(scores["soft_dice"], step)
-        curves.add_scalars({f"val/{name}": score for name, score in scores.items()}, done + step)
         # The soft Dice decides while every mask is still empty, as those of small objects are at first.
-        if state["best"] is None or _rank(scores) > _rank(state["best"]):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in member.state_dict().items()}
-            state["best"] = {**scores, "step": step, "weights": weights}
-        curves.add_row({"member": index, "step": step, "train": losses, "val": scores})
-        state |= {"step": step, "optimizer": optimizer.state_dict()}
-        # The checkpoint has no random state, because each batch has a seed.
-        save_checkpoint(run / CHECKPOINT, {**state, "network": network.state_dict()})
-    member.load_state_dict(state["best"]["weights"])
+        if self.best is None or _rank(scores) > _rank(self.best):
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.unet.state_dict().items()}
+            self.best = {**scores, "step": step, "weights": weights}
+        return scores
+
+    def state(self) -> dict[str, Any]:
+        """All that training goes on from."""
+        return {"weights": self.unet.state_dict(), "optimizer": self.optimizer.state_dict(), "best": self.best}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.unet.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best = state["best"]
+
+    def load_best(self) -> None:
+        """Load the best weights."""
+        assert self.best is not None, "the last step is validated"
+        self.unet.load_state_dict(self.best["weights"])
+
+
+@contextmanager
+def _side_by_side(members: list[_Member], device: str) -> Iterator[Callable[..., list[dict[str, float]]]]:
+    """A function that calls another for every member and returns the results.
+
+    On a CPU each member has its own thread, and they share torch's threads: layers this small gain little from a second
+    thread, and lose much where another process needs the core. Three members keep two cores busy to the end. A GPU, or
+    one thread, gets one member after the other. The weights do not depend on it.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or torch.device(device).type != "cpu":
+        yield lambda call: [call(member) for member in members]
+        return
+    torch.set_num_threads(max(1, threads // len(members)))
+    try:
+        with ThreadPoolExecutor(len(members)) as pool:
+            yield lambda call: list(pool.map(call, members))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _step(
@@ -171,7 +216,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = bool(torch.cpu.get_capabilities().get("amx_bf16"))
+        fast = any(torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16"))
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
 
 
@@ -204,6 +249,6 @@ def _require_finite(value: float, step: int) -> None:
         raise ValueError(f"step {step}: loss or validation error is {value}: training diverged; try another seed")
 
 
-def _fresh(member: int) -> dict[str, Any]:
-    """The state of a member before its first step."""
-    return {"member": member, "step": 0, "optimizer": None, "best": None}
+def _means(kind: str, rows: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the members, by TensorBoard's tags."""
+    return {f"{kind}/{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}

@@ -25,9 +25,7 @@ def progress(run: Path) -> str:
     if last := get_last_checkpoint(str(run)):
         return f"step {last.rpartition('-')[2]}"
     state = load_checkpoint(run / CHECKPOINT)
-    if "member" in state:
-        return f"member {state['member'] + 1}, step {state['step']}"
-    return f"step {state['num_timesteps']}" if state else NONE_YET
+    return f"step {state.get('num_timesteps', state.get('step'))}" if state else NONE_YET
 
 
 def run_line(run: Path, resumed: bool) -> str:

@@ -12,7 +12,7 @@ from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.evaluation.deployment import decide
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.prompt_policy.evaluate import rehearsal_note, segmenter_note
+from rl_reward_network.prompt_policy.evaluate import pick_test_samples, rehearsal_note, segmenter_note
 from rl_reward_network.prompt_policy.tables import PromptTable
 from tests.evaluation.test_baselines import tables
 
@@ -70,3 +70,23 @@ def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: P
     assert note(model_path="some/other") == ()
     (tmp_path / "recipe.json").write_text("{}")
     assert note() == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "there", "used", "noted"),
+    [
+        ("quick", None, 240, 80, True),
+        ("quick", None, 80, 80, False),
+        ("quick", None, 9, 9, False),
+        ("quick", 240, 240, 240, False),
+        ("quick", 5, 240, 5, False),
+        ("full", None, 240, 240, False),
+    ],
+)
+def test_a_quick_evaluation_takes_eighty_images_and_says_so(
+    mode: str, asked: int | None, there: int, used: int, noted: bool
+) -> None:
+    inputs: Any = SimpleNamespace(samples=range(960), pick=lambda _, count: list(range(there))[:count])
+    samples, notes = pick_test_samples(inputs, mode, asked)
+    assert len(samples) == used
+    assert notes == (("quick: 80 of 240 test images; evaluate --images 240 takes all.",) if noted else ())

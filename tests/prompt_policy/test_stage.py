@@ -346,7 +346,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         call("--resume")
     cut_off, plan = tmp_path / "reward_net_1", reward_plan(inputs.config, "quick", 2)
     describe_run(cut_off, inputs, {"stage": "reward network", "seed": 0, "origin": origin(inputs, plan)})
-    save_checkpoint(cut_off / "checkpoint.pt", {"member": 2, "step": 1})
+    save_checkpoint(cut_off / "checkpoint.pt", {"step": 1})
     output = call("--resume", "--gamma", "0.9").splitlines()
     assert given[0] == cut_off
     assert not given[1][1], "step 2 itself begins"
@@ -354,7 +354,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         f"run folder: {given[1][0]}",
         "data: 12 annotated images, 12 with a mask",
         "--gamma: no effect while episodes have one prompt; --max_steps sets more",
-        f"step 1, run folder: {cut_off}, resumed from member 3, step 1",
+        f"step 1, run folder: {cut_off}, resumed from step 1",
     ):
         assert line in output
     assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in output)

@@ -23,8 +23,8 @@ def test_how_far_each_kind_of_run_is(tmp_path: Path) -> None:
     run = begun(tmp_path / "run", {})
     assert run_line(run, False) == f"run folder: {run}"
     assert run_line(run, True) == f"run folder: {run}, no checkpoint yet: it begins anew"
-    save_checkpoint(run / "checkpoint.pt", {"member": 1, "step": 100, "optimizer": None})
-    assert progress(run) == "member 2, step 100"
+    save_checkpoint(run / "checkpoint.pt", {"step": 100, "members": []})
+    assert progress(run) == "step 100"
     save_checkpoint(run / "checkpoint.pt", {"num_timesteps": 512, "policy": torch.zeros(2)})
     assert run_line(run, True) == f"run folder: {run}, resumed from step 512"
     for step in (50, 100):
