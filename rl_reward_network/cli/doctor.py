@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rl_reward_network.data.images import white_of
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.inputs.config import RegionConfig
@@ -76,7 +76,7 @@ def main(args: Args) -> None:
     check_at_least(args, 0, "split_seed")
     check_at_least(args, -1, "gpu")
     RegionConfig(max_regions=args.max_regions)
-    white_of(args.bit_depth)
+    levels_of_bits(args.bit_depth)
     if args.memory:
         from rl_reward_network.cli.memory import show_memory
 

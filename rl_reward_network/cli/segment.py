@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.data.images import white_of
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.flags import changed, check_at_least
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Args:
 def main(args: Args) -> None:
     """Find the images, load the models once, segment, write."""
     check_at_least(args, 1, "max_tiles")
-    white_of(args.bit_depth)
+    levels_of_bits(args.bit_depth)
     if args.video:
         return _segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):
