@@ -131,17 +131,11 @@ def _choice(policy: bool, fixed: bool, policy_over_fixed: bool) -> Choice:
     return "fixed" if fixed else "as it is"
 
 
-def labels_sentence(labels: Labels, learned: bool) -> str:
-    """Which labels chose what, in a sentence.
-
-    Args:
-        labels: of a run.
-        learned: whether a reward network paid, which has labels of its own.
-    """
+def labels_sentence(labels: Labels) -> str:
+    """Which labels of a run chose what, in a sentence; those of its reward network are not counted."""
     uses = [(USES[use], of) for use, of in labels.items() if of]
     parts = [f"{' and '.join(f'{n} of {split}' for split, n in of.items())} {words}" for words, of in uses]
-    paid = "The reward network paid; its own labels are not counted here. " if learned else ""
-    return f"{paid}Labelled images: {'; '.join(parts) or 'none'}."
+    return f"Labelled images, besides those of a reward network: {'; '.join(parts) or 'none'}."
 
 
 def labels_of_splits(labels: Labels) -> dict[str, int]:
