@@ -117,8 +117,8 @@ def decide(
     fixed_p, policy_p = float(tested.p[best]), float(tested.p[-1])
     reason = (
         f"on {patients} labelled patients outside the test split the gain over the model as it is, in Dice, is "
-        f"{policy_gain.signed} by PPO out of fold (p {policy_p:.3f}) and {fixed_gain.signed} by the {name}, chosen on "
-        f"them (p {fixed_p:.3f}); p is corrected for {len(gains) - 1} candidates, and {LEVEL} is needed; PPO minus "
+        f"{policy_gain.signed} by PPO out of fold (p {policy_p:.2g}) and {fixed_gain.signed} by the {name}, chosen on "
+        f"them (p {fixed_p:.2g}); p is corrected for {len(gains) - 1} candidates, and {LEVEL} is needed; PPO minus "
         f"{name}, both out of fold, is {measured.signed}"
     )
     if is_no_gap(gap):

@@ -155,8 +155,8 @@ def test_one_prompt_is_used_where_it_is_deployed(
         deploy(run, choice)
         rows = {row["name"]: row for row in evaluated(run)["rows"]}
         assert rows["deployed"]["means"] == rows[row]["means"]
-        output = segmented(run, tmp_path, capsys)
-        (tmp_path / "new_mask.png").unlink()  # a mask of another prompt is not overwritten
+        (tmp_path / choice).mkdir()
+        output = segmented(run, tmp_path / choice, capsys)
         assert row in output
         assert ", because 5 labelled patients" in output
         assert f"prompt: {config['prompts'][prompt]}" in output
