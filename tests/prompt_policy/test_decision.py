@@ -10,6 +10,7 @@ from rl_reward_network.evaluation.baselines import LAST, POLICY, RIDGE, Comparis
 from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.prompt_policy import stage
 from rl_reward_network.prompt_policy.config import PPOSettings
+from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.stage import Tables, choose, decide_prompts, fit, labels_used, policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable
 from rl_reward_network.rewards.table import MASK_REWARDS
@@ -47,7 +48,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: str, monkey
     tables = {"policy": entries(8, 0), "val": entries(6, 1)}
     seen: list[set[str]] = []
     judged: list[set[str]] = []
-    train, choice = stage.train_prompt_policy, stage.choose
+    train, choice = train_prompt_policy, choose
 
     def training(contexts: Any, val: Any, *rest: Any) -> Any:
         assert contexts
