@@ -34,6 +34,7 @@ from rl_reward_network.evaluation.baselines import (
     Comparison,
     compare,
 )
+from rl_reward_network.evaluation.bootstrap import few_patients_note
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -175,6 +176,8 @@ def show(title: str, seeds: list[dict[str, Any]]) -> None:
             f"{seed['verdict']}; {seed['deployed']}",
         )
     Console(width=170).print(table)
+    for note in few_patients_note(seeds[0]["deployed_minus_fixed"]["groups"]):
+        print(note)
     for name in (POLICY, DEPLOYED):
         shares = [seed["closed"][name] for seed in seeds if seed["closed"][name] is not None]
         if shares:

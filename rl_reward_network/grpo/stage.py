@@ -70,6 +70,7 @@ from rl_reward_network.runs.folder import (
     check_version,
     only_here,
     provenance,
+    read_object,
 )
 from rl_reward_network.runs.memory import peak_memory_gib
 
@@ -386,7 +387,7 @@ def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the settings that differ.
     """
-    config = read_json(run / "config.json")
+    config = read_object(run / "config.json")
     began = config.get("origin", {}) if config.get("stage") == STAGE else {}
     check_origin(run, began, wanted)
 

@@ -25,7 +25,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.post_processing.edits import EditedImage
 from rl_reward_network.post_processing.policy import Operations, PostPolicy, choose_operations, load_policy_of_run
 from rl_reward_network.post_processing.search import greedy, ridge_sequences, words
-from rl_reward_network.post_processing.stage import PostPlan, edited_images, post_samples
+from rl_reward_network.post_processing.stage import PostPlan, edited_images, post_samples, what_pays
 from rl_reward_network.prompt_policy.config import PromptPPOConfig
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
@@ -134,13 +134,10 @@ def evaluate_post(
 
 def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:
     """What paid and which labels chose what; whether there is a reward network."""
-    learned = config["plan"]["reward"] == "net"
-    paid = (
-        () if learned else (f"True masks paid PPO ({config['plan']['reward']}){', not the reward network' * network}.",)
-    )
-    used = (labels_sentence(config["labels"], learned),) if "choice" in config["deployment"] else ()
+    reward = config["plan"]["reward"]
+    used = (labels_sentence(config["labels"]),) if "choice" in config["deployment"] else ()
     none = () if network else ("No reward network was given, so there is no row for its choice.",)
-    return (*paid, *used, *none)
+    return (what_pays(reward, network), *used, *none)
 
 
 def _open(

@@ -89,6 +89,13 @@ def post_plan(
     return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, config)
 
 
+def what_pays(reward: str, network: bool) -> str:
+    """Which reward pays PPO, in a sentence; `network` is whether a reward network is given."""
+    if reward == "net":
+        return "The reward network's score pays PPO, also on labelled images."
+    return f"True masks pay PPO ({reward}){'; the reward network only stands in the report' * network}."
+
+
 def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Path, resume: bool = False) -> None:
     """Train the post-processing policy in `run`.
 
@@ -113,6 +120,7 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
     if resume:
         check_settings(run, inputs, plan, network)
+    print(what_pays(plan.reward, network is not None))
     samples = post_samples(inputs, plan)
     with only_here(run):
         config = read_run_config(run) if resume else _describe(run, inputs, plan, network)
@@ -251,7 +259,7 @@ def decide_operations(
         def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
             train, val = ([image for image in part if image.group_id not in patients] for part in images)
             with tempfile.TemporaryDirectory() as folder:
-                model = fit(train or val, val or train, shorter, Path(folder))
+                model = fit(train if len(train) > 1 else train + val, val or train, shorter, Path(folder))
             held = [labelled[index] for index in indices]
             chosen = choose_operations(model, held, plan.ppo.max_steps)
             return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])

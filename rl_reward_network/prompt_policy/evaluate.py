@@ -227,7 +227,7 @@ def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
     if "choice" not in config["deployment"]:
         return ()
     learned = config["plan"]["reward"] not in OF_LABELS
-    note = labels_sentence(config["labels"], learned)
+    note = "The reward network paid. " * learned + labels_sentence(config["labels"])
     if config["labels"]["weights"]:
         note += f" The verdict is on the row {LAST}, which no label has chosen."
     return (note,)

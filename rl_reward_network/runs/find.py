@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.runs.folder import (
     AGREEMENT,
     COMPARE_RUN,
@@ -15,6 +14,7 @@ from rl_reward_network.runs.folder import (
     POST_RUN,
     REWARD_RUN,
     began_with,
+    read_object,
 )
 
 KINDS = {
@@ -53,7 +53,7 @@ def run_config(run: Path, kind: str) -> dict[str, Any]:
     Raises:
         ValueError: it is damaged, or of something else; names the file.
     """
-    config = _object(run / "config.json")
+    config = read_object(run / "config.json")
     stage = KINDS[kind][0]
     if config.get("stage") != stage or not isinstance(config.get("origin"), dict):
         raise ValueError(f"{run / 'config.json'}: not of a run of this project (expected stage {stage!r} and origin)")
@@ -70,13 +70,5 @@ def is_finished(run: Path, kind: str) -> bool:
     written = last if last.parent == run else last.parent
     if not written.exists():
         return False
-    _object(last)
+    read_object(last)
     return True
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")
-    return value

@@ -48,7 +48,7 @@ def check_origin(run: Path, began: Mapping[str, Any], wanted: Mapping[str, Any])
     Raises:
         ValueError: settings differ; names them.
     """
-    if differ := differences(began, wanted):
+    if differ := differences(began if isinstance(began, Mapping) else {}, wanted):
         raise ValueError(
             f"{run}: --resume: it began with other settings ({'; '.join(differ)}); give the same, or a new run"
         )
@@ -64,7 +64,7 @@ def check_version(run: Path, also: str = "") -> None:
     Raises:
         ValueError: another version began it; names both.
     """
-    if not _of_this_version(config := read_json(run / "config.json")):
+    if not _of_this_version(config := read_object(run / "config.json")):
         raise ValueError(
             f"{run}: --resume: version {config.get('version', UNKNOWN)} began this run, but this is {__version__}, "
             f"whose numbers may differ; finish it with the version that began it, or begin a new one without "
@@ -151,6 +151,18 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.perf_counter() - start
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run.
+
+    Raises:
+        ValueError: the file is damaged, or holds something else; names it.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")
+    return value
+
+
 def read_run_config(run: Path) -> dict[str, Any]:
     """config.json of a run folder.
 
@@ -159,10 +171,10 @@ def read_run_config(run: Path) -> dict[str, Any]:
     """
     remedy = "name a folder sa2va_rl_finetune_<time> that step 2 has written"
     try:
-        config = read_json(run / "config.json")
+        config = read_object(run / "config.json")
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from None
-    if not isinstance(config, dict) or "world" not in config:
+    if "world" not in config:
         raise ValueError(f"{run / 'config.json'}: field world is missing; {remedy}")
     return config
 

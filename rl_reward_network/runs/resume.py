@@ -6,9 +6,8 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
-from rl_reward_network.runs.folder import AGREEMENT, FINAL, differences
+from rl_reward_network.runs.folder import AGREEMENT, FINAL, differences, read_object
 
 MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 NONE_YET = "no checkpoint yet"
@@ -58,9 +57,12 @@ def nothing_to_resume(output_dir: Path, kind: str, wanted: Mapping[str, Any], ot
 def _line(run: Path, wanted: Mapping[str, Any], otherwise: str) -> str:
     """Progress and differing settings of a run; of a damaged run, the error."""
     try:
-        config, state = dict(read_json(run / "config.json")), progress(run)
+        config, state = read_object(run / "config.json"), progress(run)
     except ValueError as error:
         return str(error)
-    differ = differences({"seed": config.get("seed"), **config.get("origin", {})}, wanted)
+    origin = config.get("origin")
+    if not isinstance(origin, dict):
+        return f"{state}; not of a run of this project"
+    differ = differences({"seed": config.get("seed"), **origin}, wanted)
     more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
     return f"{state}; differs in {'; '.join([*differ[:MOST_SETTINGS], *more]) or otherwise}"

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -57,8 +58,8 @@ def test_only_what_has_beaten_the_model_as_it_is_is_deployed(values, policy, cho
     assert found.choice == choice
     assert found.patients == 30
     assert found.policy_gain.mean == pytest.approx((policy - values[0]).mean())
-    assert f"{found.policy_gain.signed} by PPO out of fold (p {found.policy_p:.3f})" in found.reason
-    assert f"by the best fixed prompt (p {found.fixed_p:.3f}; both corrected for 4 candidates" in found.reason
+    assert f"{found.policy_gain.signed} by PPO out of fold (p {found.policy_p:.2g})" in found.reason
+    assert f"chosen on them (p {found.fixed_p:.2g}); p is corrected for 4 candidates" in found.reason
 
 
 def test_without_a_gap_the_fixed_prompt_is_deployed_even_if_the_policy_surely_gains_a_little():
@@ -118,8 +119,6 @@ def test_folds_hold_out_each_patient_once():
 
 
 def test_a_deployment_survives_json_and_an_old_one_deploys_nothing():
-    from dataclasses import asdict
-
     for found in (decide(LOOKS, RIGHT, PATIENTS), decide(LOOKS[:, :3], None, PATIENTS[:3])):
         assert Deployment.from_json(asdict(found)) == found
     old = {"policy": True, "best_fixed": 9, "fixed_by": "Dice on 3 training patients", "criterion": "dice"}
@@ -133,9 +132,7 @@ def test_a_deployment_survives_json_and_an_old_one_deploys_nothing():
 def test_labels_are_counted_once_per_split_and_named_by_use():
     labels = {"reward": {}, "weights": {"val": 48}, "deployment": {"policy": 20, "val": 40}}
     assert labels_of_splits(labels) == {"val": 48, "policy": 20}
-    sentence = labels_sentence(labels, learned=True)
-    assert sentence.startswith(
-        "The reward network paid; its own labels are not counted here. Labelled images: 48 of val"
-    )
+    sentence = labels_sentence(labels)
+    assert sentence.startswith("Labelled images, besides those of a reward network: 48 of val chose when")
     assert "20 of policy and 40 of val chose the best fixed choice and what is deployed" in sentence
-    assert labels_sentence({"reward": {}, "weights": {}, "deployment": {}}, learned=False) == "Labelled images: none."
+    assert labels_sentence({"reward": {}, "weights": {}, "deployment": {}}).endswith("reward network: none.")

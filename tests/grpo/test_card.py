@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.merge import Args, main
-from rl_reward_network.grpo.card import card_text, training_facts
+from rl_reward_network.grpo.card import _changes, card_text, training_facts
 from rl_reward_network.models.sa2va import Sa2VAForConditionalGeneration, load_sa2va_model
 from tests.cards import run_card
 from tests.conftest import tube_image
@@ -104,3 +104,12 @@ def test_a_card_has_the_settings_of_a_qwen_vl_where_they_are_not_the_default(run
     assert "| region prompt | crop |" in card
     assert 'processor.set_image_resize("training")\nimage, text' in card
     assert "set_image_resize" not in card_text(config, merged=True)
+
+
+def test_a_card_says_that_intervals_of_few_groups_are_rough() -> None:
+    numbers = {"mean": 0.1, "low": 0.0, "high": 0.2, "groups": 7}
+    row = {"metric": "dice", "before": numbers, "after": numbers, "gain": numbers, "word": "cannot tell"}
+    said = {"verdict": {"sentence": "Cannot tell."}, "items": 9, "config": {"METEOR": ""}, "totals": {}}
+    assert "7 test groups, fewer than 20: the intervals are rough." in "\n".join(_changes({**said, "rows": [row]}))
+    many = {**row, "gain": {**numbers, "groups": 20}}
+    assert "rough" not in "\n".join(_changes({**said, "rows": [many]}))

@@ -352,7 +352,8 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
     assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
     own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
-    (note,) = result.notes
+    note, few = result.notes
+    assert "test groups, fewer than 20: the intervals are rough" in few
     assert note.startswith(f"The reward network's own segmentation of these images has Dice {np.mean(own):.3f}")
     assert "the fine-tuned model " in note
     page_text = page.read_text()
@@ -363,7 +364,7 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: bare)
     unlabelled, _ = run_grpo_evaluation(run / "final_model")
     assert (unlabelled.criterion, [row.metric for row in unlabelled.rows]) == ("learned", ["learned"])
-    assert (unlabelled.totals, unlabelled.notes) == ({}, ())
+    assert (unlabelled.totals, unlabelled.notes) == ({}, (few,))
     assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
     assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
 

@@ -354,3 +354,14 @@ def test_damaged_calibration_is_refused_with_file_and_value(saved, field, value)
     (folder / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(ValueError, match=r"config\.json: .*train one"):
         RewardNetwork.from_pretrained(folder)
+
+
+def test_the_intervals_of_an_earlier_version_are_not_given(saved):
+    network, folder = saved
+    values = json.loads((folder / "config.json").read_text())
+    del values["intervals"]["Sa2VA"]["conformal"]
+    (folder / "config.json").write_text(json.dumps(values))
+    read = RewardNetwork.from_pretrained(folder)
+    assert "before version 0.12; train the reward network again" in read.config.intervals["Sa2VA"].refusal
+    assert network.config.intervals["Sa2VA"].refusal is None
+    assert read.fingerprint == network.fingerprint, "finished runs know it by that"

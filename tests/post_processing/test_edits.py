@@ -1,6 +1,7 @@
 """Edited images: sequences are applied in order, and rewards are those of the masks."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_in_the_control_another_truth_pays_and_the_dice_stays_its_own() -> None:
 
 
 def test_an_unlabelled_image_has_statistics_but_no_dice() -> None:
-    image = replace(known_image(0), truth=None, reward="net", scorer=LikesLarge())
+    likes: Any = LikesLarge()
+    image = replace(known_image(0), truth=None, reward="net", scorer=likes)
     assert image.state(()).info == {}
     assert np.isfinite(image.state(()).statistics).all()

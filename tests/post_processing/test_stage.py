@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,8 +102,8 @@ def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
     assert result["reward"] == "dice"
     page = (run / "evaluation" / "report.html").read_text()
     assert "Deployed:" in page
-    assert "True masks paid PPO (dice)" in page
-    assert "Labelled images: 4 of reward and 3 of policy paid the policy; 2 of val chose when" in page
+    assert "True masks pay PPO (dice)." in page
+    assert "of a reward network: 4 of reward and 3 of policy paid the policy; 2 of val chose when" in page
     assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
     assert len((run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(order)
 
@@ -195,7 +196,8 @@ def test_a_sequence_is_deployed_where_it_beats_the_masks_as_they_are() -> None:
 
 def test_unlabelled_images_do_not_judge_even_if_the_reward_network_likes_everything() -> None:
     """One unlabelled validation image used to switch the decision from true masks to the reward network's score."""
-    images = [replace(known_image(2 * number), reward="net", scorer=LikesLarge(), **fresh()) for number in range(12)]
+    likes: Any = LikesLarge()
+    images = [replace(known_image(2 * number), reward="net", scorer=likes, **fresh()) for number in range(12)]
     images[-1] = replace(images[-1], truth=None, **fresh())
     bare = [replace(image, truth=None, **fresh()) for image in images]
     found = decide_operations((images[:8], images[8:]), images, [(ERODE,), ()], plan(max_steps=1))

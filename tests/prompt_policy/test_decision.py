@@ -10,6 +10,7 @@ from rl_reward_network.evaluation.baselines import LAST, POLICY, RIDGE, Comparis
 from rl_reward_network.evaluation.metrics import SampleTable
 from rl_reward_network.prompt_policy import stage
 from rl_reward_network.prompt_policy.config import PPOSettings
+from rl_reward_network.prompt_policy.ppo import train_prompt_policy
 from rl_reward_network.prompt_policy.stage import Tables, choose, decide_prompts, fit, labels_used, policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable
 from rl_reward_network.rewards.table import MASK_REWARDS
@@ -47,7 +48,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: str, monkey
     tables = {"policy": entries(8, 0), "val": entries(6, 1)}
     seen: list[set[str]] = []
     judged: list[set[str]] = []
-    train, choice = stage.train_prompt_policy, stage.choose
+    train, choice = train_prompt_policy, choose
 
     def training(contexts: Any, val: Any, *rest: Any) -> Any:
         assert contexts
@@ -104,3 +105,9 @@ def test_labels_are_named_by_what_they_chose() -> None:
     assert {reward: labels_used(tables, plan_of(reward=reward)) for reward in expected} == expected
     bare = {"policy": entries(4, 0, labelled=False), "val": entries(3, 2, labelled=False)}
     assert labels_used(bare, plan_of()) == {"reward": {}, "weights": {}, "deployment": {}}
+
+
+def test_stop_needs_a_reward_of_labels() -> None:
+    for reward in ("net", "mix"):
+        with pytest.raises(ValueError, match=rf"--stop is for rewards of labels \(dice, .*dice\+recall\).* {reward}$"):
+            policy_plan("quick", reward=reward, ppo=PPOSettings(stop=True))

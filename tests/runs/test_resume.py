@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from rl_reward_network.runs.checkpoints import save_checkpoint
-from rl_reward_network.runs.folder import differences
+from rl_reward_network.runs.folder import check_version, differences
 from rl_reward_network.runs.resume import nothing_to_resume, progress, run_line
 
 WANTED = {"mode": "quick", "ppo": {"n_envs": 2, "seed": 0}, "prompts": ["Where is the vessel?", "And the catheter?"]}
@@ -52,6 +53,19 @@ def test_what_was_there_and_is_not_any_more_differs_too() -> None:
     assert differences({"ppo": {"n_envs": 2}}, {"ppo": {"n_envs": 2, "stop": False}, "shuffle": False}) == []
     assert differences({"ppo": {"stop": True}}, {"ppo": {"stop": False}}) == ["ppo.stop was True, now False"]
     assert differences({"ppo": {}}, {"ppo": {"stop": True}}) == ["ppo.stop was None, now True"]
+
+
+def test_damaged_and_foreign_runs_are_listed_as_such(tmp_path: Path) -> None:
+    for number, text in enumerate(("[1]", "{", '{"origin": [1]}')):
+        (tmp_path / f"kind_{number}").mkdir()
+        (tmp_path / f"kind_{number}/config.json").write_text(text)
+    lines = str(nothing_to_resume(tmp_path, "kind", WANTED)).splitlines()[1:]
+    assert ["kind_2" in lines[0], "kind_1" in lines[1], "kind_0" in lines[2]] == [True] * 3
+    assert "not of a run of this project" in lines[0]
+    assert "not valid JSON" in lines[1]
+    assert "holds no JSON object" in lines[2]
+    with pytest.raises(ValueError, match=r"kind_0/config\.json: holds no JSON object"):
+        check_version(tmp_path / "kind_0")
 
 
 def test_the_runs_there_are_stand_in_the_error(tmp_path: Path) -> None:
