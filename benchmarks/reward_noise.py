@@ -11,6 +11,7 @@ them; the quotient counts, since the learning rate scales both.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -97,7 +98,7 @@ def show(groups: Groups) -> None:
     signal = spread / groups.noise
     table = Table("spread / noise", "groups", "spread", "noise", "correlation with Dice", "gain", title="by signal")
     full = _advantages(groups, 1e-9, noise=False)
-    for low, high in zip(SIGNAL, SIGNAL[1:], strict=False):
+    for low, high in pairwise(SIGNAL):
         some = (low <= signal) & (signal < high)
         if some.any():
             numbers = (spread[some].mean(), groups.noise[some].mean(), _correlation(groups, some))
