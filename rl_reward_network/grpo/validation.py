@@ -161,7 +161,7 @@ def scores(maps: ForegroundMaps, prompts: Sequence[GRPOPrompt], measured: Measur
     """float64 (N,): the reward network's score of each prompt's mask; 0 without a mask."""
     reward = learned_reward(maps)
     values = [
-        reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)])[0]
+        reward(images=[prompt.load()[0]], predicted_masks=[unpacked(mask)]).values[0]
         for prompt, mask in zip(prompts, measured.masks, strict=True)
     ]
     return np.array(values, dtype=float)

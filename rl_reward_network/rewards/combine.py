@@ -91,21 +91,17 @@ def group_advantages(
     filled = {name: _filled(values) for name, values in terms.items()}
     weighted = [weights[name] * values for name, values in filled.items()]
     rewards, known = np.sum(weighted, axis=0), np.nansum(weighted, axis=0)
-    floors = {name: np.maximum(floor, values)[:, None] for name, values in (noise or {}).items()}
-    of_sum = _of_sum(noise, weights) if noise else np.zeros(len(rewards))
+    errors = {name: (noise or {}).get(name, np.zeros(len(known))) for name in terms}
+    error = np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in errors.items()], axis=0))
     if how == "sum_then_normalize":
-        centred = _scaled(known, scale, np.maximum(floor, of_sum)[:, None], whole_groups(rewards))
-        divisor = 1.0
+        centred = _scaled(known, scale, np.maximum(floor, error)[:, None], whole_groups(rewards))
     else:
-        apart = {name: np.nan_to_num(values) for name, values in filled.items()}
-        parts = [weights[name] * _scaled(values, "group", floors.get(name, floor)) for name, values in apart.items()]
-        centred = np.sum(parts, axis=0)
-        # Of the sum without a floor: groups that a floor has made small must stay so.
-        full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
-        divisor = _deviation(full[np.any([whole_groups(term) for term in filled.values()], axis=0)]) + TINY
+        centred = _scaled_apart(
+            filled, weights, {n: np.maximum(floor, values)[:, None] for n, values in errors.items()}
+        )
     spread = np.ptp(centred, axis=1) > NO_SPREAD
-    below = known.std(axis=1, ddof=1) < of_sum if noise else None
-    return Advantages(np.where(spread[:, None], centred / divisor, 0.0), rewards, spread, below)
+    below = known.std(axis=1, ddof=1) < error if noise else None
+    return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread, below)
 
 
 def ensemble_noise(members: np.ndarray) -> np.ndarray:
@@ -118,11 +114,6 @@ def ensemble_noise(members: np.ndarray) -> np.ndarray:
     apart = members - members.mean(axis=1, keepdims=True)
     apart = apart - apart.mean(axis=2, keepdims=True)
     return np.sqrt((apart**2).sum(axis=(1, 2)) / ((generations - 1) * (count - 1)))
-
-
-def _of_sum(noise: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """Noise (P,) of the weighted sum, whose terms err independently of each other."""
-    return np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in noise.items()], axis=0))
 
 
 def whole_groups(values: np.ndarray) -> np.ndarray:
@@ -162,6 +153,21 @@ def _scaled(
         return centred
     deviation = values.std(axis=1, ddof=1, keepdims=True) if scale == "group" else _deviation(values[counted])
     return centred / np.maximum(deviation + TINY, floor)
+
+
+def _scaled_apart(
+    terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floors: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Weighted sum (P, G) of the terms, each divided by its deviation in the group, over its deviation in all groups.
+
+    The latter is that of the sum without floors, or it would undo what a floor (P, 1) does to a group.
+    """
+    apart = {name: np.nan_to_num(values) for name, values in terms.items()}
+    full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
+    counted = np.any([whole_groups(values) for values in terms.values()], axis=0)
+    parts = [weights[name] * _scaled(values, "group", floors[name]) for name, values in apart.items()]
+    scaled: np.ndarray = np.sum(parts, axis=0) / (_deviation(full[counted]) + TINY)
+    return scaled
 
 
 def _deviation(values: np.ndarray) -> float:

@@ -233,8 +233,8 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
         trainer.train()
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr(trainer.model, "forward", full)
-    from_references = lambda self, prompts, number: self.groups_from_references(prompts)  # noqa: E731
-    monkeypatch.setattr(type(trainer), "_generate_and_score", from_references)
+    groups = trainer.groups_from_references(regions()[:2])
+    monkeypatch.setattr(trainer, "_generate_step", lambda: [groups])
     with pytest.raises(ValueError, match=r"step 1: .*GPU memory in the loss; .*num_generations"):
         trainer.train()
 

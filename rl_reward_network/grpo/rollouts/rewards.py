@@ -209,10 +209,11 @@ def _terms(
     rewards: Mapping[str, Reward], columns: dict[str, list[Any]], prompts: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """float64 (P, G) of each term, functions of columns first, then functions of other terms; noise (P,) of some."""
-    terms, noise = {}, {}
+    terms: dict[str, np.ndarray] = {}
+    noise: dict[str, np.ndarray] = {}
     for name, reward in rewards.items():
         if not reward.of:
-            values = reward.function(**columns)
+            values: Any = reward.function(**columns)
             if isinstance(values, EnsembleScores):
                 values, members = values
                 if (count := members.shape[1]) > 1:
