@@ -122,9 +122,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
-        self.phases: dict[str, float] = defaultdict(
-            float
-        )  # seconds of rollouts and validations, since the run was resumed
+        self.phases: dict[str, float] = defaultdict(float)  # seconds of rollouts and validations, since a resume
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
