@@ -3,7 +3,6 @@
 python -m pytest -m slow tests/grpo/test_faults.py
 """
 
-import json
 import os
 import signal
 import subprocess
