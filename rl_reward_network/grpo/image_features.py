@@ -77,11 +77,6 @@ class FeatureCache:
             return encode_region(self.model, self.processor, drawn)
         return self._get_one(pixels_digest(drawn, "region"), drawn, encode_region)
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of look-ups served from the cache, in [0, 1]."""
-        return self.hits / max(1, self.hits + self.misses)
-
     def clear(self) -> None:
         """Drop all features; the counts of hits and misses stay."""
         self.entries.clear()

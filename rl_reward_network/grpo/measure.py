@@ -159,12 +159,9 @@ def _measure_captions(
     rows, references = list(range(len(batch.prompts))), [prompt.caption for prompt in batch.prompts]
     truths = [mask for mask in batch.truths if mask is not None]
     captions = batch.captions(context, rows, truths, max_completion_length)
-    sampled: list[list[str]] = [[] for _ in rows]
+    sampled = [[text] for text in captions]
     if expected:
-        questions = [batch.caption_question(row, mask) for row, mask in enumerate(truths)]
-        decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
-        answers = batch.answer_regions(context, questions, decoding, SAMPLED)
-        sampled = [[batch.text(answer) for answer in row_answers] for row_answers in answers]
+        sampled = _sampled_captions(batch, context, truths, max_completion_length, seed)
     pairs = [(row, text) for row in rows for text in (captions[row], *sampled[row])]
     drawn = batch.masks_from_captions(context, [row for row, _ in pairs], [text for _, text in pairs])
     overlap = {key: _iou(mask, truths[key[0]]) for key, mask in drawn.items()}
@@ -173,17 +170,26 @@ def _measure_captions(
     cycle = dict(zip(not_empty, cycle_captions, strict=True))
     values = {
         "iou_of_drawn": [overlap.get((row, captions[row]), 0.0) for row in rows],
+        "expected_iou_of_drawn": [np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows],
         "meteor": meteor(captions, references, normalise=True),
+        "expected_meteor": [
+            meteor(sampled[row], references[row : row + 1] * len(sampled[row]), True).mean() for row in rows
+        ],
         "cycle_meteor": meteor([cycle.get(row, "") for row in rows], references, normalise=True),
     }
-    if expected:
-        values["expected_iou_of_drawn"] = [
-            np.mean([overlap.get((row, text), 0.0) for text in sampled[row]]) for row in rows
-        ]
-        repeated = [meteor(sampled[row], [references[row]] * SAMPLED, normalise=True).mean() for row in rows]
-        values["expected_meteor"] = repeated
     drawn_masks = _thresholded([drawn.get((row, captions[row])) for row in rows])
-    return captions, drawn_masks, {name: np.asarray(column) for name, column in values.items()}
+    kept = {name: np.asarray(column) for name, column in values.items() if expected or not name.startswith("expected")}
+    return captions, drawn_masks, kept
+
+
+def _sampled_captions(
+    batch: PromptBatch, context: ImageContext, regions: Sequence[np.ndarray], max_completion_length: int, seed: Seed
+) -> list[list[str]]:
+    """Captions of each region at temperature 1."""
+    questions = [batch.caption_question(row, region) for row, region in enumerate(regions)]
+    decoding = Decoding(max_completion_length, 1.0, generator=seeded_generator(seed))
+    answers = batch.answer_regions(context, questions, decoding, SAMPLED)
+    return [[batch.text(answer) for answer in row_answers] for row_answers in answers]
 
 
 def unpacked(mask: PackedMask) -> Mask:

@@ -17,7 +17,8 @@ class GroupOutput:
     """The policy's outputs for a group.
 
     Args:
-        log_probs, entropies: float32 (G, T), 0 behind the end of each completion; None without loop 1.
+        log_probs, entropies: float32 (G, T), 0 behind the end of each completion; None without loop 1, and entropies
+            also where no gradient is computed, as of the reference.
         parameters: float32 (D,) of the mask policy; None without loop 2.
         mask_logits: float32 (h, w) of the mean action; None unless requested.
         answer_log_probs: float32 (T,), of the answer's tokens of loop 2, `[SEG]` included; None without loop 2.

@@ -175,7 +175,7 @@ def run_grpo_stage(
         facts = None if outcome is None else outcome.facts
         peak = peak_memory_gib(inputs.device)
         spent = {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts, "peak_memory_gib": peak}
-        spent["seconds"] = phases(trainer)
+        spent["seconds"] = trainer.phases.seconds(trainer.seconds - trainer.earlier_seconds)
         _save(trainer, run, spent)
 
 
@@ -291,12 +291,6 @@ def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> None:
         raise ValueError(f"step {trainer.state.global_step}: {trainer.judge_failure}; {resume_hint(trainer)}")
     if trainer.validation is not None and trainer.validation.over_optimised and trainer.args.should_save:
         print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
-
-
-def phases(trainer: Sa2VAGRPOTrainer) -> dict[str, float]:
-    """Seconds of this process's training by phase: rollouts with rewards, validations, and the rest, the learning."""
-    own = dict(trainer.phases)
-    return {**own, "learning": trainer.seconds - trainer.earlier_seconds - sum(own.values())}
 
 
 def _keep_best(trainer: Sa2VAGRPOTrainer) -> Outcome | None:

@@ -32,7 +32,7 @@ from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, direct_mask_
 from rl_reward_network.grpo.loss.objective import StepCounts, answer_loss, count_step, loop_losses, loss_metrics
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.metrics import StepMetrics, summed_counts
+from rl_reward_network.grpo.metrics import Phases, StepMetrics, summed_counts
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
@@ -122,9 +122,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
-        self.phases: dict[str, float] = defaultdict(
-            float
-        )  # seconds of rollouts and validations, since the run was resumed
+        self.phases = Phases()
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
@@ -213,16 +211,13 @@ class Sa2VAGRPOTrainer(Trainer):
         counts = torch.tensor(count_step(self.buffer), device=device)
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the seconds of the block."""
-        start = time.monotonic()
-        yield
-        self.phases[name] += time.monotonic() - start
-
     def _generate_step(self) -> list[list[RolloutGroup]]:
         batches = self._prompt_batches()
-        with self.phase("rollouts"), hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
+        with (
+            self.phases.clock("rollouts"),
+            hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS),
+            hint_to_resume(self),
+        ):
             if self.args.objective == "supervised":
                 return [self.groups_from_references(prompts) for _, prompts in batches]
             step = [self._generate_and_score(prompts, number) for number, prompts in batches]

@@ -103,7 +103,7 @@ class ValidationCallback(TrainerCallback):
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
-        with self.trainer.phase("validation"):
+        with self.trainer.phases.clock("validation"):
             points = self._points()
         self.steps.append(step)
         self._alarm(step, points)

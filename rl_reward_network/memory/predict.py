@@ -284,8 +284,8 @@ def _loss(model: Any, settings: MemorySettings) -> float:
             inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state
         scored = states.flatten(0, 1)[: len(ids)]
-        log_probs, entropies = token_log_probs(model.lm_head, scored, ids, 1.0, [1])
-        loss = log_probs.sum() + entropies.sum()
+        log_probs, _ = token_log_probs(model.lm_head, scored, ids, 1.0, [1])
+        loss = log_probs.sum()
         for embedding in model.text_hidden_fcs(states[:prompts, -1]):
             loss = loss + model.decode_masks(features, embedding[None]).mask_logits.float().sum()
         loss.backward()

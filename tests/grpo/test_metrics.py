@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_reward_network.grpo.metrics import StepMetrics, summed_counts
+from rl_reward_network.grpo.metrics import Phases, StepMetrics, summed_counts
 
 
 def test_each_tag_has_the_mean_of_its_own_values() -> None:
@@ -26,3 +26,12 @@ def test_counts_become_numbers_for_curves() -> None:
     counts = summed_counts({"calls": 3, "failures": 0}, world_size=1)
     assert counts == {"calls": 3.0, "failures": 0.0}
     assert all(isinstance(count, float) for count in counts.values())
+
+
+def test_what_no_phase_took_is_learning() -> None:
+    phases = Phases()
+    for _ in range(2):
+        with phases.clock("rollouts"):
+            pass
+    assert list(seconds := phases.seconds(10.0)) == ["rollouts", "learning"]
+    assert sum(seconds.values()) == 10.0

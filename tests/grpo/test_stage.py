@@ -155,9 +155,7 @@ def test_config_says_what_was_trained_on_what(run: Path, inputs: GRPOInputs) -> 
     assert final.pop("resumed") is False
     assert final.pop("validation") is None, "the plan has no validation"
     assert 0.1 < final.pop("peak_memory_gib") < 24
-    seconds = final.pop("seconds")
-    assert set(seconds) == {"rollouts", "learning"}
-    assert min(seconds.values()) > 0
+    assert min(final.pop("seconds").values()) > 0
     assert final == config
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.cli import grpo, reward
+from rl_reward_network.cli import grpo, grpo_flags, reward
 from rl_reward_network.evaluation.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
@@ -120,7 +120,7 @@ def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: P
 )
 def test_what_needs_masks_is_refused_early(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     config = RunConfig(data_root=tmp_path, unlabelled_root=tmp_path, gpu=-1)
-    rewards = grpo.RewardArgs(**change.pop("rewards", {}))
+    rewards = grpo_flags.RewardArgs(**change.pop("rewards", {}))
     with pytest.raises(ValueError, match=message):
         grpo.check(grpo.Args("quick", config, rewards=rewards, **change))
     with pytest.raises(ValueError, match="--unlabelled_root does nothing here"):

@@ -76,8 +76,17 @@ def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float
     mask = torch.cat([completion_mask(group, longest) for group, _ in pairs]).to(log_probs)
     old_log_probs = _stored_log_probs([group.old_output for group, _ in pairs], longest)
     ref_log_probs = _stored_log_probs([group.ref_output for group, _ in pairs], longest) if settings.beta else None
-    entropies = torch.cat([_required(output.entropies) for _, output in pairs])
-    return grpo_loss(log_probs, advantages, mask, settings, old_log_probs, ref_log_probs, entropies, num_items)
+    entropies = [output.entropies for _, output in pairs if output.entropies is not None]  # or none has one
+    return grpo_loss(
+        log_probs,
+        advantages,
+        mask,
+        settings,
+        old_log_probs,
+        ref_log_probs,
+        torch.cat(entropies) if entropies else None,
+        num_items,
+    )
 
 
 def reference_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:

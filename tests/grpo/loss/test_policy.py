@@ -118,10 +118,10 @@ def test_the_zero_reaches_every_trainable_tensor_and_nothing_needs_no_group() ->
 def test_chunks_change_nothing_and_never_sampled_ids_have_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     head, states, ids = torch.nn.Linear(6, 11, bias=False), torch.randn(7, 6, requires_grad=True), torch.arange(7)
-    whole = token_log_probs(head, states, ids, 0.7, [9, 10], entropy_gradient=True)
+    whole = token_log_probs(head, states, ids, 0.7, [9, 10], entropies="trained")
     (gradient,) = torch.autograd.grad(whole[0].sum() + whole[1].sum(), states)
     monkeypatch.setattr(policy_file, "LOGITS_AT_ONCE", 3 * head.out_features)
-    parts = token_log_probs(head, states, ids, 0.7, [9, 10], entropy_gradient=True)
+    parts = token_log_probs(head, states, ids, 0.7, [9, 10], entropies="trained")
     torch.testing.assert_close(parts, whole)
     torch.testing.assert_close(torch.autograd.grad(parts[0].sum() + parts[1].sum(), states)[0], gradient)
     assert gradient.isfinite().all()
@@ -136,7 +136,9 @@ def test_entropies_for_the_logs_have_no_graph(at_once: int, monkeypatch: pytest.
     head, states = torch.nn.Linear(4, 11), torch.randn(7, 4, requires_grad=True)
     ids = torch.arange(7)
     log_probs, entropies = token_log_probs(head, states, ids, 1.0, [9])
-    with_graph = token_log_probs(head, states, ids, 1.0, [9], entropy_gradient=True)
+    assert entropies is not None
+    assert token_log_probs(head, states, ids, 1.0, [9], entropies="none")[1] is None
+    with_graph = token_log_probs(head, states, ids, 1.0, [9], entropies="trained")
     assert not entropies.requires_grad
     assert with_graph[1].requires_grad
     torch.testing.assert_close((log_probs, entropies), with_graph)
