@@ -42,11 +42,11 @@ def calm_bars() -> Iterator[None]:
         return
     screen, before = _terminal(), tqdm.__init__
     settings: dict[str, object] = {"file": screen, "dynamic_ncols": True} if screen else {"file": Lines()}
-    tqdm.__init__ = partialmethod(before, **settings)  # type: ignore[method-assign, assignment]
+    tqdm.__init__ = partialmethod(before, **settings)
     try:
         yield
     finally:
-        tqdm.__init__ = before  # type: ignore[method-assign]
+        tqdm.__init__ = before
 
 
 def _terminal() -> TextIO | None:

@@ -100,8 +100,7 @@ def main(args: Args) -> None:
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    kind = f"{POLICY_RUN}_experiment1" if args.ppo.stop else POLICY_RUN  # what finds runs looks for the beginning
-    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, kind)
+    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, run_kind(args))
     print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
         print(f"{' and '.join(idle)}: no effect while episodes have one prompt; --max_steps sets more")
@@ -115,6 +114,11 @@ def main(args: Args) -> None:
         print(inputs.bank.counts())
     write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
+
+
+def run_kind(args: Args) -> str:
+    """How the name of the run folder begins; runs are found by POLICY_RUN, with which both begin."""
+    return f"{POLICY_RUN}_experiment1" if args.ppo.stop else POLICY_RUN
 
 
 def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Path | None:
