@@ -47,12 +47,12 @@ class Args:
     """Step 1: train the reward network, an ensemble of CNNs that predicts the quality of masks of an image."""
 
     mode: tyro.conf.Positional[Literal["quick", "full"]]
-    """quick: 50 images, members of 150 steps. full: 200 images, members of 700 steps. Minutes on two cores are in
+    """quick: 50 images, members of 200 steps. full: 200 images, members of 700 steps. Minutes on two cores are in
     docs/reward-network.md. A full run of step 2 never uses a quick network."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
     steps: int | None = None
-    """Optimiser steps of each member: quick 150, full 700. Fewer than 100 are for trials only."""
+    """Optimiser steps of each member: quick 200, full 700. Fewer than 100 are for trials only."""
     max_labelled: int | None = None
     """Train on at most so many labelled images, one per series before a second: quick 50, full 200. A smaller number is
     a subset of a larger one; labels of val and test are not counted."""

@@ -40,7 +40,7 @@ class RewardTrainingConfig:
     """Validation images, used to choose weights, caution, interval and step size of the ascent."""
     test_images: int = 20
     """Test images, used for the reported numbers only."""
-    steps: int = 150
+    steps: int = 200
     """Optimiser steps per member."""
     coarse: float = 0.6
     """Share of the steps, the first ones, that see windows of half the resolution: a quarter of the work."""
