@@ -109,7 +109,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
         found, broken = replace(found, items=[one.item for one in seen]), {}
     found.notes.extend(_turned_note(source, seen))
-    points = _fault_list(source, [*found.faults, *broken.values()], len(broken))
+    points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
     try:
         groups, groups_from = groups_of(found.items, options.groups, options.group_regex)
