@@ -17,8 +17,9 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.classes import load_class_masks
-from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks, without_role
+from rl_reward_network.data.mask_files import load_class_masks
+from rl_reward_network.data.roles import without_role
+from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks
 from rl_reward_network.data_import.items import Found, Item
 
 FRAMES = ("first", "middle", "all")

@@ -1,4 +1,4 @@
-"""The files of a source, and which of their folders name a role ("images", "masks") instead of a part or a patient."""
+"""The files of a source: what is there, what of it is not read, and the names under which images are written."""
 
 import os
 from collections import Counter, defaultdict
@@ -6,10 +6,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img")
-MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
+from rl_reward_network.data.mask_files import VOLUMES
+from rl_reward_network.data.roles import without_role
+
 HIDDEN = (".", "__MACOSX")
-UNREAD = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".npy")  # of pictures
+PICTURES = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".avif", ".svg", ".npy", ".npz", ".mat", ".h5")
+UNREAD = {
+    PICTURES: "save them as PNG",
+    VOLUMES: "volumes: write each slice as PNG, masks with the name of their image in masks/",
+}  # kinds of files that hold images or masks -> what to do
 
 SHOWN = 3  # names in a message
 Key = TypeVar("Key", bound=Hashable)
@@ -43,31 +48,28 @@ def _refuse(error: OSError) -> None:
         raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
 
 
-def unread_note(folder: Path) -> list[str]:
-    """How many pictures are of kinds that are not read; [] without any."""
-    kinds = Counter(path.suffix.lower() for path in files_below(folder, *UNREAD))
-    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return [f"files of kinds that are not read, left out: {listed}; save them as PNG"] if kinds else []
+def unread_note(folder: Path, named: bool = True) -> list[str]:
+    """How many images and masks are of kinds that are not read; [] without any.
 
-
-def role_of(relative: PurePosixPath) -> str:
-    """ "image" or "mask", by the deepest folder that names a role; "" without one."""
-    folders = [part.lower() for part in reversed(relative.parts[:-1])]
-    named = next((name for name in folders if name in (*IMAGE_FOLDERS, *MASK_FOLDERS)), "")
-    return "" if not named else "image" if named in IMAGE_FOLDERS else "mask"
-
-
-def without_role(relative: PurePosixPath) -> PurePosixPath:
-    """The path without the deepest folder that names a role: "train/images/1.png" is "train/1.png".
-
-    >>> str(without_role(PurePosixPath("train/images/1.png"))), str(without_role(PurePosixPath("a/1.png")))
-    ('train/1.png', 'a/1.png')
+    Args:
+        folder: holds them, also in subfolders.
+        named: whether the first of them are named.
     """
-    parts = relative.parts
-    for place in reversed(range(len(parts) - 1)):
-        if parts[place].lower() in (*IMAGE_FOLDERS, *MASK_FOLDERS):
-            return PurePosixPath(*parts[:place], *parts[place + 1 :])
-    return relative
+    notes = []
+    for kinds, remedy in UNREAD.items():
+        found = [path for path in files_below(folder) if path.name.lower().endswith(kinds)]
+        counts = Counter(next(kind for kind in kinds if path.name.lower().endswith(kind)) for path in found)
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        names = f" ({listed(found, folder)})" if named else ""
+        notes += [f"files of kinds that are not read, left out: {counted}{names}; {remedy}"] if found else []
+    return notes
+
+
+def broken_links(folder: Path) -> list[str]:
+    """The fault that links lead nowhere, as those of git-annex whose content was not fetched; [] without any."""
+    broken = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN) and not path.exists())
+    fault = f"{folder}: {len(broken)} link(s) lead nowhere ({listed(broken, folder)}); fetch the files, e.g. by"
+    return [f"{fault} `git annex get .` or `dvc pull`, or delete the links"] if broken else []
 
 
 def relative_path(path: Path, source: Path) -> PurePosixPath:

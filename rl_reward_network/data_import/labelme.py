@@ -6,8 +6,9 @@ from typing import Any
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data.mask_files import Size
 from rl_reward_network.data_import.files import files_below, names_of
-from rl_reward_network.data_import.items import Found, Size, file_item
+from rl_reward_network.data_import.items import Found, file_item
 from rl_reward_network.data_import.polygons import Outline, OutlineMasks
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.files import unread_note
+from rl_reward_network.data_import.files import broken_links, unread_note
 from rl_reward_network.data_import.items import Found
 from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
 from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
@@ -56,7 +56,11 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
         return layout, LAYOUTS[layout].recognise(source) or layout
     found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}
     if not found:
-        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source), f"expected {EXPECTED}"]))
+        raise ValueError(
+            "; ".join(
+                [f"{source}: no known layout", *broken_links(source), *unread_note(source), f"expected {EXPECTED}"]
+            )
+        )
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"

@@ -8,13 +8,12 @@ import numpy as np
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.classes import load_class_masks
+from rl_reward_network.data.mask_files import VOLUMES, ClassMasks, Size, load_class_masks
 from rl_reward_network.data_import.files import files_below, grouped, several_masks
-from rl_reward_network.data_import.items import ClassMasks, Found, Size, file_item
+from rl_reward_network.data_import.items import Found, file_item
 
 CHANNEL = "_0000"
 IGNORE = "ignore"  # nnU-Net's name of the label of pixels that are not annotated
-VOLUMES = (".nii.gz", ".nii", ".nrrd", ".mha")
 
 
 def recognise_nnunet(source: Path) -> str:

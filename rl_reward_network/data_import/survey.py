@@ -11,7 +11,7 @@ from tqdm import tqdm
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
 from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
 from rl_reward_network.data_import.classes import chosen_classes, class_order
-from rl_reward_network.data_import.files import unread_note
+from rl_reward_network.data_import.files import broken_links, unread_note
 from rl_reward_network.data_import.groups import Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
@@ -90,7 +90,8 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     """
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
-    found.notes.extend(unread_note(source))
+    found.notes.extend(unread_note(source, named=not found.private))
+    found.faults.extend(broken_links(source))
     if not (found.items or found.faults):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)

@@ -6,14 +6,13 @@ from pathlib import Path
 import yaml
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data.roles import role_of, without_role
 from rl_reward_network.data_import.files import (
     files_below,
     grouped,
     names_of,
     relative_path,
-    role_of,
     several_masks,
-    without_role,
 )
 from rl_reward_network.data_import.items import Found, file_item
 from rl_reward_network.data_import.polygons import Outline, OutlineMasks
