@@ -95,8 +95,8 @@ def _affixed(files: list[Path], relative: dict[Path, PurePosixPath]) -> set[Path
     named = {path: bases for path in files if (bases := image_keys(relative[path]))}
     paired = {path for path, bases in named.items() if keys & set(bases)}
     words = {affix_of(path) for path in paired}
-    bases = {base for path in paired for base in named[path]}
-    return paired | {path for path in named if affix_of(path) in words and pair_key(relative[path]) not in bases}
+    theirs = {base for path in paired for base in named[path]}
+    return paired | {path for path in named if affix_of(path) in words and pair_key(relative[path]) not in theirs}
 
 
 def affix_of(path: Path) -> str:

@@ -4,8 +4,9 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.mask_files import VOLUMES
 from rl_reward_network.data.roles import without_role
 
@@ -70,6 +71,18 @@ def broken_links(folder: Path) -> list[str]:
     broken = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN) and not path.exists())
     fault = f"{folder}: {len(broken)} link(s) lead nowhere ({listed(broken, folder)}); fetch the files, e.g. by"
     return [f"{fault} `git annex get .` or `dvc pull`, or delete the links"] if broken else []
+
+
+def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], list[str]]:
+    """File -> content, and what is wrong with the files that hold no JSON, which may be of no concern."""
+    contents: dict[Path, Any] = {}
+    faults = []
+    for path in paths:
+        try:
+            contents[path] = read_json(path)
+        except ValueError as error:
+            faults.append(f"{error}, or move it out of the folder")
+    return contents, faults
 
 
 def relative_path(path: Path, source: Path) -> PurePosixPath:

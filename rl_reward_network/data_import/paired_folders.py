@@ -87,13 +87,13 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
     faults, notes = list[str](), list[str]()
     for inside in grouped(masks, lambda path: path.parent).values():
         wanted = {mask: [keys[mask], *reversed(image_keys(relative_path(mask, source)))] for mask in inside}
-        found = {mask: next((by_key[key][0] for key in names if key in by_key), None) for mask, names in wanted.items()}
-        if not any(found.values()) and (found := _loosely(wanted, by_key)):
+        equal = {mask: next((by_key[key][0] for key in names if key in by_key), None) for mask, names in wanted.items()}
+        found = {mask: image for mask, image in equal.items() if image}
+        if not found and (found := _loosely(wanted, by_key)):
             mask, image = next(iter(found.items()))
             notes.append(f"paired by parts of their names, look: {listed([image, mask], source)}, ...")
         for mask, image in found.items():
-            if image:
-                pairs[image].append(mask)
+            pairs[image].append(mask)
     double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
     faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
     notes += _unmatched(pairs, masks, source)
@@ -108,9 +108,7 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
     return pairs, list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
-def _loosely(
-    wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]
-) -> dict[Path, Path | None]:
+def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
     """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
 
     The image may lie in a folder more, of any name, or one name may be the beginning of the other, up to a separator.
