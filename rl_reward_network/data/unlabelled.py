@@ -14,6 +14,7 @@ from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
+from rl_reward_network.data.patients import one_spelling, patient_key
 from rl_reward_network.data.readers import REGIONS, read_images
 from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
 from rl_reward_network.data.splits import Split, select
@@ -73,7 +74,15 @@ def open_unlabelled(
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
         raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
-    own = [replace(sample, sample_id=pseudonym("unlabelled", sample.sample_id)) for sample in found]
+    patients = {patient_key(sample.group): sample.group_id for sample in samples}  # in whatever spelling
+    own = [
+        replace(
+            sample,
+            sample_id=pseudonym("unlabelled", sample.sample_id),
+            group_id=patients.get(patient_key(sample.group), sample.group_id),
+        )
+        for sample in found
+    ]
     _check_apart(root, own, samples, split)
     bare = [replace(sample, mask_parts=None) for sample in own]
     return Unlabelled(root, tuple(own), data_fingerprint(bare))
@@ -107,11 +116,11 @@ def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Ma
     if not paths:
         raise ValueError(f"{root}: {FLAG}: no images here; expected files {', '.join(IMAGE_SUFFIXES)}")
     pattern, samples, deep = compile_group_regex(group_regex), [], {}
+    found = {path: match.groupdict() for path in paths if (match := pattern.search(path.name))}
+    patients = one_spelling(groups["group"] for groups in found.values() if groups["group"])
     for path in paths:
-        name = path.relative_to(root).as_posix()
-        match = pattern.search(path.name)
-        groups = match.groupdict() if match else {}
-        group = groups.get("group") or f"unlabelled image {name}"
+        name, groups = path.relative_to(root).as_posix(), found.get(path, {})
+        group = patients.get(groups.get("group") or "") or f"unlabelled image {name}"
         series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
         size, is_deep = image_header(path)
         if is_deep:

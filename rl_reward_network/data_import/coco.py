@@ -173,7 +173,7 @@ class _Finder:
         All images of a JSON file lie in one place, so that an image that is missing there is not replaced by another
         one of its name.
         """
-        parts = {name: [p for p in PureWindowsPath(name).parts if p not in ("..", ".", "/", "\\")] for name in names}
+        parts = {name: _parts(name) for name in names}
         known = {
             name: [(place, path) for place in self._places(file) if (path := place.joinpath(*rest)) in self.files]
             for name, rest in parts.items()
@@ -196,18 +196,25 @@ class _Finder:
 
     def _elsewhere(self, parts: list[str], file: Path, found: dict[str, Path], shared: Counter[str]) -> Path | str:
         """The only image of that bare name, unless it is plainly another one; else what is wrong."""
-        named = self.by_name.get(unicodedata.normalize("NFC", parts[-1]), []) if parts else []
-        if len(named) != 1 or shared[parts[-1]] > 1:
+        named = self.by_name.get(parts[-1], []) if parts else []
+        if len(named) != 1:
             return f"{len(named)} files have that name" if named else "there is no such file"
         (path,) = named
         folders = path.relative_to(_composed(self.source)).parts[:-1]
         others = {other.relative_to(_composed(self.source)).parts[:-1][:1] for other in found.values()}
         missed = [part for part in parts[:-1] if part not in folders and part in self.folders]
-        told = [PARTS.get(word.lower()) for word in (*parts[:-1], file.stem.removeprefix("instances_"))]
-        lies = [PARTS[part.lower()] for part in folders if part.lower() in PARTS]
-        if missed or (others and folders[:1] not in others) or (any(told) and lies and not {*told} & {*lies}):
+        told = {PARTS.get(word.lower()) for word in (*parts[:-1], file.stem.removeprefix("instances_"))} - {None}
+        lies = {PARTS[part.lower()] for part in folders if part.lower() in PARTS}
+        other_part = told and lies and not told & lies
+        if missed or other_part or shared[parts[-1]] > 1 or (others and folders[:1] not in others):
             return f"there is no such file, and {path.relative_to(_composed(self.source))} is another one"
         return self.files[path]
+
+
+def _parts(file_name: str) -> list[str]:
+    """The folders and the name in a `file_name`, with either slash."""
+    parts = PureWindowsPath(unicodedata.normalize("NFC", file_name)).parts
+    return [part for part in parts if part not in ("..", ".", "/", "\\")]
 
 
 def _composed(path: Path) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.annotations import compile_group_regex
+from rl_reward_network.data.patients import one_spelling
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own
@@ -18,7 +19,7 @@ Groups = list[tuple[str, str | None]]
 
 
 def groups_of(items: Sequence[Item], groups: str | None, group_regex: str | None) -> tuple[Groups, str]:
-    """Group and series of each item, and where they are from.
+    """Group and series of each item, a patient in one spelling, and where they are from.
 
     Args:
         items: the images.
@@ -33,10 +34,13 @@ def groups_of(items: Sequence[Item], groups: str | None, group_regex: str | None
     if groups == NONE:
         return [(item.found_as, item.series) for item in items], NONE
     if groups is not None:
-        return _from_table(items, Path(groups)), "table"
-    if group_regex is None and items and all(item.group for item in items):
-        return [(item.group or "", item.series) for item in items], "layout"
-    return _from_names(items, group_regex), "file names"
+        found, source = _from_table(items, Path(groups)), "table"
+    elif group_regex is None and items and all(item.group for item in items):
+        found, source = [(item.group or "", item.series) for item in items], "layout"
+    else:
+        found, source = _from_names(items, group_regex), "file names"
+    patients = one_spelling(group for group, _ in found)
+    return [(patients[group], series) for group, series in found], source
 
 
 def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:

@@ -12,6 +12,7 @@ import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
 from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
+from rl_reward_network.data.patients import doubtful, spellings
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split, spread
@@ -183,7 +184,8 @@ def _images(choice: DataChoice) -> Finding:
     meaning = {"val": "the best fixed prompt will be deployed", "test": "there will be no verdict"}
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
-    notes = (*import_notes(root), *_notes(images), *_label_notes(samples))
+    origin = import_notes(root)
+    notes = (*origin, *_notes(images), *_label_notes(samples), *(() if origin else _patient_notes(samples)))
     return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
 
 
@@ -254,6 +256,22 @@ def _label_notes(samples: list[Sample]) -> tuple[str, ...]:
     masks = ((sample.load_image(), sample.load_mask()) for sample in some)
     note = check_labels((image, mask) for image, mask in masks if mask is not None).note
     return () if note is None else (f"look: {note}",)
+
+
+def _patient_notes(samples: list[Sample]) -> tuple[str, ...]:
+    """Patients whose name is written in several ways, and groups that may be one patient; images stand for names."""
+    images = {sample.group: sample.image_path.name for sample in reversed(samples)}
+    kinds = {
+        "patient(s) whose name is written in several ways, taken for one each": [
+            [images[name] for name in written] for written in spellings(images).values() if len(written) > 1
+        ],
+        "pair(s) of groups whose names differ little, perhaps of one patient; if so, give both one `group`": [
+            [images[name] for name in pair] for pair in doubtful(images)
+        ],
+    }
+    return tuple(
+        f"look: {len(found)} {kind} (see {', '.join(found[0][:MAX_NAMES])})" for kind, found in kinds.items() if found
+    )
 
 
 def check_reward_network(path: str) -> Finding:

@@ -374,3 +374,26 @@ def test_chase_polygons_are_its_png_masks(chase, tmp_path):
         polygons, png = drawn.load_mask(), stored.load_mask()
         assert 2 * (polygons & png).sum() / (polygons.sum() + png.sum()) >= 0.999
         assert 0.03 < png.mean() < 0.12
+
+
+@pytest.mark.parametrize(
+    "names", [("Patient 7", "patient_07", "PATIENT  7"), ("M\u00fcller", "Mu\u0308ller", "m\u00fcller")]
+)
+def test_spellings_of_one_patient_are_one_group(read, names):
+    records = [record(image=f"{n}.png", group=name, series="1") for n, name in enumerate(names)]
+    samples = read(*records, record(image="b.png", group="P8", series="1"))
+    assert len({sample.group_id for sample in samples[:3]}) == len({sample.series_id for sample in samples[:3]}) == 1
+    assert samples[3].group_id != samples[0].group_id
+    again = read(*records[::-1], record(image="b.png", group="P8", series="1"))
+    assert {s.sample_id: s.group_id for s in again} == {s.sample_id: s.group_id for s in samples}, "whatever the order"
+
+
+def test_a_patient_with_one_spelling_keeps_the_id_that_users_have_stored(read):
+    (sample,) = read(record(group="chase_01"))
+    assert sample.group_id == "902a4c27706a"
+
+
+def test_numbers_of_patients_in_file_names_are_compared_as_numbers(read):
+    names = [f"DOE({number})_1_frame_000001.png" for number in ("0000012345", "012345")]
+    samples = read(*(without("group", image=name) for name in names))
+    assert len({sample.group_id for sample in samples}) == 1

@@ -137,3 +137,10 @@ def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], 
     assert not unchanged(None, unlabelled.fingerprint)
     with pytest.warns(UserWarning, match="new: other images than in training"):
         assert not unchanged(unlabelled, "another")
+
+
+def test_a_patient_in_another_spelling_is_refused(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    test = next(s for s in data[1] if s.group_id in data[2].groups["test"])
+    root = write_plain(tmp_path / "new", [f"x-{int(test.group)}.png", f"x-00{int(test.group)}b.png"])
+    with pytest.raises(ValueError, match="1 of its 2 groups are in the test split"):
+        open_unlabelled(root, *data[1:], group_regex=r"^x-(?P<group>.+)\.png")

@@ -69,7 +69,7 @@ def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
     assert "--groups none" in note
     assert "1 pairs look nearly identical" in note
     (to / "import.json").write_text('{"format_version": 7}')
-    with pytest.raises(ValueError, match=r"import\.json: expected format_version 1"):
+    with pytest.raises(ValueError, match=r"import\.json: expected format_version 1 or 2"):
         import_notes(to)
 
 
