@@ -38,3 +38,15 @@ def changed(settings: Any, *names: str) -> list[str]:
     """Flags of the named fields whose value is not the default, e.g. ["--beta"]."""
     defaults = {field.name: field.default for field in fields(settings)}
     return [f"--{name}" for name in names if getattr(settings, name) != defaults[name]]
+
+
+def check_counts(settings: Any, *names: str) -> None:
+    """Check fields that count something; None is allowed.
+
+    Raises:
+        ValueError: one is below 1.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= 1:
+            raise ValueError(f"{name} is {value}, expected 1 or more")

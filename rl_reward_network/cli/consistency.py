@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rl_reward_network.flags import check_counts
 from rl_reward_network.grpo.settings import LORA_R, MaskPolicyName, default_mask_policy
 from rl_reward_network.models.default import DEFAULT_MODEL, is_small
 
@@ -48,8 +49,7 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.consistency import DIFFERS, SAME, differing
     from rl_reward_network.grpo.consistency_check import compare_with_sft
 
-    if args.max_dynamic_patch < 1:
-        raise ValueError(f"max_dynamic_patch is {args.max_dynamic_patch}, expected 1 or more")
+    check_counts(args, "lora_r", "lora_alpha", "max_dynamic_patch")
     small = is_small(args.model_path)
     lora_r = args.lora_r or LORA_R["small" if small else "large"]
     mask_policy = args.mask_policy or default_mask_policy(small, captions=True)

@@ -17,6 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from rl_reward_network.flags import check_counts
+
 if TYPE_CHECKING:
     from rl_reward_network.evaluation.before_after import BeforeAfter
     from rl_reward_network.evaluation.report import EvaluationResult
@@ -50,6 +52,7 @@ def main(args: Args) -> None:
     from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.evaluate import grpo_model
 
+    check_counts(args, "images", "segment_batch")
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
         report = _evaluate_grpo(final_model, args)

@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
-from rl_reward_network.flags import changed
+from rl_reward_network.flags import changed, check_counts
 
 if TYPE_CHECKING:
     from rl_reward_network.segment.files import Target
@@ -84,6 +84,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Find the images, load the models once, segment, write."""
+    check_counts(args, "max_tiles")
     if args.video:
         return _segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):

@@ -10,7 +10,7 @@ import tyro
 
 from rl_reward_network.data.images import white_of
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
-from rl_reward_network.flags import RARE, Rare
+from rl_reward_network.flags import RARE, Rare, check_counts
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 DEFAULT_REGIONS = region_folder(DEFAULT_FOLDER)
@@ -98,9 +98,7 @@ class PromptConfig:
 
     def __post_init__(self) -> None:
         """Refuse limits below 1."""
-        for name in ("segment_batch", "max_new_tokens", "max_tiles"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
+        check_counts(self, "segment_batch", "max_new_tokens", "max_tiles")
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,7 @@ class RegionConfig:
 
     def __post_init__(self) -> None:
         """Refuse counts out of range."""
-        if self.max_dynamic_patch < 1:
-            raise ValueError(f"max_dynamic_patch is {self.max_dynamic_patch}, expected 1 or more")
+        check_counts(self, "max_dynamic_patch")
         if self.max_regions is not None and self.max_regions < 4:
             raise ValueError(f"max_regions is {self.max_regions}, expected 4 or more")
         if not self.feature_cache_gib >= 0:

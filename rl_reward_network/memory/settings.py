@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import Rare
+from rl_reward_network.flags import Rare, check_counts
 from rl_reward_network.grpo.settings import LARGE, LORA_R, SMALL, GRPOSettings, Objective, check_settings
 from rl_reward_network.inputs.config import RegionConfig
 
@@ -61,9 +61,7 @@ class MemorySettings:
         """
         shared = {field.name for field in fields(self)} & {field.name for field in fields(GRPOSettings)}
         check_settings(GRPOSettings(**{name: getattr(self, name) for name in shared}))
-        for name in ("lora_r", "segment_batch", "images"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}, expected 1 or more")
+        check_counts(self, "lora_r", "segment_batch", "images")
         RegionConfig(max_dynamic_patch=self.max_dynamic_patch, feature_cache_gib=self.feature_cache_gib)
         if self.memory_gib is not None and not 0 < self.memory_gib < math.inf:
             raise ValueError(f"memory_gib is {self.memory_gib}, expected more than 0")

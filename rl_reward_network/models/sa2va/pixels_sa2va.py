@@ -48,6 +48,23 @@ def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
     return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
 
 
+def check_regions(regions: np.ndarray | None, image: ImageLike) -> None:
+    """Check the regions of an image; None is allowed.
+
+    Raises:
+        ValueError: they are not bool (or 0 and 1) of shape (N, H, W), or (H, W) is not the size of the image.
+    """
+    if regions is None:
+        return
+    masks, size = np.asarray(regions), to_rgb(image).size[::-1]
+    binary = masks.dtype == bool or (masks.dtype.kind in "iu" and np.isin(masks, (0, 1)).all())
+    if not binary or masks.ndim != 3 or masks.shape[1:] != size:
+        raise ValueError(
+            f"mask_prompts: regions must be bool (N, H, W) of the size of their image, (H, W) = {size}, got"
+            f" {masks.dtype} {masks.shape}; threshold probabilities, and resize to the image"
+        )
+
+
 def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
     """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 

@@ -19,7 +19,14 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
 from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
-from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
+from rl_reward_network.models.sa2va.pixels_sa2va import (
+    ImageLike,
+    check_regions,
+    cut_tiles,
+    region_cells,
+    sam_pixels,
+    tile_pixels,
+)
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_PLACEHOLDER,
     INTERNVL_TOKENS,
@@ -73,8 +80,6 @@ class Sa2VAProcessor:
         """
         if template not in TEMPLATES:
             raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
-        if max_tiles < 1:
-            raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
         self.tokenizer = tokenizer
         self.template = TEMPLATES[template]
         self.template_name = template
@@ -88,6 +93,17 @@ class Sa2VAProcessor:
         self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
         self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
         self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
+
+    @property
+    def max_tiles(self) -> int:
+        """Largest number of tiles of one image, without the thumbnail; setting it below 1 raises a ValueError."""
+        return self._max_tiles
+
+    @max_tiles.setter
+    def max_tiles(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"max_tiles is {count}, expected 1 or more")
+        self._max_tiles = count
 
     @classmethod
     def from_pretrained(
@@ -325,7 +341,8 @@ class Sa2VAProcessor:
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 
         Raises:
-            ValueError: numbers of texts, images and regions differ, or an error of `prompt_text` or `region_cells`.
+            ValueError: numbers of texts, images and regions differ, regions are not bool or of another size than their
+                image, or an error of `prompt_text` or `region_cells`.
         """
         texts = [text] if isinstance(text, str) else list(text)
         single = (Image.Image, np.ndarray, str, os.PathLike)  # paths are refused, with a remedy, by `tiles`
@@ -334,6 +351,8 @@ class Sa2VAProcessor:
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
+        for region, image in zip(regions, batch, strict=True):
+            check_regions(region, image)
         cells = [None if region is None else self.region_cells(region) for region in regions]
         prompts = [
             self.prompt_text(turn, count, cell, past_text)
