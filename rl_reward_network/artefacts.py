@@ -1,7 +1,6 @@
 """Atomic writes: files and folders are written beside their place, then renamed into it."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 UMASK = os.umask(0)  # there is no other way to read it
 os.umask(UMASK)
+LOCK_FILE = ".lock"  # in a folder that is locked
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
@@ -89,16 +90,17 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Lock `folder` (created if missing) against other processes; the lock ends with the block or the process.
 
     Raises:
-        BlockingIOError: another process holds the lock and `wait` is False.
+        filelock.Timeout: another process holds the lock and `wait` is False.
+        ValueError: as `whole_file`.
     """
-    with _explained(folder):
+    lock = FileLock(folder / LOCK_FILE, timeout=-1 if wait else 0)
+    with _explained(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
+        lock.acquire()
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 @contextmanager

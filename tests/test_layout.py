@@ -11,20 +11,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rl_reward_network"
 
 # What each room may import of ours; docs/contributing.md draws the same. Nothing imports `cli` but the launchers.
-LOW = {"artefacts", "flags", "data", "data_import", "models", "rewards", "env", "evaluation", "runs", "inputs"}
+LOW = {"artefacts", "flags", "depth", "data", "data_import", "models", "rewards", "env", "evaluation", "runs", "inputs"}
 ROADS = {"reward_training", "prompt_policy", "post_processing", "grpo"}
 MAY_IMPORT = {
     "artefacts": set(),
     "flags": set(),
-    "data": {"artefacts"},
-    "data_import": {"artefacts", "data"},
-    "models": {"artefacts"},
+    "depth": set(),
+    "data": {"artefacts", "depth"},
+    "data_import": {"artefacts", "depth", "data"},
+    "models": {"artefacts", "depth"},
     "rewards": {"artefacts"},
     "env": {"artefacts", "rewards"},
     "evaluation": {"artefacts", "rewards"},
     "runs": {"artefacts", "data"},
     "embedded": {"artefacts", "data"},
-    "inputs": {"artefacts", "flags", "data", "data_import", "models", "env", "evaluation", "runs", "embedded"},
+    "inputs": {"artefacts", "flags", "depth", "data", "data_import", "models", "env", "evaluation", "runs", "embedded"},
     "embedded/nano": LOW | {"embedded"},
     "reward_training": LOW,
     "prompt_policy": LOW | {"embedded", "reward_training"},
@@ -71,7 +72,7 @@ def imported_rooms(file: Path) -> set[str]:
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_imports_go_one_way(room: str) -> None:
     sources = {file: str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE}
-    sources |= {PACKAGE / name: name for name in ("artefacts.py", "flags.py")}
+    sources |= {PACKAGE / name: name for name in ("artefacts.py", "depth.py", "flags.py")}
     files = [file for file, name in sources.items() if room_of(name) == room]
     assert files
     for file in files:
@@ -108,6 +109,13 @@ def test_no_package_folder_is_ignored() -> None:
     if ignored.returncode == 128:
         pytest.skip("not a git checkout, so nothing can be ignored")
     assert ignored.stdout == ""
+
+
+def test_no_module_needs_what_windows_lacks_to_be_imported() -> None:
+    only_unix = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}
+    for file in PACKAGE.rglob("*.py"):
+        imported = re.findall(r"^(?:import|from) (\w+)", file.read_text(), flags=re.MULTILINE)
+        assert not only_unix & set(imported), file
 
 
 def test_files_stay_readable() -> None:

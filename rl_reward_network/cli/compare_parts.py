@@ -181,7 +181,7 @@ def flags_of(settings: Any) -> list[str]:
     words = []
     for entry in fields(settings):
         value = getattr(settings, entry.name)
-        if entry.name == "white_levels" or value is None:  # levels are measured again
+        if entry.name == "grey_levels" or value is None:  # levels are measured again
             continue
         if value != entry.default or entry.name == "data_root":
             words += [f"--{entry.name}", str(value)]

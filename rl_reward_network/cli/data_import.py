@@ -33,6 +33,9 @@ class Args:
     """The phrase of the object; by default the class's name, or "blood vessel" for none or several."""
     frames: Rare[str] = "middle"
     """Frames of a DICOM file with several: first, middle or all."""
+    skip: Rare[int] = 0
+    """Leave out broken files, images with a broken mask among them, if there are at most so many; they are listed here
+    and in skipped.txt."""
     layout: Rare[str] = "auto"
     """auto, paired, coco, nnunet, yolo, labelme or dicom, where a folder holds two."""
 
@@ -47,7 +50,8 @@ def main(args: Args) -> None:
         raise ValueError("write is True, but to is not given; name the new data folder by --to FOLDER")
     if args.to is not None:
         check_target(args.source, args.to)
-    options = ImportOptions(args.groups, args.group_regex, args.label, args.phrase, args.layout, args.frames)
+    flags = args.groups, args.group_regex, args.label, args.phrase, args.layout, args.frames, args.skip
+    options = ImportOptions(*flags)
     survey = survey_source(args.source, options)
     print("\n".join(report_lines(survey)))
     survey.check()

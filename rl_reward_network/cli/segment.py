@@ -66,8 +66,8 @@ class Args:
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction, or once, as in its
     training; by default as in the policy's training, or as in the model's config."""
     bit_depth: int | None = None
-    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the white level of its data is used; without either, a
-    percentile of the image."""
+    """Bits of a grey image above 8 bit, 8 to 16. With a policy, the levels of its data are used; without either,
+    percentiles of the image."""
     video: bool = False
     """Each path is a sequence of frames, asked about once. Its masks, an animation and numbers are written."""
     memory: bool = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.evaluation.bootstrap import group_bootstrap
 from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
@@ -26,15 +26,15 @@ def segment_sequences(args: "Args") -> None:
         ValueError: a sequence, a true mask, the place to write to, or a model is refused; nothing is written then.
     """
     targets = sequence_targets(args.images, args.output, args.prompt)
-    prompt, white = args.prompt or PROMPTS[0], white_of(args.bit_depth)
+    prompt, levels = args.prompt or PROMPTS[0], levels_of_bits(args.bit_depth)
     key_frames = args.key_frames or ("first" if args.memory else "uniform")
     truths = truth_folders(args.truth, targets)
     checked = [
-        check_sequence(target, prompt, white, truth, contrast=key_frames == "contrast")
+        check_sequence(target, prompt, levels, truth, contrast=key_frames == "contrast")
         for target, truth in zip(targets, truths, strict=True)
     ]
     for sequence in checked:
-        show_white_level(sequence, measured=white is None)
+        show_levels(sequence, measured=levels is None)
     limits = args.device, args.bit_depth, args.dtype, args.image_resize
     segment = load_sequence_maker(args.model_path, prompt, args.reward_net, *limits, args.memory, key_frames)
     print(f"prompt: {prompt}")
@@ -62,11 +62,11 @@ def truth_folders(truth: Path | None, targets: Sequence[SequenceTarget]) -> list
     return [truth / target.name for target in targets]
 
 
-def show_white_level(checked: CheckedSequence, measured: bool) -> None:
-    """Print the white level of a sequence of more than 8 bit."""
-    if (white := checked.frames.white_level) is not None:
-        source = f", the {WHITE_PERCENTILE} % point of some of its frames; --bit_depth sets it" if measured else ""
-        tqdm.write(f"{checked.target.name}: grey of more than 8 bit, white is {white}{source}")
+def show_levels(checked: CheckedSequence, measured: bool) -> None:
+    """Print the levels of a sequence of more than 8 bit."""
+    if (levels := checked.frames.levels) is not None:
+        source = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them" if measured else ""
+        tqdm.write(f"{checked.target.name}: grey of more than 8 bit, {levels}{source}")
 
 
 def show_sequence(result: SegmentedSequence) -> None:

@@ -15,6 +15,8 @@ from rl_reward_network.compare.parts import part_digest
 from rl_reward_network.compare.roads import REWARD_NET, ROADS, WEIGHTS, Road
 from rl_reward_network.compare.tools import Models, load_tools
 from rl_reward_network.compare.views import ImageView
+from rl_reward_network.data.grey_levels import saved_levels
+from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
@@ -36,7 +38,7 @@ class DeployedRoad:
         tools: trained parts.
         models: Sa2VA by name of its weights.
         network: reward network; None where the road has none.
-        white_levels: of grey images above 8 bit, as in the data of the comparison.
+        grey_levels: of grey images above 8 bit, as in the data of the comparison.
     """
 
     road: Road
@@ -45,7 +47,7 @@ class DeployedRoad:
     tools: Tools
     models: Models
     network: RewardNetwork | None
-    white_levels: dict[str, int] | None
+    grey_levels: dict[str, Levels] | None
 
     def mask(self, image: np.ndarray) -> np.ndarray:
         """bool (H, W): the mask of an image, uint8 (H, W, 3)."""
@@ -87,7 +89,7 @@ def save_deployed(
             inputs.config.image_resize,
         ],
         "prompts": list(inputs.prompts),
-        "white_levels": inputs.config.white_levels,
+        "grey_levels": inputs.config.grey_levels,
     }
     with whole_folder(folder) as temporary:
         write_json(temporary / ROAD, description)
@@ -123,4 +125,4 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
     if REWARD_NET in runs:
         network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
     tools = load_tools(tuple(saved["prompts"]), runs)
-    return DeployedRoad(road, saved["weights"], saved["parameter"], tools, models, network, saved["white_levels"])
+    return DeployedRoad(road, saved["weights"], saved["parameter"], tools, models, network, saved_levels(saved))

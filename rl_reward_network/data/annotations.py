@@ -31,7 +31,8 @@ from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
 from rl_reward_network.data.patients import one_spelling
-from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
+from rl_reward_network.data.sample import Sample, pseudonym, with_levels
+from rl_reward_network.depth import Levels
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
 # The group is the number, not the video: a patient with two videos stays in one split.
@@ -55,7 +56,7 @@ class _Notes:
     dropped: int = 0
     left_bare: int = 0
     deep: dict[Path, str] = field(default_factory=dict)
-    """Image of more than 8 bit -> key of its white level, see `grey_levels`."""
+    """Image of more than 8 bit -> key of its levels, see `grey_levels`."""
     patients: dict[str, str] = field(default_factory=dict)
     """Name of a patient -> the spelling that stands for all of them, see `patients`."""
 
@@ -73,18 +74,18 @@ def read_annotations(
     root: Path,
     group_regex: str | None = None,
     annotations: str = "annotations.json",
-    white_levels: Mapping[str, int] | None = None,
+    grey_levels: Mapping[str, Levels] | None = None,
 ) -> list[Sample]:
     """Every (image, phrase) of an annotation file, in its order.
 
-    Only image headers are read, and the pixels of some images of more than 8 bit, to measure the white level.
+    Only image headers are read, and the pixels of some images of more than 8 bit, to measure their levels.
 
     Args:
         root: the data folder; holds `annotations` and `images/`.
         group_regex: searched in `image` for what a record's fields do not give; its named group `group` is the patient,
             the optional `series` the sequence. Default: `VESSEL_NAME`. Without it each image is a series of one.
         annotations: name of the annotation file inside `root`.
-        white_levels: of images of more than 8 bit, from `grey_levels.levels_of`. By default measured, per series that
+        grey_levels: of images of more than 8 bit, from `grey_levels.levels_of`. By default measured, per series that
             records name by the field `series`, and for all other images together.
 
     Raises:
@@ -115,8 +116,8 @@ def read_annotations(
     if faults:
         raise ValueError(f"{path}: {_fault_list(faults)}")
     notes.warn(annotations)
-    white = white_levels or measured_levels(notes.deep)
-    return with_white_levels(list(samples.values()), notes.deep, white)
+    used = grey_levels or measured_levels(notes.deep)
+    return with_levels(list(samples.values()), notes.deep, used)
 
 
 def _fault_list(faults: list[str]) -> str:
@@ -128,18 +129,23 @@ def _fault_list(faults: list[str]) -> str:
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group, series or white level, but not with order."""
+    """64 hex digits that change with any image, phrase, mask, group, series or level, but not with order."""
     rows = sorted(
         json.dumps(
             [
                 *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
                 hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
-                *(() if s.white_level is None else (s.white_level,)),
+                *_level_fields(s.levels),
             ]
         )
         for s in samples
     )
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def _level_fields(levels: Levels | None) -> tuple[int, ...]:
+    """The levels without a black of 0, which version 0.11 did not know."""
+    return () if levels is None else levels if levels.black else (levels.white,)
 
 
 def _image_named(record: Any) -> str:

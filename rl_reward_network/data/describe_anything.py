@@ -35,6 +35,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import decode_image
 from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
 from rl_reward_network.data.sample import pseudonym
+from rl_reward_network.depth import Levels
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 FRAME = re.compile(r"(.+)\.(\d+)")  # <name>.<number> in the name of a video's frame, its ending off
@@ -50,11 +51,11 @@ class Member:
     offset: int
     size: int
 
-    def open_image(self, white_level: int | None = None) -> np.ndarray:
+    def open_image(self, levels: Levels | None = None) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
         with self.tar.open("rb") as file:
             file.seek(self.offset)
-            return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", white_level)
+            return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", levels)
 
     def key(self) -> str:
         """Its `image_key`."""
@@ -66,7 +67,7 @@ Names = dict[str, tuple[Member, ...]]  # name in a tar -> the picture, or the fr
 
 
 def read_describe_anything(
-    root: Path | str, limit: int | None = None, white_level: int | None = None
+    root: Path | str, limit: int | None = None, levels: Levels | None = None
 ) -> list[RegionSample]:
     """Every region, subset by subset in the order of `annotations.json`; images are not decoded, nothing is unpacked.
 
@@ -76,7 +77,7 @@ def read_describe_anything(
     Args:
         root: a subset, or the parent of subsets.
         limit: stop after so many regions (a frame of a video is one); None: all.
-        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
+        levels: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: no such layout, a tar or member that is missing (with their count), a damaged tar, a caption that is
@@ -91,7 +92,7 @@ def read_describe_anything(
     left_out: Counter[str] = Counter()
     tars = _Tars()
     regions = collect(
-        (region for subset in subsets for region in _read_subset(subset, tars, left_out, white_level)), limit, left_out
+        (region for subset in subsets for region in _read_subset(subset, tars, left_out, levels)), limit, left_out
     )
     tars.check_missing()
     report_left_out(root, regions, left_out)
@@ -168,7 +169,7 @@ def _with_bare_names(names: Names) -> Names:
     return {name.lstrip("0"): members for name, members in names.items() if counts[name.lstrip("0")] == 1} | names
 
 
-def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], white_level: int | None) -> Iterator[RegionSample]:
+def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], levels: Levels | None) -> Iterator[RegionSample]:
     """The regions of one subset; those without an image are counted in `tars`."""
     path = subset / "annotations.json"
     for key, index, region in tqdm(_entries(path), f"reading {subset.name}", unit="region", leave=False, delay=2):
@@ -178,7 +179,7 @@ def _read_subset(subset: Path, tars: _Tars, left_out: Counter[str], white_level:
             group = pseudonym("video", subset.name, str(region.get("video_id") or key)) if video else None
             for member, rle in _frames(members, region.get("mask_rle"), where, left_out):
                 place = f"{where} ({member.tar.name}: {member.name})"
-                opened = partial(member.open_image, white_level)
+                opened = partial(member.open_image, levels)
                 yield make_region(region.get("caption"), rle, tars.key(member), place, opened, group)
 
 

@@ -36,6 +36,7 @@ from rl_reward_network.data.images import decode_image
 from rl_reward_network.data.patients import one_spelling
 from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
 from rl_reward_network.data.sample import pseudonym
+from rl_reward_network.depth import Levels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,14 +50,14 @@ HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 
 def read_grasp_any_region(
-    path: Path | str, limit: int | None = None, white_level: int | None = None
+    path: Path | str, limit: int | None = None, levels: Levels | None = None
 ) -> list[RegionSample]:
     """Every captioned region, in the order of shards and rows; of images only the first and last bytes are read.
 
     Args:
         path: what `locate` takes.
         limit: stop after so many regions; None: all.
-        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
+        levels: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: no Arrow file, one that is cut off or has other columns, or a row without a caption, with a damaged
@@ -71,7 +72,7 @@ def read_grasp_any_region(
     named = shards if GROUP in _open_shard(shards[0]).column_names else []
     patients = one_spelling(name for shard in named for name in _group_names(shard))
     regions = collect(
-        (region for shard in bar for region in _read_shard(shard, patients, left_out, white_level)), limit, left_out
+        (region for shard in bar for region in _read_shard(shard, patients, left_out, levels)), limit, left_out
     )
     report_left_out(folder, regions, left_out)
     _check_groups(regions)
@@ -133,7 +134,7 @@ def _group_names(shard: Path) -> set[str]:
 
 
 def _read_shard(
-    shard: Path, patients: Mapping[str, str], left_out: Counter[str], white_level: int | None
+    shard: Path, patients: Mapping[str, str], left_out: Counter[str], levels: Levels | None
 ) -> Iterator[RegionSample]:
     """The regions of one shard, row by row; `patients` gives the spelling that stands for all of a name."""
     table = _open_shard(shard)
@@ -146,7 +147,7 @@ def _read_shard(
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, white_level), _group(stored, patients, where)
+            opened, group = partial(_open_image, shard, row, levels), _group(stored, patients, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
 
@@ -282,7 +283,7 @@ def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
     return data.slice(start, end - start)
 
 
-def _open_image(shard: Path, row: int, white_level: int | None) -> np.ndarray:
+def _open_image(shard: Path, row: int, levels: Levels | None) -> np.ndarray:
     """The image of a row, uint8 (H, W, 3) RGB."""
     with _image_file(shard, row) as file:
-        return decode_image(file.read(), f"{shard}: row {row}", white_level)
+        return decode_image(file.read(), f"{shard}: row {row}", levels)

@@ -1,23 +1,27 @@
-"""Image files as uint8 RGB arrays, rotated by their EXIF orientation.
+"""Image files as uint8 RGB arrays, rotated by their EXIF orientation; the only reader of pixels but that of DICOM.
 
-Grey of more than 8 bit (X-ray detectors give 10 to 16) needs a white level: the value that is mapped to 255. It is the
-same for all images of a data set or series, see `grey_levels`.
+Grey of more than 8 bit needs the levels that are mapped to 0 and 255. They are the same for all images of a data set or
+series, see `grey_levels`.
 """
 
 import io
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from rl_reward_network.depth import Levels, grey_to_rgb, is_cut, is_deep, robust_levels
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")  # of images in a folder
+SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as many
+MOST_PIXELS = 178_956_970  # Pillow refuses more
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
-WHITE_PERCENTILE = 99.9  # of the pixels, so that hot pixels or bright letters do not darken the image
+START = 200  # bytes that tell what a file is that is no image
 
 
-def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
+def load_image(path: Path, levels: Levels | None = None) -> np.ndarray:
     """The picture in an image file, upright and in RGB.
 
     EXIF rotation is applied. Grey is repeated on the three channels. Alpha is dropped, not blended, as
@@ -25,31 +29,35 @@ def load_image(path: Path, white_level: int | None = None) -> np.ndarray:
 
     Args:
         path: the file.
-        white_level: grey of more than 8 bit is mapped to value * 255 / white_level, at most 255. None: the
-            `robust_white` of this image; frames of one series then differ.
+        levels: of grey of more than 8 bit. None: the `robust_levels` of this image; frames of one series then differ.
 
     Returns:
         uint8 (H, W, 3) RGB, 0..255.
 
     Raises:
-        ValueError: missing, empty, truncated, not an image, animated or multi-page, or grey that is not an integer in
-            0..65535 or whose 0 is white; the message names the file and the remedy.
+        ValueError: missing, empty, truncated, not an image, too large, animated or multi-page, colour of 16 bit per
+            channel, or grey that is not an integer in 0..65535 or whose 0 is white; the message names the file and the
+            remedy.
     """
-    return _to_rgb(_read(path, decode=True), path, white_level)
+    return _to_rgb(_read(path), path, levels)
 
 
-def load_for_model(path: Path, white_level: int | None = None) -> tuple[np.ndarray, str]:
-    """`load_image` for a single picture, and a line that states its white level; "" for 8-bit images.
+def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, str]:
+    """`load_image` for a single picture, and a line that states its levels; "" for 8-bit images.
+
+    Args:
+        path, levels: as in `load_image`.
+        most_pixels: a larger picture is refused before it is decoded.
 
     Raises:
         ValueError: as `load_image`.
     """
-    image = _read(path, decode=True)
-    if not _is_deep(image):
+    image = _read(path, most_pixels=most_pixels)
+    if not is_deep(image):
         return _to_rgb(image, path, None), ""
-    level = white_level or robust_white(np.bincount(_grey(image, path).ravel()))
-    source = "" if white_level else f", the {WHITE_PERCENTILE} % point of its pixels; --bit_depth sets it"
-    return _to_rgb(image, path, level), f"{path.name}: grey of more than 8 bit, white is {level}{source}"
+    used = levels or robust_levels(np.bincount(_grey(image, path).ravel()))
+    source = "" if levels else ", beyond each are 0.1 % of its pixels; --bit_depth sets them"
+    return _to_rgb(image, path, used), f"{path.name}: grey of more than 8 bit, {used}{source}"
 
 
 def grey_histogram(path: Path) -> np.ndarray:
@@ -58,7 +66,7 @@ def grey_histogram(path: Path) -> np.ndarray:
     Raises:
         ValueError: as `load_image`.
     """
-    return np.bincount(_grey(_read(path, decode=True), path).ravel())
+    return np.bincount(load_deep(path).ravel())
 
 
 def load_deep(path: Path) -> np.ndarray:
@@ -67,35 +75,10 @@ def load_deep(path: Path) -> np.ndarray:
     Raises:
         ValueError: as `load_image`.
     """
-    return _grey(_read(path, decode=True), path).astype(np.uint16)
+    return _grey(_read(path), path).astype(np.uint16)
 
 
-def robust_white(histogram: np.ndarray) -> int:
-    """The value that `WHITE_PERCENTILE` of the pixels do not exceed.
-
-    At least 255, so that an 8-bit picture in a 16-bit file stays as it is.
-
-    >>> robust_white(np.bincount([100] * 9999 + [65535]))
-    255
-    >>> robust_white(np.bincount([1000] * 9999 + [65535]))
-    1000
-    """
-    up_to = np.cumsum(histogram)  # pixels at or below each value
-    return max(255, int(np.searchsorted(up_to, WHITE_PERCENTILE / 100 * up_to[-1])))
-
-
-def white_of(bit_depth: int | None) -> int | None:
-    """The white level of a number of bits, 4095 of 12; None of None.
-
-    Raises:
-        ValueError: not 8 to 16.
-    """
-    if bit_depth is not None and not 8 <= bit_depth <= 16:
-        raise ValueError(f"bit_depth: got {bit_depth}; give 8 to 16, the bits that the detector wrote")
-    return None if bit_depth is None else 2**bit_depth - 1
-
-
-def decode_image(data: bytes, name: str, white_level: int | None = None) -> np.ndarray:
+def decode_image(data: bytes, name: str, levels: Levels | None = None) -> np.ndarray:
     """The picture in the bytes of an image file; otherwise as `load_image`, `name` standing for the path in messages.
 
     Returns:
@@ -104,7 +87,7 @@ def decode_image(data: bytes, name: str, white_level: int | None = None) -> np.n
     Raises:
         ValueError: as `load_image`.
     """
-    return _to_rgb(_still(io.BytesIO(data), name, not data, decode=True), name, white_level)
+    return _to_rgb(_still(io.BytesIO(data), name, data[:START]), name, levels)
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -113,20 +96,38 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         ValueError: as `load_image`, for faults of the header.
     """
-    return image_header(path)[0]
+    return _upright_size(_read(path, decode=False))
 
 
 def image_header(path: Path) -> tuple[tuple[int, int], bool]:
-    """`image_size`, and whether the file holds grey of more than 8 bit.
+    """`image_size` of an image to work on, and whether it is grey of more than 8 bit.
 
     Raises:
-        ValueError: as `image_size`.
+        ValueError: as `image_size`, or a side is shorter than `SMALLEST`.
     """
     image = _read(path, decode=False)
+    size = _upright_size(image)
+    check_sides(size, path)
+    return size, is_deep(image)
+
+
+def check_sides(size: tuple[int, int], name: Path | str) -> None:
+    """Refuse an image too small to work on.
+
+    Raises:
+        ValueError: a side is shorter than `SMALLEST`.
+    """
+    if min(size) < SMALLEST:
+        raise ValueError(
+            f"{name}: the image has {size[1]} x {size[0]} pixels (width x height), expected at least {SMALLEST} x"
+            f" {SMALLEST}; leave it out"
+        )
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
     orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     turned = orientation in QUARTER_TURNS and image.format != "TIFF"  # Pillow has already turned the size of a TIFF
-    size = image.size if turned else (image.height, image.width)
-    return size, _is_deep(image)
+    return image.size if turned else (image.height, image.width)
 
 
 def is_turned(path: Path) -> bool:
@@ -152,7 +153,7 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     Raises:
         ValueError: as `load_image`.
     """
-    image = _read(path, decode=True)
+    image = _read(path)
     if image.mode == "P":
         colours = np.asarray(image.convert("RGBA" if "transparency" in image.info else "RGB"))
         grey = (colours[..., :3] == colours[..., :1]).all()
@@ -163,51 +164,108 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     return np.asarray(image)
 
 
-def _read(path: Path, decode: bool) -> Image.Image:
+def check_name(path: Path) -> None:
+    """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored.
+
+    Raises:
+        ValueError: shows the name as far as it can be read, and the remedy.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = str(path).encode(errors="surrogateescape").decode(errors="replace")
+        raise ValueError(
+            f"{shown}: its name is not UTF-8; rename it, e.g. all of a folder by convmv -r -f latin1 -t utf8 --notest"
+        ) from None
+
+
+def missing_file(path: Path) -> str:
+    """Why a path is no file, with the remedy."""
+    if path.is_symlink():
+        return f"{path}: a link whose target is missing; fetch it (git annex get, datalad get), or copy the file here"
+    return f"{path}: image file not found; put it there, or delete its record"
+
+
+def start_of(path: Path) -> bytes:
+    """The first bytes of a file, for `not_fetched`; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(START)
+    except OSError:  # the decoder meets it again, and tells
+        return b""
+
+
+def not_fetched(start: bytes) -> tuple[str, str] | None:
+    """What a file is that stands in the place of an image or DICOM file, and the remedy; None for anything else."""
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, not the file itself", "fetch the files: git lfs pull"
+    if b"annex/objects/" in start:
+        return "a git-annex pointer, not the file itself", "fetch the files: git annex get (or datalad get)"
+    if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"<"):
+        return "a web page (HTML or XML)", "download it again; opened as text, it may say why (a login, a moved file)"
+    return None
+
+
+def _read(path: Path, decode: bool = True, most_pixels: int = MOST_PIXELS) -> Image.Image:
     """The still image in a file, decoded and upright, or only its header (with the file closed again)."""
+    check_name(path)
     if not path.is_file():
-        raise ValueError(f"{path}: image file not found; put it there, or delete its record")
-    return _still(path, path, path.stat().st_size == 0, decode)
+        raise ValueError(missing_file(path))
+    return _still(path, path, start_of(path), decode, most_pixels)
 
 
-def _still(source: Path | io.BytesIO, name: Path | str, empty: bool, decode: bool) -> Image.Image:
-    """The still image in a file or in memory; see `_read`. Pillow turns 0 into black for 8 bit, not for more."""
+def _still(
+    source: Path | io.BytesIO, name: Path | str, start: bytes, decode: bool = True, most_pixels: int = MOST_PIXELS
+) -> Image.Image:
+    """The still image in a file or in memory; see `_read`."""
     try:
         with Image.open(source) as image:
-            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a phone's JPEG with a preview
-            tags = getattr(image, "tag_v2", {})  # of TIFF
-            inverted = _is_deep(image) and tags.get(ExifTags.Base.PhotometricInterpretation) == WHITE_IS_ZERO
-            if decode and frames == 1 and not inverted:
+            fault = _fault(image, most_pixels)
+            if decode and not fault:
                 return ImageOps.exif_transpose(image)
             Image.Image.getexif(image)  # while the file is open; PNG's own getexif would decode all pixels
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, EOFError, struct.error, ...
-        reason = "the file is empty" if empty else f"{type(error).__name__}: {error}"
-        remedy = "check its permissions" if isinstance(error, PermissionError) else "save it again as PNG or JPEG"
+        reason, remedy = _unreadable(error, start)
         raise ValueError(f"{name}: not a readable image ({reason}); {remedy}") from error
-    if inverted:
-        raise ValueError(f"{name}: grey of more than 8 bit in which 0 is white; save it as PNG, with 0 as black")
-    if frames != 1:
-        raise ValueError(f"{name}: holds {frames} frames, expected one; save each frame as its own PNG or JPEG")
+    if fault:
+        raise ValueError(f"{name}: {fault}")
     return image
 
 
-def _is_deep(image: Image.Image) -> bool:
-    """Whether it is grey of more than 8 bit."""
-    return image.mode.startswith(("I", "F"))
+def _fault(image: Image.Image, most_pixels: int) -> str:
+    """Why an image that Pillow can open is not read, with the remedy; "" for one that is."""
+    if image.width * image.height > most_pixels:
+        million = most_pixels / 1e6
+        return f"{image.width} x {image.height} pixels, expected at most {million:.0f} million; make it smaller"
+    if is_cut(image):
+        return "16 bit per channel, of which only 8 would be read; save it as 16-bit grey, or scale it to 8-bit colour"
+    tags = getattr(image, "tag_v2", {})  # of TIFF; Pillow turns 0 into black for 8 bit, not for more
+    if is_deep(image) and tags.get(ExifTags.Base.PhotometricInterpretation) == WHITE_IS_ZERO:
+        return "grey of more than 8 bit in which 0 is white; save it as PNG, with 0 as black"
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a phone's JPEG with a preview
+    return f"holds {frames} frames, expected one; save each frame as its own PNG or JPEG" if frames != 1 else ""
 
 
-def _to_rgb(image: Image.Image, name: Path | str, white_level: int | None) -> np.ndarray:
+def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
+    """Why Pillow refuses a file, and the remedy."""
+    if found := not_fetched(start):
+        return found
+    if isinstance(error, PermissionError):
+        return str(error), "check its permissions"
+    if not start:
+        return "the file is empty", "copy or download it again"
+    if isinstance(error, Image.DecompressionBombError | MemoryError):
+        return str(error).split(",")[0], f"make it smaller, at most {MOST_PIXELS // 10**6} million pixels"
+    again = "" if isinstance(error, UnidentifiedImageError) else "copy or download it again, or "
+    return f"{type(error).__name__}: {error}", f"{again}save it again as PNG or JPEG"
+
+
+def _to_rgb(image: Image.Image, name: Path | str, levels: Levels | None) -> np.ndarray:
     """uint8 (H, W, 3) RGB of a decoded image, by the rule in `load_image`."""
-    if not _is_deep(image):
+    if not is_deep(image):
         return np.array(image.convert("RGB"))
     grey = _grey(image, name)
-    return grey_to_rgb(grey, white_level or robust_white(np.bincount(grey.ravel())))
-
-
-def grey_to_rgb(grey: np.ndarray, white_level: int) -> np.ndarray:
-    """uint8 (H, W, 3) of unsigned grey (H, W) of any depth: value * 255 / white_level, at most 255."""
-    scaled = np.round(np.minimum(grey, white_level) * (255 / white_level)).astype(np.uint8)
-    return np.repeat(scaled[:, :, None], 3, axis=2)
+    return grey_to_rgb(grey, levels or robust_levels(np.bincount(grey.ravel())))
 
 
 def _grey(image: Image.Image, name: Path | str) -> np.ndarray:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from rl_reward_network.data.mask_files import without_soft_edges
+
 INVERTED = (0.5, 0.75)  # share of the image, and of its border: an object seldom covers both, a background does
 SIDE = 16  # of a thumbnail, in pixels
 ALIKE = 0.9  # overlap of the thumbnails of fields of view; those of organs and vessels differ more
 LARGE = 0.3  # share of the image that a field of view covers at least
 FEW = 3  # masks, below which nothing is said of all
 FLAT_VALUES = 8  # colours, up to which a picture is no photograph
-EXTREME = 0.95  # share of pixels that are quite black or quite white in a mask with soft edges
+EXTREME = 0.5  # share of pixels that are quite black or quite white in a mask with soft edges, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ def mask_shape(mask: np.ndarray) -> MaskShape:
 
 
 def field_of_view(shapes: Sequence[MaskShape]) -> str:
-    """The note that all masks are nearly the same large area, as the fields of view of a camera; "" where they are not."""
+    """The note that all masks are nearly the same large area, as fields of view are; "" where they are not."""
     if len(shapes) < FEW or min(shape.share for shape in shapes) < LARGE:
         return ""
     thumbnails = np.stack([shape.thumbnail for shape in shapes])
@@ -56,20 +58,26 @@ def field_of_view(shapes: Sequence[MaskShape]) -> str:
         return ""
     share = float(np.median([shape.share for shape in shapes]))
     return (
-        f"all {len(shapes)} masks cover nearly the same {share:.1%} of the picture: fields of view of the camera rather than"
-        " an object? Give the drawings of the object instead"
+        f"all {len(shapes)} masks cover nearly the same {share:.1%} of the picture: fields of view of the camera, no"
+        " object? Give the drawings of the object instead"
     )
 
 
 def looks_like_mask(image: np.ndarray) -> bool:
-    """Whether a uint8 (H, W, 3) picture holds a few flat colours, or black and white alone with soft edges.
+    """Whether a picture holds a few flat colours, or black and white alone with soft edges.
 
     A picture of one colour does not: a recording may begin with a blank frame.
+
+    Args:
+        image: uint8 (H, W, 3), or grey (H, W) of any depth.
     """
-    grey = (image == image[..., :1]).all()
-    codes = image.reshape(-1, 3).astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
-    few = np.unique(codes[:: max(1, len(codes) // 4096)])
-    if len(few) <= FLAT_VALUES and 2 <= len(np.unique(codes)) <= FLAT_VALUES:
+    codes = image if image.ndim == 2 else image.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
+    some = codes.ravel()[:: max(1, codes.size // 4096)]
+    if len(np.unique(some)) <= FLAT_VALUES and 2 <= len(np.unique(codes)) <= FLAT_VALUES:
         return True
-    black, white = (float((image[..., 0] == value).mean()) for value in (0, 255))
-    return bool(grey and black and white and black + white >= EXTREME)
+    grid = image if image.ndim == 2 else image[..., 0]
+    black, white = (float((grid == value).mean()) for value in (0, 255))
+    grey = image.ndim == 2 or bool((image == image[..., :1]).all())
+    if not grey or grid.max() != 255 or black + white < EXTREME:
+        return False
+    return set(np.unique(without_soft_edges(grid)).tolist()) == {0, 255}

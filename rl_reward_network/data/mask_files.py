@@ -97,7 +97,7 @@ def classes_of(grid: np.ndarray, path: Path, lossy: bool = False) -> ClassMasks:
     if lossy:
         grid = _cut(grid, path)
     elif grid.size and grid.min() >= 0:
-        grid = _without_soft_edges(grid)
+        grid = without_soft_edges(grid)
     return {str(value): grid == value for value in _values(grid, path) if value != 0}
 
 
@@ -147,7 +147,7 @@ def _is_lossy(path: Path) -> bool:
     return suffix in JPEG or (suffix == ".webp" and b"VP8L" not in path.read_bytes())
 
 
-def _without_soft_edges(grid: np.ndarray) -> np.ndarray:
+def without_soft_edges(grid: np.ndarray) -> np.ndarray:
     """A grey grid of black and white whose edges only are grey, as 0 and 255; others as they are.
 
     Every grey pixel must have both black and white within two pixels, which the pixels of a class seldom have.

@@ -19,6 +19,7 @@ from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_gras
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
+from rl_reward_network.depth import Levels
 
 MAX_NAMES_LISTED = 6
 EXPECTED = (
@@ -28,18 +29,18 @@ EXPECTED = (
 
 
 class ReadImages(Protocol):
-    """Reads a folder of images; `white_levels` is only for grey images of more than 8 bit, see `grey_levels`."""
+    """Reads a folder of images; `grey_levels` is only for grey images of more than 8 bit, see `grey_levels`."""
 
     def __call__(
-        self, folder: Path, /, group_regex: str | None = None, *, white_levels: Mapping[str, int] | None = None
+        self, folder: Path, /, group_regex: str | None = None, *, grey_levels: Mapping[str, Levels] | None = None
     ) -> list[Sample]:
         """One sample per image and phrase; ValueError with file, field and remedy."""
 
 
 class ReadRegions(Protocol):
-    """Reads captioned regions, at most `limit` of them; `white_level` as `decode_image` takes it."""
+    """Reads captioned regions, at most `limit` of them; `levels` as `decode_image` takes it."""
 
-    def __call__(self, folder: Path, /, limit: int | None = None, white_level: int | None = None) -> list[RegionSample]:
+    def __call__(self, folder: Path, /, limit: int | None = None, levels: Levels | None = None) -> list[RegionSample]:
         """One sample per captioned mask; ValueError with file, field and remedy."""
 
 
@@ -99,30 +100,30 @@ def _only(folder: Path, descriptions: dict[str, str], dataset_name: str) -> str:
 
 
 def read_images(
-    folder: Path, group_regex: str | None = None, white_levels: Mapping[str, int] | None = None
+    folder: Path, group_regex: str | None = None, grey_levels: Mapping[str, Levels] | None = None
 ) -> list[Sample]:
     """The samples of a folder of images, of whatever format; without a recognised format as `read_annotations`.
 
     Args:
-        folder, group_regex, white_levels: as `read_annotations` takes them.
+        folder, group_regex, grey_levels: as `read_annotations` takes them.
 
     Raises:
         ValueError: as the reader.
     """
     names = [name for name, (recognises, _) in IMAGES.items() if recognises(folder)]
     _, read = IMAGES[names[0] if names else "annotations"]
-    return read(folder, group_regex, white_levels=white_levels)
+    return read(folder, group_regex, grey_levels=grey_levels)
 
 
 def read_region_data(
-    path: Path | str, dataset_name: str = "auto", limit: int | None = None, white_level: int | None = None
+    path: Path | str, dataset_name: str = "auto", limit: int | None = None, levels: Levels | None = None
 ) -> tuple[list[RegionSample], str]:
     """The regions, and one line on what was read, e.g. "Grasp-Any-Region, 2 shards, 400 images, 1402 regions".
 
     Args:
         path, dataset_name: as `recognise` takes them; a hub id is downloaded whole.
         limit: at most so many regions; None: all.
-        white_level: of grey images of more than 8 bit, as `decode_image` takes it.
+        levels: of grey images of more than 8 bit, as `decode_image` takes it.
 
     Raises:
         ValueError: as `recognise` and the reader; or the folder holds images without captions.
@@ -134,7 +135,7 @@ def read_region_data(
         )
     recognises, read = REGIONS[name]
     folder = locate(path) if name == "gar" else Path(path)
-    samples = read(folder, limit, white_level)
+    samples = read(folder, limit, levels)
     images = len({sample.image_id for sample in samples})
     limited = " (the limit)" if len(samples) == limit else ""
     return samples, f"{recognises(folder)}, {images} images, {len(samples)} regions{limited}"

@@ -10,6 +10,7 @@ import numpy as np
 from rl_reward_network.data.grey_levels import DATA_SET, level_of
 from rl_reward_network.data.images import load_image
 from rl_reward_network.data.masks import MaskParts, rasterise
+from rl_reward_network.depth import Levels
 
 SALT = "rl_reward_network/data/v1"
 
@@ -39,8 +40,8 @@ class Sample:
         size: (H, W) in pixels after EXIF rotation.
         mask_parts: how the mask is stored; None when unlabelled.
         group: the original group name; in memory only.
-        white_level: in grey of more than 8 bit, the value that is mapped to 255; None for 8-bit images.
-        white_of: key of that level, a `series_id` or `DATA_SET`, see `grey_levels`.
+        levels: in grey of more than 8 bit, the values that are mapped to 0 and 255; None for 8-bit images.
+        levels_key: key of these levels, a `series_id` or `DATA_SET`, see `grey_levels`.
     """
 
     image_path: Path = field(repr=False)
@@ -51,8 +52,8 @@ class Sample:
     size: tuple[int, int]
     mask_parts: MaskParts | None = field(repr=False, compare=False)
     group: str = field(repr=False)
-    white_level: int | None = None
-    white_of: str = DATA_SET
+    levels: Levels | None = None
+    levels_key: str = DATA_SET
 
     @property
     def labelled(self) -> bool:
@@ -65,7 +66,7 @@ class Sample:
         Raises:
             ValueError: the file cannot be read, or its size has changed since the annotations were read.
         """
-        image = load_image(self.image_path, self.white_level)
+        image = load_image(self.image_path, self.levels)
         if image.shape[:2] != self.size:
             raise ValueError(
                 f"{self.image_path}: image is {image.shape[:2]} (H, W), its header gave {self.size};"
@@ -82,16 +83,16 @@ class Sample:
         return None if self.mask_parts is None else rasterise(self.mask_parts, self.size)
 
 
-def with_white_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, int]) -> list[Sample]:
-    """The samples, those with images of more than 8 bit with their white level.
+def with_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, Levels]) -> list[Sample]:
+    """The samples, those with images of more than 8 bit with their levels.
 
     Args:
         samples: of any images.
-        deep: image of more than 8 bit -> key of its level, a `series_id` or `DATA_SET`.
-        levels: key -> white level, as `grey_levels.measured_levels` gives them.
+        deep: image of more than 8 bit -> key of its levels, a `series_id` or `DATA_SET`.
+        levels: key -> levels, as `grey_levels.measured_levels` gives them.
     """
     keys = [deep.get(sample.image_path) for sample in samples]
     return [
-        sample if key is None else replace(sample, white_level=level_of(levels, key), white_of=key)
+        sample if key is None else replace(sample, levels=level_of(levels, key), levels_key=key)
         for sample, key in zip(samples, keys, strict=True)
     ]

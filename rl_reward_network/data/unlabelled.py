@@ -14,10 +14,13 @@ from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
+from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data.patients import one_spelling, patient_key
 from rl_reward_network.data.readers import REGIONS, read_images
-from rl_reward_network.data.sample import Sample, pseudonym, with_white_levels
+from rl_reward_network.data.roles import images_and_masks
+from rl_reward_network.data.sample import Sample, pseudonym, with_levels
 from rl_reward_network.data.splits import Split, select
+from rl_reward_network.depth import Levels
 
 FLAG = "--unlabelled_root"
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
@@ -56,7 +59,7 @@ def open_unlabelled(
     samples: Sequence[Sample],
     split: Split,
     group_regex: str | None = None,
-    white_levels: Mapping[str, int] | None = None,
+    grey_levels: Mapping[str, Levels] | None = None,
 ) -> Unlabelled:
     """Read an unlabelled folder, and check that it shares no patient with the data.
 
@@ -65,12 +68,12 @@ def open_unlabelled(
         samples: of the data, all of one phrase.
         split: of the data.
         group_regex: as in `read_annotations`.
-        white_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
+        grey_levels: of images of more than 8 bit, as in `read_annotations`; by default measured in this folder.
 
     Raises:
         ValueError: no images, captioned regions, another phrase, or groups or images of a split of `APART_FROM`.
     """
-    found = _read(root, samples[0].text, group_regex, white_levels)
+    found = _read(root, samples[0].text, group_regex, grey_levels)
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
         raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
@@ -95,17 +98,19 @@ def unchanged(unlabelled: Unlabelled | None, fingerprint: str) -> bool:
     return unlabelled is not None and unlabelled.fingerprint == fingerprint
 
 
-def _read(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+def _read(root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None) -> list[Sample]:
     if not root.is_dir():
         raise ValueError(f"{root}: no such folder; {FLAG} names a folder of images")
     if recognise_annotations(root):
-        return read_images(root, group_regex, white_levels)
+        return read_images(root, group_regex, grey_levels)
     if regions := [found for recognises, _ in REGIONS.values() if (found := recognises(root))]:
         raise ValueError(f"{root}: {FLAG}: holds {regions[0]}, expected images without captions")
-    return _read_plain(root, text, group_regex, white_levels)
+    return _read_plain(root, text, group_regex, grey_levels)
 
 
-def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Mapping[str, int] | None) -> list[Sample]:
+def _read_plain(
+    root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None
+) -> list[Sample]:
     """All images below a folder without annotations."""
     paths = sorted(
         Path(place) / name
@@ -113,6 +118,8 @@ def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Ma
         for name in names
         if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
     )
+    _, masks = images_and_masks(paths, root)
+    paths = [path for path in paths if path not in set(masks)]
     if not paths:
         raise ValueError(f"{root}: {FLAG}: no images here; expected files {', '.join(IMAGE_SUFFIXES)}")
     pattern, samples, deep = compile_group_regex(group_regex), [], {}
@@ -127,25 +134,39 @@ def _read_plain(root: Path, text: str, group_regex: str | None, white_levels: Ma
             deep[path] = DATA_SET
         ids = pseudonym("group", group), pseudonym("series", group, series), pseudonym("sample", name, phrase_key(text))
         samples.append(Sample(path, text, *ids, size, None, group))
-    return with_white_levels(samples, deep, white_levels or measured_levels(deep))
+    return with_levels(samples, deep, grey_levels or measured_levels(deep))
 
 
 def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
     """Refuse patients of the splits that must not see training, by their group and by identical pixels."""
     groups = {sample.group_id for sample in unlabelled}
-    pictures = set(_digests(unlabelled))
+    looks = _looks(unlabelled)
+    if flat := sum(flat for _, flat in looks):
+        raise ValueError(
+            f"{root}: {FLAG}: {flat} of its {len(looks)} images hold a few flat colours, as masks do; leave them out,"
+            " or put them into a folder masks/"
+        )
+    pictures = {digest for digest, _ in looks}
     for name in APART_FROM:
         if shared := groups & set(split.groups[name]):
             raise ValueError(
                 f"{root}: {FLAG}: {len(shared)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        same = sum(digest in pictures for digest in _digests(select(samples, split, name)))
+        same = sum(digest in pictures for digest, _ in _looks(select(samples, split, name)))
         if same:
             raise ValueError(f"{root}: {FLAG}: {same} images are also in the {name} split of the data; leave them out")
 
 
-def _digests(samples: Sequence[Sample]) -> list[str]:
-    """Of the pixels, each image with its own white level: a copy in another format or data set is found, too."""
+def _looks(samples: Sequence[Sample]) -> list[tuple[str, bool]]:
+    """Digest of the pixels, and whether they look like a mask.
+
+    Each image has its own levels, so that a copy in another format or data set is found, too.
+    """
+
+    def look(sample: Sample) -> tuple[str, bool]:
+        image = load_image(sample.image_path)
+        return pixels_digest(image), looks_like_mask(image)
+
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda sample: pixels_digest(load_image(sample.image_path)), samples))
+        return list(threads.map(look, samples))

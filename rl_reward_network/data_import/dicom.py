@@ -1,33 +1,34 @@
 """DICOM files: one image per frame or file, as grey PNG of 8 or 16 bit, and masks/ with the stem of the file.
 
-The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
-Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. Source:
-DICOM PS3.3, C.7.6.3, C.7.6.16 and C.11.2; pydicom.
+Written names are neutral, and no tag is kept: patient and series are written as keyed hashes, see `write.py`. What a
+frame looks like is decided in `dicom_pixels`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-import pydicom
 from pydicom.dataset import Dataset
-from pydicom.errors import InvalidDicomError
-from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi_lut
-from pydicom.pixels.utils import pixel_array
 
-from rl_reward_network.data.images import IMAGE_SUFFIXES
+from rl_reward_network.data.images import IMAGE_SUFFIXES, check_sides
 from rl_reward_network.data.mask_files import ClassMasks, Size, classes_of, load_class_masks
 from rl_reward_network.data.roles import image_keys, images_and_masks, without_role
+from rl_reward_network.data_import.dicom_pixels import (
+    SUFFIXES,
+    begins_as_dicom,
+    load_frame,
+    read_header,
+    stored_values,
+)
 from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks
 from rl_reward_network.data_import.items import Found, Item
 
 FRAMES = ("first", "middle", "all")
-SUFFIXES = (".dcm", ".dicom")
-MAGIC = b"DICM"  # after 128 bytes
-MAY_BE_EMPTY = ("VOILUTFunction", "RescaleSlope", "RescaleIntercept")  # which pydicom takes for a value
-TAGS = ["PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Modality", "SOPClassUID"]
+TAGS = [
+    *("PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"),
+    *("Modality", "SOPClassUID"),
+]
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66."  # SOP classes of segmentations and other derived objects
 NO_PICTURES = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "PR", "SR", "KO", "DOC")  # Modality
 
@@ -57,23 +58,29 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     masks = _masks_by_stem([*files_below(source, *IMAGE_SUFFIXES), *mask_files], images, source)
     items: list[Item] = []
     faults: list[str] = []
+    broken: dict[str, str] = {}
     burned = blank = assumed = 0
     other = Counter[str]()
     for number, path in enumerate(images, 1):
+        name = f"dicom_{number:05d}"
         try:
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=TAGS)
-            if kind := _other_kind(header):
-                other[kind] += 1
-                continue
+            header = read_header(path, TAGS)
+        except ValueError as error:
+            broken[name] = str(error)
+            continue
+        if kind := _other_kind(header):
+            other[kind] += 1
+            continue
+        try:
             blank += "Rows" not in header
             if "Rows" in header:
-                items += _items(source, path, f"dicom_{number:05d}", header, frames, masks)
+                items += _items(source, path, name, header, frames, masks)
                 burned += header.get("BurnedInAnnotation") == "YES"
                 assumed += (
                     frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
                 )
-        except (InvalidDicomError, ValueError, EOFError, OSError) as error:
-            faults.append(f"{path}: not read ({error})")
+        except ValueError as error:
+            faults.append(str(error))
     used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
     lost, bare = sum(map(len, masks.values())) - len(used), sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
@@ -82,7 +89,7 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
-    return Found(items, {}, faults, notes, private=True)
+    return Found(items, {}, faults, notes, private=True, broken=broken)
 
 
 def _other_kind(header: Dataset) -> str:
@@ -112,6 +119,7 @@ def _items(
 ) -> list[Item]:
     """The chosen frames of a file; ValueError if a mask may be of any of them, or two are of one."""
     total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)
+    check_sides((header.Rows, header.get("Columns") or 0), path)
     chosen = {"first": [0], "middle": [total // 2], "all": list(range(total))}[frames]
     if len(chosen) > 1 and stem in masks:
         raise ValueError(f"{masks[stem][0]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")
@@ -165,11 +173,9 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
     Raises:
         ValueError: it cannot be decoded, or has another size or number of frames.
     """
-    try:
-        own = int(pydicom.dcmread(path, stop_before_pixels=True).get("NumberOfFrames") or 1)
-        stored = pixel_array(path, index=frame if own == total else 0)
-    except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
-        raise ValueError(f"{path}: mask not read ({error}); write it as PNG of 0 and 255") from error
+    header = read_header(path)
+    own = int(header.get("NumberOfFrames") or 1)
+    stored = stored_values(path, frame if own == total else 0, header)
     if own not in (1, total) or stored.shape[:2] != tuple(size):
         raise ValueError(
             f"{path}: mask has {own} frame(s) of {stored.shape[1]} x {stored.shape[0]} (width x height), but its image"
@@ -178,104 +184,16 @@ def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMas
     return classes_of(stored, path)
 
 
-def load_frame(path: Path, frame: int) -> np.ndarray:
-    """A frame as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
-
-    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit.
-
-    Args:
-        path: the file.
-        frame: from 0.
-
-    Raises:
-        ValueError: damaged, or compressed in a way that no installed package decodes.
-    """
-    return next(iter_frames(path, [frame]))
-
-
-def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
-    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once.
-
-    Raises:
-        ValueError: as `load_frame`.
-    """
-    header = Dataset()
-    for frame in frames:
-        try:
-            header = header or pydicom.dcmread(path, stop_before_pixels=True)
-            stored = pixel_array(path, index=frame)  # colour becomes RGB
-        except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
-            raise ValueError(
-                f"{path}: pixels cannot be decoded (frame {frame + 1}, {type(error).__name__}: {error}); decompress it,"
-                " e.g. by dcmdjpeg, or export it again"
-            ) from error
-        try:
-            seen = _as_seen(stored, _of_frame(header, frame))
-        except (AttributeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
-            raise ValueError(
-                f"{path}: its window or table is not usable ({error}); correct it, or export it again"
-            ) from error
-        yield seen
-
-
-def _of_frame(header: Dataset, frame: int) -> Dataset:
-    """The header of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
-    dataset = Dataset()
-    dataset.update(header)
-    dataset.set_original_encoding(*header.original_encoding)  # tables need it
-    shared, own = (header.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
-    for group in [*shared[:1], *([own[frame]] if own else [])]:
-        for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
-            for item in group.get(transform) or []:
-                dataset.update(item)
-    for keyword in MAY_BE_EMPTY:
-        if keyword in dataset and dataset.get(keyword) in (None, ""):
-            delattr(dataset, keyword)
-    return dataset
-
-
-def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
-    """The stored values by the palette, or by the transforms of grey."""
-    if dataset.PhotometricInterpretation == "PALETTE COLOR":
-        bits = dataset.RedPaletteColorLookupTableDescriptor[2]
-        return (apply_color_lut(stored, dataset)[..., :3] >> (bits - 8)).astype(np.uint8)
-    if stored.ndim == 3:
-        return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
-    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
-    low, high = _range(dataset)
-    if low == high:
-        raise ValueError("RescaleSlope is 0")
-    share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)
-    share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
-    deep = dataset.BitsStored > 8
-    return np.round(share * (2**dataset.BitsStored - 1 if deep else 255)).astype(np.uint16 if deep else np.uint8)
-
-
-def _range(dataset: Dataset) -> tuple[float, float]:
-    """The lowest and the highest value after the transforms: of the last table, else of the stored bits."""
-    for tables in ("VOILUTSequence", "ModalityLUTSequence"):
-        if dataset.get(tables):
-            return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
-    low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
-    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
-    return low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
-
-
 def is_dicom(path: Path) -> bool:
     """Whether a file has DICOM's suffix, or begins as DICOM files do."""
-    return path.suffix.lower() in SUFFIXES or _begins(path)
+    return path.suffix.lower() in SUFFIXES or begins_as_dicom(path)
 
 
 def _dicom_files(source: Path) -> list[Path]:
-    """Files of DICOM's suffix, and those without a suffix (or with a number for it) that begin as DICOM files do."""
-    others = (path for path in files_below(source) if not path.suffix or path.suffix[1:].isdecimal())
-    begun = [path for path in others if path.name != "DICOMDIR" and _begins(path)]
+    """Files of DICOM's suffix, and those of any other that no image has, or of none, that begin as DICOM files do."""
+    others = (path for path in files_below(source) if path.suffix.lower() not in (*SUFFIXES, *IMAGE_SUFFIXES))
+    begun = [path for path in others if path.name != "DICOMDIR" and begins_as_dicom(path)]
     return sorted([*files_below(source, *SUFFIXES), *begun])
-
-
-def _begins(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(132)[128:] == MAGIC
 
 
 def _stem(path: Path, source: Path) -> str:

@@ -7,10 +7,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
 from rl_reward_network.data.mask_files import VOLUMES
 from rl_reward_network.data.roles import without_role
+from rl_reward_network.data_import.dicom_pixels import SUFFIXES
 
 HIDDEN = (".", "__MACOSX")
+NAMED = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # pictures; no suffix: DICOM
+READ = (*IMAGE_SUFFIXES, *SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
 PICTURES = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".avif", ".svg", ".npy", ".npz", ".mat", ".h5")
 UNREAD = {
     PICTURES: "save them as PNG",
@@ -43,6 +47,24 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (here / name for name in files)
 
 
+def check_files(folder: Path) -> None:
+    """Refuse files that are named but cannot be used: links without a target, pictures whose names are not UTF-8.
+
+    Raises:
+        ValueError: names the first few and the remedy.
+    """
+    files = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN))
+    for path in files:
+        if path.suffix.lower() in NAMED:
+            check_name(path)
+    lost = [path for path in files if path.name.lower().endswith(READ) and path.is_symlink() and not path.exists()]
+    if lost:
+        raise ValueError(
+            f"{folder}: {len(lost)} link(s) whose target is missing: {listed(lost, folder)}; fetch the files (git annex"
+            " get, datalad get), or delete the links"
+        )
+
+
 def _refuse(error: OSError) -> None:
     """Refuse a folder that is there and cannot be listed."""
     if not isinstance(error, FileNotFoundError):
@@ -64,13 +86,6 @@ def unread_note(folder: Path, named: bool = True) -> list[str]:
         names = f" ({listed(found, folder)})" if named else ""
         notes += [f"files of kinds that are not read, left out: {counted}{names}; {remedy}"] if found else []
     return notes
-
-
-def broken_links(folder: Path) -> list[str]:
-    """The fault that links lead nowhere, as those of git-annex whose content was not fetched; [] without any."""
-    broken = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN) and not path.exists())
-    fault = f"{folder}: {len(broken)} link(s) lead nowhere ({listed(broken, folder)}); fetch the files, e.g. by"
-    return [f"{fault} `git annex get .` or `dvc pull`, or delete the links"] if broken else []
 
 
 def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], list[str]]:

@@ -45,6 +45,7 @@ class Found:
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
         private: whether names of groups and series are written as keyed hashes only.
+        broken: written name -> fault of a file that cannot be opened; --skip leaves it out.
     """
 
     items: list[Item]
@@ -52,6 +53,7 @@ class Found:
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     private: bool = False
+    broken: dict[str, str] = field(default_factory=dict)
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:

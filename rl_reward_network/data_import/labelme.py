@@ -29,8 +29,9 @@ def read_labelme(source: Path, frames: str = "") -> Found:
         source: the folder.
         frames: of no use here.
     """
-    images, masks = images_and_masks(files_below(source, *IMAGE_SUFFIXES), source)
-    images = images if images else masks
+    pictures = files_below(source, *IMAGE_SUFFIXES)
+    _, masks = images_and_masks(pictures, source)
+    images = [path for path in pictures if path not in set(masks)]
     drawn: dict[Path, OutlineMasks] = {}
     contents, faults = json_files(files_below(source, ".json"))
     for path, content in contents.items():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
-from rl_reward_network.data_import.files import broken_links, unread_note
+from rl_reward_network.data_import.files import check_files, unread_note
 from rl_reward_network.data_import.items import Found
 from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
 from rl_reward_network.data_import.nnunet import read_nnunet, recognise_nnunet
@@ -52,15 +52,12 @@ def recognise_layout(source: Path, layout: str = AUTO) -> tuple[str, str]:
         raise ValueError(f"layout is {layout!r}, expected {AUTO}, {', '.join(LAYOUTS)}")
     if not source.is_dir():
         raise ValueError(f"{source}: no such folder; name the folder of your images")
+    check_files(source)
     if layout != AUTO:
         return layout, LAYOUTS[layout].recognise(source) or layout
     found = {name: text for name, (recognise, _) in LAYOUTS.items() if (text := recognise(source))}
     if not found:
-        raise ValueError(
-            "; ".join(
-                [f"{source}: no known layout", *broken_links(source), *unread_note(source), f"expected {EXPECTED}"]
-            )
-        )
+        raise ValueError("; ".join([f"{source}: no known layout", *unread_note(source), f"expected {EXPECTED}"]))
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(found.values())}; import one by sa2va-rl data import --layout"

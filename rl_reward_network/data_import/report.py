@@ -21,6 +21,7 @@ def report_lines(survey: Survey) -> list[str]:
         f"phrase: {survey.phrase}{_default_phrase(survey)}",
         f"groups: {_groups(survey)}",
         *(f"note: {note}" for note in survey.found.notes),
+        *_skipped(survey),
         *_leaks(survey),
     ]
 
@@ -59,6 +60,12 @@ def _groups(survey: Survey) -> str:
     if survey.groups_from == NONE:
         return "none; each image is its own, which every report will repeat as a possible leak"
     return f"{len({group for group, _ in survey.groups})}, {FROM[survey.groups_from]}"
+
+
+def _skipped(survey: Survey) -> list[str]:
+    """The broken files that are left out, each of them: they are few."""
+    head = f"skipped: {len(survey.skipped)} broken file(s), left out by --skip {survey.options.skip}"
+    return [head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []
 
 
 def _leaks(survey: Survey) -> list[str]:

@@ -1,7 +1,7 @@
 """Sequences of frames: a folder of images, a DICOM file with several frames, or a video file.
 
 Frames are decoded one at a time, so memory does not grow with the length. All frames have one size, and grey of more
-than 8 bit has one white level for the whole sequence (see `data/grey_levels.py`). No DICOM tag is kept but the frame
+than 8 bit has one pair of levels for the whole sequence (see `data/grey_levels.py`). No DICOM tag is kept but the frame
 rate.
 """
 
@@ -13,20 +13,19 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pydicom
 from pydicom.dataset import Dataset
 
 from rl_reward_network.data.grey_levels import MAX_FRAMES
 from rl_reward_network.data.images import (
     IMAGE_SUFFIXES,
     WHITEST,
-    grey_to_rgb,
     image_header,
     load_deep,
     load_image,
-    robust_white,
 )
-from rl_reward_network.data_import.dicom import is_dicom, iter_frames
+from rl_reward_network.data_import.dicom import is_dicom
+from rl_reward_network.data_import.dicom_pixels import iter_frames, read_header
+from rl_reward_network.depth import Levels, grey_to_rgb, robust_levels
 
 VIDEO_SUFFIXES = (".avi", ".mp4", ".m4v", ".mov")
 FRAMES_PER_SECOND = 10.0  # where the file does not say
@@ -41,7 +40,7 @@ class FrameSequence:
         path: folder or file.
         names: of the frames in their order: file names of a folder, else "frame 1", "frame 2", ...
         size: (H, W) of each frame.
-        white_level: mapped to 255 in grey of more than 8 bit; None: 8 bit.
+        levels: of grey of more than 8 bit; None: 8 bit.
         rate: frames per second.
         decode: (ascending indices) -> those frames, stored values: uint8 (H, W, 3), or unsigned grey (H, W).
     """
@@ -49,7 +48,7 @@ class FrameSequence:
     path: Path
     names: tuple[str, ...]
     size: tuple[int, int]
-    white_level: int | None
+    levels: Levels | None
     rate: float
     decode: Decode
 
@@ -70,30 +69,30 @@ class FrameSequence:
         for index, pixels in zip(wanted, self.decode(wanted), strict=True):
             if pixels.shape[:2] != self.size:
                 raise ValueError(_other_size(self.path, self.names, index, pixels.shape[:2], self.size))
-            yield pixels if pixels.ndim == 3 else grey_to_rgb(pixels, self.white_level or 255)
+            yield pixels if pixels.ndim == 3 else grey_to_rgb(pixels, self.levels or Levels(0, 255))
 
 
 def open_sequence(
-    path: Path, white_level: int | None = None, is_frame: Callable[[Path], bool] = lambda file: True
+    path: Path, levels: Levels | None = None, is_frame: Callable[[Path], bool] = lambda file: True
 ) -> FrameSequence:
     """Read the headers of a sequence.
 
     Args:
         path: folder of images, which are sorted by name with numbers as numbers; DICOM file; AVI, MP4 or MOV file.
-        white_level: of grey of more than 8 bit; None measures it on a few frames of the sequence.
+        levels: of grey of more than 8 bit; None measures it on a few frames of the sequence.
         is_frame: whether an image of a folder belongs to the sequence.
 
     Raises:
         ValueError: nothing is there, no frame is found, or frames differ in size or depth; the message names the file.
     """
     if path.is_dir():
-        return _folder(path, white_level, is_frame)
+        return _folder(path, levels, is_frame)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder; name a folder of frames, a DICOM file or a video file")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         return _video(path)
     if path.suffix.lower() not in IMAGE_SUFFIXES and is_dicom(path):
-        return _dicom(path, white_level)
+        return _dicom(path, levels)
     kinds = ", ".join(VIDEO_SUFFIXES)
     raise ValueError(f"{path}: not a sequence; name a folder of frames, a DICOM file or a video file ({kinds})")
 
@@ -114,7 +113,7 @@ def natural_order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if number % 2 else (0, part) for number, part in enumerate(parts)]
 
 
-def _folder(folder: Path, white_level: int | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
+def _folder(folder: Path, levels: Levels | None, is_frame: Callable[[Path], bool]) -> FrameSequence:
     images = sorted(visible_images(folder), key=natural_order)
     files = [path for path in images if is_frame(path)]
     if not files:
@@ -133,25 +132,25 @@ def _folder(folder: Path, white_level: int | None, is_frame: Callable[[Path], bo
             raise ValueError(f"{file}: has {depths[0]}, but {names[0]} has {depths[1]}; export all frames alike")
     load = load_deep if deep else load_image
     decode: Decode = lambda indices: (load(files[index]) for index in indices)  # noqa: E731
-    white = white_level or _white_level(decode, len(files)) if deep else None
-    return FrameSequence(folder, names, size, white, FRAMES_PER_SECOND, decode)
+    used = levels or _measured_levels(decode, len(files)) if deep else None
+    return FrameSequence(folder, names, size, used, FRAMES_PER_SECOND, decode)
 
 
-def _dicom(path: Path, white_level: int | None) -> FrameSequence:
+def _dicom(path: Path, levels: Levels | None) -> FrameSequence:
+    header = read_header(path)
     try:
-        header = pydicom.dcmread(path, stop_before_pixels=True)
         count, size = int(header.get("NumberOfFrames") or 1), (int(header.Rows), int(header.Columns))
         if count < 1:
             raise ValueError(f"NumberOfFrames is {count}")
         rate = _rate(header)
         deep = header.BitsStored > 8 and header.SamplesPerPixel == 1
-    except Exception as error:  # of a damaged header: InvalidDicomError, AttributeError, ValueError, EOFError, ...
+    except Exception as error:  # of damaged tags: AttributeError, ValueError, TypeError, ...
         raise ValueError(
             f"{path}: not a readable DICOM picture ({type(error).__name__}: {error}); export it again"
         ) from error
     decode = partial(iter_frames, path)
-    white = white_level or _white_level(decode, count) if deep else None
-    return FrameSequence(path, _numbered(count), size, white, rate, decode)
+    used = levels or _measured_levels(decode, count) if deep else None
+    return FrameSequence(path, _numbered(count), size, used, rate, decode)
 
 
 def _rate(header: Dataset) -> float:
@@ -220,9 +219,9 @@ def _numbered(count: int) -> tuple[str, ...]:
     return tuple(f"frame {number}" for number in range(1, count + 1))
 
 
-def _white_level(decode: Decode, count: int) -> int:
-    """One level for all frames, measured on as many of them as that of a series in training."""
+def _measured_levels(decode: Decode, count: int) -> Levels:
+    """One pair for all frames, measured on as many of them as that of a series in training."""
     total = np.zeros(WHITEST + 1, dtype=np.int64)
     for grey in decode(range(0, count, -(-count // MAX_FRAMES))):
         total += np.bincount(grey.ravel(), minlength=len(total))
-    return robust_white(total)
+    return robust_levels(total)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
 from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
+from rl_reward_network.data.mask_checks import MaskShape, field_of_view, looks_like_mask, mask_shape
 from rl_reward_network.data_import.classes import chosen_classes, class_order
-from rl_reward_network.data_import.files import broken_links, unread_note
+from rl_reward_network.data_import.files import SHOWN, unread_note
 from rl_reward_network.data_import.groups import Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
@@ -30,16 +31,29 @@ class ImportOptions:
     phrase: str | None = None
     layout: str = AUTO
     frames: str = "middle"
+    skip: int = 0
+    own_groups: bool = False
+    """Of unlabelled images: one whose group is not known is a group of its own."""
+
+    def __post_init__(self) -> None:
+        """Refuse a negative limit."""
+        if self.skip < 0:
+            raise ValueError(f"skip is {self.skip}, expected 0 or more: at most so many broken files are left out")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, and the pixels of each class (None: unlabelled)."""
+    """A decoded item: its (H, W), thumbnail, and the pixels and looks of each class (None: unlabelled).
+
+    `flat` says whether the image itself looks like a mask.
+    """
 
     item: Item
     size: tuple[int, int]
     thumbnail: np.ndarray
     pixels: dict[str, int] | None
+    shapes: dict[str, MaskShape]
+    flat: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +69,7 @@ class Survey:
         groups, groups_from: of each image, names not hidden yet; None while open.
         leaks: number of suspected pairs, and the most similar ones: index, index, correlation.
         open_points: what has to be repaired or decided before anything can be written.
+        skipped: broken files that are left out, each with what is wrong; names no patient where names are hidden.
     """
 
     source: Path
@@ -68,6 +83,7 @@ class Survey:
     groups_from: str
     leaks: tuple[int, list[tuple[int, int, float]]]
     open_points: tuple[str, ...]
+    skipped: tuple[str, ...]
 
     @property
     def phrase(self) -> str:
@@ -91,16 +107,21 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
     found.notes.extend(unread_note(source, named=not found.private))
-    found.faults.extend(broken_links(source))
-    if not (found.items or found.faults):
+    if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
     seen = [result for result in looked if isinstance(result, Seen)]
+    failed = {item.name: fault for item, fault in zip(found.items, looked, strict=True) if isinstance(fault, str)}
+    broken, skipped = {**found.broken, **failed}, tuple[str, ...]()
+    if seen and 0 < len(broken) <= options.skip:
+        skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
+        found, broken = replace(found, items=[one.item for one in seen]), {}
     found.notes.extend(_turned_note(source, seen))
-    points = _fault_list(source, [*found.faults, *(result for result in looked if isinstance(result, str))])
+    found.faults.extend(_flat_fault(source, seen, found))
+    points = _fault_list(source, [*found.faults, *broken.values()], len(broken))
     groups, groups_from = None, ""
     try:
-        groups, groups_from = groups_of(found.items, options.groups, options.group_regex)
+        groups, groups_from = groups_of(found.items, options.groups, options.group_regex, options.own_groups)
     except ValueError as error:
         points.append(str(error))
     classes = None
@@ -108,9 +129,12 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         classes = _classes(seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
+    found.notes.extend(_mask_notes(seen, classes))
     leaks = _leaks(seen, found, groups)
     return Survey(
-        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks), tuple(points)
+        *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
+        tuple(points),
+        skipped,
     )
 
 
@@ -135,10 +159,34 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         except ValueError as error:
             return str(error)
         pixels = None if masks is None else {name: int(mask.sum()) for name, mask in masks.items()}
-        return Seen(item, size, thumbnail(image), pixels)
+        shapes = {name: mask_shape(mask) for name, mask in (masks or {}).items()}
+        return Seen(item, size, thumbnail(image), pixels, shapes, masks is None and looks_like_mask(image))
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
+
+
+def _as_skipped(name: str, fault: str, private: bool) -> str:
+    """The fault of a broken file, by the written name where that of the file may be a patient's."""
+    return f"{name}: {fault.split(': ', 1)[-1]}" if private else fault
+
+
+def _flat_fault(source: Path, seen: list[Seen], found: Found) -> list[str]:
+    """The fault that images without a mask are probably masks themselves."""
+    flat = [one.item.name if found.private else one.item.found_as for one in seen if one.flat]
+    names = ", ".join([*flat[:SHOWN], *["..."] * (len(flat) > SHOWN)])
+    what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({names})"
+    return [f"{source}: {what}; put them into masks/ with the name of their image, or leave them out"] if flat else []
+
+
+def _mask_notes(seen: list[Seen], classes: list[str] | None) -> list[str]:
+    """Masks that may be wrong, where one class is the mask; the pre-flight check notes the same."""
+    (name,) = classes if classes and len(classes) == 1 else ("",)
+    shapes = [one.shapes[name] for one in seen if name in one.shapes]
+    inverted = sum(shape.inverted for shape in shapes)
+    notes = [f"look: {inverted} mask(s) cover most of the picture and of its border: inverted?"] if inverted else []
+    same = field_of_view(shapes)
+    return notes + ([f"look: {same}"] if same else [])
 
 
 def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
@@ -148,12 +196,12 @@ def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
     return [f"{turned} image(s) have an EXIF rotation; masks must be drawn on the upright image"] if turned else []
 
 
-def _fault_list(source: Path, faults: list[str]) -> list[str]:
-    """One text with the first faults and their number; [] without any."""
-    if len(faults) <= 1:
-        return faults
+def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:
+    """One text with the first faults, their number, and how to leave out those of broken files; [] without any."""
     more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
-    return ["\n  ".join([f"{source}: {len(faults)} faults", *faults[:MAX_FAULTS_LISTED], *more])]
+    head = [f"{source}: {len(faults)} faults"] if len(faults) > 1 else []
+    skip = [f"--skip {broken} of sa2va-rl data import leaves out the files that cannot be read"] if broken else []
+    return ["\n  ".join([*head, *faults[:MAX_FAULTS_LISTED], *more, *skip])] if faults else []
 
 
 def _classes(seen: list[Seen], found: Found, label: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Write an imported data set in our own format: annotations.json, images/, masks/ and import.json."""
+"""Write an imported data set in our own format: annotations.json, images/, masks/, import.json, perhaps skipped.txt."""
 
 import hmac
 import shutil
@@ -19,6 +19,7 @@ from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
 from rl_reward_network.data_import.survey import Survey
 
+SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike
 
 
@@ -82,6 +83,8 @@ def write_import(survey: Survey, to: Path) -> None:
                 pass
         records = [_record(item, *group, masks, survey.phrase) for item, group in zip(items, groups, strict=True)]
         write_json(folder / "annotations.json", records)
+        if survey.skipped:
+            (folder / SKIPPED_FILE).write_text("\n".join(survey.skipped) + "\n", encoding="utf-8")
         write_json(folder / IMPORT_FILE, _origin(survey))
 
 
@@ -135,4 +138,5 @@ def _origin(survey: Survey) -> dict[str, Any]:
         "images": len(survey.found.items),
         "labelled": sum(item.load_masks is not None for item in survey.found.items),
         "suspected_leaks": survey.leaks[0],
+        "skipped": len(survey.skipped),
     }

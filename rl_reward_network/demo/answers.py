@@ -71,7 +71,7 @@ class Answers:
 
     def open(self, path: str | None) -> np.ndarray:
         """An uploaded image, uint8 (H, W, 3), shrunk if it is large; errors as in `open_upload`."""
-        return open_upload(path, self.folder, self.maker.white_level).image
+        return open_upload(path, self.folder, self.maker.levels).image
 
     def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
         """The answer to a prompt.
@@ -85,7 +85,7 @@ class Answers:
         Raises:
             ValueError: as `open`; an empty or long prompt; no policy.
         """
-        opened = open_upload(path, self.folder, self.maker.white_level)
+        opened = open_upload(path, self.folder, self.maker.levels)
         if by_policy and self.maker.policy is None:
             raise ValueError("no policy was loaded: start the demo with --policy RUN, or choose a prompt")
         result = self.maker.answer(opened.image, None if by_policy else checked_prompt(prompt))

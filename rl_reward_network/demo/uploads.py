@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from rl_reward_network.data.images import image_size, load_for_model
+from rl_reward_network.depth import Levels
 
 LONGEST_SIDE = 1024  # pixels; SAM 2 sees no more, and a larger mask holds the server for minutes
 MOST_PIXELS = 50_000_000  # larger files are not decoded; cameras of phones give 48 million
@@ -43,13 +44,13 @@ def check_upload(path: str | Path, folder: Path) -> Path:
     return file
 
 
-def open_upload(path: str | None, folder: Path, white_level: int | None) -> Opened:
+def open_upload(path: str | None, folder: Path, levels: Levels | None) -> Opened:
     """An uploaded image or an example, at most `LONGEST_SIDE` pixels long.
 
     Args:
         path: of the image.
         folder: of uploads and examples.
-        white_level: as in `load_for_model`.
+        levels: as in `load_for_model`.
 
     Raises:
         ValueError: no image, a file elsewhere, a file that is no image, or one that is too large.
@@ -59,7 +60,7 @@ def open_upload(path: str | None, folder: Path, white_level: int | None) -> Open
     file = check_upload(path, folder)
     try:
         _check_size(image_size(file))  # before it is decoded
-        image, _ = load_for_model(file, white_level)
+        image, _ = load_for_model(file, levels)
     except ValueError as error:
         raise ValueError(str(error).replace(str(file), file.name)) from None
     return shrink(image)

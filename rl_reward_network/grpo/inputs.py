@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.grey_levels import given_levels, levels_of
-from rl_reward_network.data.images import white_of
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.data.unlabelled import Unlabelled
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
@@ -38,7 +38,7 @@ class GRPOInputs:
     """Prompts and split of a GRPO run.
 
     Args:
-        config: model, data, seeds and device, with the `white_levels` of the data.
+        config: model, data, seeds and device, with the `grey_levels` of the data.
         regions: format of the data, questions and tiles.
         kind: regions (with captions), or images (one prompt for all).
         summary: one line on the data.
@@ -123,8 +123,8 @@ def _open_images(config: RunConfig, regions: RegionConfig, split_file: Path | No
     """Annotated images, all with one prompt."""
     root = config.data_root
     _refuse(root, "annotated images", changed(regions, "max_regions", "describe_question", "region_prompt"))
-    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
-    config = replace(config, white_levels=levels_of(samples) or None)
+    samples = read_samples(root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
+    config = replace(config, grey_levels=levels_of(samples) or None)
     check_one_phrase(samples, root)
     split = load_split(split_file, samples) if split_file else split_samples(samples, root, config.split_seed)
     prompts = [image_prompt(sample, regions.segment_question) for sample in samples]
@@ -142,7 +142,9 @@ def _open_regions(config: RunConfig, regions: RegionConfig, split_file: Path | N
         changed(config, "group_regex", "groups", "label", "unlabelled_root") + changed(regions, "segment_question"),
     )
     question = regions.describe_question or (DESCRIBE if is_small(config.model_path) else DESCRIBE_REAL)
-    samples, summary = read_region_data(root, regions.dataset_name, regions.max_regions, white_of(config.bit_depth))
+    samples, summary = read_region_data(
+        root, regions.dataset_name, regions.max_regions, levels_of_bits(config.bit_depth)
+    )
     if split_file:
         split = load_split(split_file, samples, region_fingerprint)
     else:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from rl_reward_network.data.images import white_of
+from rl_reward_network.data.grey_levels import saved_levels
+from rl_reward_network.depth import Levels, levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
 from rl_reward_network.flags import RARE, Rare, check_counts
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -54,17 +55,17 @@ class RunConfig:
     label: Rare[str | None] = None
     """For data that are imported: the class that is the mask, by name, number or #rrggbb, or all."""
     bit_depth: Rare[int | None] = None
-    """Bits of grey images above 8 bit, 10 to 16; by default white is the 99.9 % point of all images, or of a series
-    (of captioned regions, of each image)."""
-    white_levels: Annotated[dict[str, int] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    """White levels of such images, see `data.grey_levels`; set when the data are read."""
+    """Bits of grey images above 8 bit, 10 to 16; by default black and white are the 0.1 and 99.9 % points of all
+    images, or of a series (of captioned regions, of each image)."""
+    grey_levels: Annotated[dict[str, Levels] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
+    """Levels of such images, see `data.grey_levels`; set when the data are read."""
 
     def __post_init__(self) -> None:
         """Refuse negative seeds and unknown bit depths."""
         for name in ("seed", "split_seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
-        white_of(self.bit_depth)
+        levels_of_bits(self.bit_depth)
 
     @property
     def device(self) -> str:
@@ -137,4 +138,5 @@ class RegionConfig:
 def pick_fields(settings: type[Settings], saved: Mapping[str, Any]) -> Settings:
     """Settings from a flat mapping with further keys, such as "world" of a run's config.json."""
     names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
-    return settings(**{name: saved[name] for name in names if name in saved})
+    levels = {"grey_levels": saved_levels(saved)} if "grey_levels" in names else {}  # JSON has no named tuples
+    return settings(**{name: saved[name] for name in names if name in saved} | levels)

@@ -11,14 +11,16 @@ from statistics import median
 import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
-from rl_reward_network.data.images import WHITE_PERCENTILE, white_of
+from rl_reward_network.data.mask_checks import field_of_view
 from rl_reward_network.data.patients import doubtful, spellings
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split, spread
 from rl_reward_network.data.unlabelled import FLAG
+from rl_reward_network.data_import.files import unread_note
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
+from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -152,7 +154,8 @@ def check_unlabelled(choice: DataChoice) -> Finding:
     unlabelled = unlabelled_of(config, samples, split)
     assert unlabelled is not None
     check_readable([sample.load_image for sample in unlabelled.samples])
-    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split")
+    look = tuple(f"look: {note}" for note in unread_note(unlabelled.root))
+    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split", look)
 
 
 def _to_be_rendered(root: Path) -> bool:
@@ -185,14 +188,16 @@ def _images(choice: DataChoice) -> Finding:
     hints = "".join(f"; fewer than {MIN_PATIENTS} {name} patients: {meaning[name]}" for name in few)
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
     origin = import_notes(root)
-    notes = (*origin, *_notes(images), *_label_notes(samples), *(() if origin else _patient_notes(samples)))
+    same = field_of_view([image.mask for image in images if image.mask])
+    look = [f"look: {note}" for note in (same, *unread_note(root)) if note]
+    notes = (*origin, *_notes(images), *look, *_label_notes(samples), *(() if origin else _patient_notes(samples)))
     return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
 
 
 def _regions(choice: DataChoice) -> Finding:
     """Captioned regions, for GRPO."""
     name, root = choice.dataset_name, choice.data_root
-    regions, summary = read_region_data(root, name, choice.max_regions, white_of(choice.bit_depth))
+    regions, summary = read_region_data(root, name, choice.max_regions, levels_of_bits(choice.bit_depth))
     split = make_split(regions, choice.split_seed, region_fingerprint)
     images = region_statistics(regions)
     groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
@@ -203,15 +208,17 @@ def _regions(choice: DataChoice) -> Finding:
 
 
 def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
-    """The white level, where images have more than 8 bit."""
+    """The levels, where images have more than 8 bit."""
     levels = levels_of(samples)
     if not levels:
         return []
-    images = len({sample.image_path for sample in samples if sample.white_level is not None})
-    source = f"--bit_depth {bit_depth}" if bit_depth else f"{WHITE_PERCENTILE} % of the pixels; --bit_depth sets it"
-    series = [level for key, level in levels.items() if key != DATA_SET]
-    range_ = f"{min(series)} to {max(series)} in {len(series)} series" if series else f"{levels[DATA_SET]}"
-    return [f"grey above 8 bit in {images} images: white is {range_} ({source})"]
+    images = len({sample.image_path for sample in samples if sample.levels is not None})
+    source = f"--bit_depth {bit_depth}" if bit_depth else "beyond each are 0.1 % of the pixels; --bit_depth sets them"
+    series = [pair for key, pair in levels.items() if key != DATA_SET]
+    ranges = [f"{min(values)} to {max(values)}" for values in zip(*series, strict=True)]
+    black, white = ranges or levels[DATA_SET]
+    among = f" in {len(series)} series" if series else ""
+    return [f"grey above 8 bit in {images} images: black is {black}, white is {white}{among} ({source})"]
 
 
 def _foreground(images: list[ImageStatistics]) -> list[str]:
@@ -235,7 +242,7 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
             image.name for image in images if image.share is not None and image.share > NEARLY_FULL
         ],
         "mask(s) that cover most of the picture and of its border: inverted? 1 (or 255) must be the object": [
-            image.name for image in images if image.inverted
+            image.name for image in images if image.mask and image.mask.inverted
         ],
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
             image.name for image in images if image.filled

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import locked
 from rl_reward_network.data.readers import READERS
-from rl_reward_network.data_import.files import files_below
+from rl_reward_network.data_import.files import check_files, files_below
 from rl_reward_network.data_import.groups import NONE
 from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.notes import FORMAT_VERSION
@@ -54,7 +54,8 @@ def own_unlabelled(config: RunConfig) -> Path | None:
     if root is None:
         return None
     try:
-        return imported_root(root, config.output_dir, ImportOptions(None, config.group_regex, config.label)) or root
+        options = ImportOptions(None, config.group_regex, config.label, own_groups=True)
+        return imported_root(root, config.output_dir, options) or root
     except ValueError as error:
         remedy = f"import it by sa2va-rl data import {root} --to FOLDER --write, and name that folder"
         raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
@@ -71,7 +72,10 @@ def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> 
     Raises:
         ValueError: as `survey_source` and `write_import`.
     """
-    if not data_root.is_dir() or _read_as_it_is(data_root) or not _of_a_layout(data_root):
+    if not data_root.is_dir() or _read_as_it_is(data_root):
+        return None
+    check_files(data_root)  # before they are counted
+    if not _of_a_layout(data_root):
         return None
     layout, description = recognise_layout(data_root, options.layout)
     name = layout if layout == "dicom" else data_root.resolve().name  # folders of DICOM files are named after patients
@@ -111,5 +115,5 @@ def _digest(source: Path, options: ImportOptions) -> str:
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     table = options.groups not in (None, NONE) and Path(str(options.groups)).is_file()
     rows = Path(str(options.groups)).read_text(encoding="utf-8", errors="replace") if table else options.groups
-    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label])
+    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label, options.own_groups])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -18,6 +18,7 @@ from rl_reward_network.data.splits import Split, load_split, make_split, select,
 from rl_reward_network.data.unlabelled import Unlabelled, open_unlabelled
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.write import check_named_alike
+from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
     DEFAULT_FOLDER,
@@ -42,7 +43,7 @@ class RunInputs:
     """Data, split, frozen model and mask bank of a run of steps 1 and 2.
 
     Args:
-        config: settings, with the `white_levels` of the data.
+        config: settings, with the `grey_levels` of the data.
         samples: all (image, phrase) pairs of the data.
         split: reward / policy / val / test, by patient.
         prompts: P prompts.
@@ -114,8 +115,8 @@ def open_inputs(
     check_inputs(config)
     config = own_format(config)
     limits = prompt_config or PromptConfig()
-    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.white_levels))
-    config = replace(config, white_levels=levels_of(samples) or None)
+    samples = read_samples(config.data_root, config.group_regex, given_levels(config.bit_depth, config.grey_levels))
+    config = replace(config, grey_levels=levels_of(samples) or None)
     check_one_phrase(samples, config.data_root)
     prompts = load_prompts(limits.prompts) if prompts is None else tuple(prompts)
     if split_file is None:
@@ -195,12 +196,12 @@ def regions_summary(summary: str, data_root: Path) -> str:
 
 
 def read_samples(
-    data_root: Path, group_regex: str | None = None, white_levels: dict[str, int] | None = None
+    data_root: Path, group_regex: str | None = None, grey_levels: dict[str, Levels] | None = None
 ) -> list[Sample]:
     """The samples of a data folder; the embedded data sets are rendered first when they are not there.
 
     Args:
-        data_root, group_regex, white_levels: as in `read_images`.
+        data_root, group_regex, grey_levels: as in `read_images`.
 
     Raises:
         ValueError: as `read_images`.
@@ -209,7 +210,7 @@ def read_samples(
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
             embedded_angiograms(DEFAULT_FOLDER, no_gap)
-    return read_images(data_root, group_regex, white_levels)
+    return read_images(data_root, group_regex, grey_levels)
 
 
 def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import locked, read_json
 
@@ -136,7 +138,7 @@ def only_here(run: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(run, wait=False))
-        except BlockingIOError:
+        except Timeout:
             raise ValueError(f"{run}: another process is working on this run; wait for it, or stop it first") from None
         yield
 

@@ -1,9 +1,10 @@
 """The memory that a training process needs."""
 
 import re
-import resource
 import sys
 from pathlib import Path
+
+import psutil
 
 STATUS = Path("/proc/self/status")  # of Linux; ru_maxrss there is at least that of the process that began this one
 
@@ -20,5 +21,9 @@ def peak_memory_gib(device: str = "cpu") -> float:
         return torch.cuda.max_memory_reserved(device) / 2**30
     if STATUS.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())):
         return int(found.group(1)) / 2**20
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().peak_wset) / 2**30
+    import resource  # which Windows lacks
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

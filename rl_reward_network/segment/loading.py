@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from rl_reward_network.data.grey_levels import DATA_SET, given_levels
+from rl_reward_network.data.grey_levels import DATA_SET, given_levels, saved_levels
+from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.saved import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.fingerprint import weights_fingerprint
@@ -73,8 +74,8 @@ def load_mask_maker(
         # Masks of a model that was trained on the score are worse than predicted.
         print("intervals are left out: they were fitted to masks of other weights, or of another kind of device")
         network.config = replace(network.config, intervals={})
-    white = white_level(bit_depth, limits.get("white_levels"))
-    return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, white)
+    levels = image_levels(bit_depth, saved_levels(limits))
+    return MaskMaker(model, processor, limits["max_new_tokens"], prompt, trained, chooser, network, levels)
 
 
 def default_model(policy: Path | None) -> str:
@@ -96,19 +97,17 @@ def load_reward_network(path: Path | None, policy: Path | None, device: str) -> 
     return None if path is None else RewardNetwork.from_pretrained(path).to(device)
 
 
-def white_level(bit_depth: int | None, trained: dict[str, int] | None) -> int | None:
-    """The value shown as white in a grey image above 8 bit; None: a percentile of the image.
+def image_levels(bit_depth: int | None, trained: dict[str, Levels] | None) -> Levels | None:
+    """The levels of a grey image above 8 bit; None: percentiles of the image.
 
     Args:
         bit_depth: of the images.
-        trained: white levels of the policy's data; None without a policy, or if its images have 8 bit.
+        trained: levels of the policy's data; None without a policy, or if its images have 8 bit.
 
     Raises:
         ValueError: both are given, or `bit_depth` is not 8 to 16.
     """
     if trained and bit_depth is not None:
-        raise ValueError(
-            f"--bit_depth {bit_depth}: it was trained or measured with white at {trained[DATA_SET]}; leave it out"
-        )
+        raise ValueError(f"--bit_depth {bit_depth}: it was trained or measured where {trained[DATA_SET]}; leave it out")
     levels = given_levels(bit_depth, trained)
     return levels[DATA_SET] if levels else None

@@ -9,6 +9,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
+from rl_reward_network.depth import Levels
 from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
@@ -71,7 +72,7 @@ class MaskMaker:
         trained: config.json of the policy's final_model; empty without a policy.
         policy: None where one prompt is used for all images.
         network: reward network, if there is any.
-        white_level: value shown as white in a grey image above 8 bit; None: a percentile of the image.
+        levels: of grey images above 8 bit; None: percentiles of the image.
     """
 
     model: Any
@@ -81,11 +82,11 @@ class MaskMaker:
     trained: dict[str, Any]
     policy: ActorCriticPolicy | None
     network: RewardNetwork | None
-    white_level: int | None = None
+    levels: Levels | None = None
 
     def __call__(self, target: Target) -> Segmented:
         """Choose the prompt, segment, write, predict the quality."""
-        image, note = load_for_model(target.image, self.white_level)
+        image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
         result = self.answer(image, before=lambda prompt: check_free(target, prompt))

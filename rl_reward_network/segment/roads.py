@@ -8,8 +8,9 @@ from tqdm import tqdm
 
 from rl_reward_network.compare.deployed import DeployedRoad, load_deployed
 from rl_reward_network.data.images import load_for_model
+from rl_reward_network.depth import Levels
 from rl_reward_network.segment.files import Target, check_free, write_mask
-from rl_reward_network.segment.loading import white_level
+from rl_reward_network.segment.loading import image_levels
 from rl_reward_network.segment.maker import Segmented
 
 
@@ -19,17 +20,17 @@ class RoadMaker:
 
     Args:
         road: the road.
-        white_level: value shown as white in a grey image above 8 bit; None: a percentile of the image.
+        levels: of grey images above 8 bit; None: percentiles of the image.
     """
 
     road: DeployedRoad
-    white_level: int | None
+    levels: Levels | None
 
     def __call__(self, target: Target) -> Segmented:
         """Make the mask of an image by the road, and write it."""
         title = self.road.road.title
         check_free(target, title)
-        image, note = load_for_model(target.image, self.white_level)
+        image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
         mask = self.road.mask(image)
@@ -50,4 +51,4 @@ def load_road_maker(run: Path, device: str | None = None, bit_depth: int | None 
     """
     road = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     print(f"road: {road.road.title}")
-    return RoadMaker(road, white_level(bit_depth, road.white_levels))
+    return RoadMaker(road, image_levels(bit_depth, road.grey_levels))

@@ -12,6 +12,7 @@ from rl_reward_network.data.images import load_grid
 from rl_reward_network.data.key_frames import frame_contrast
 from rl_reward_network.data.mask_files import load_mask
 from rl_reward_network.data_import.sequences import FrameSequence, open_sequence
+from rl_reward_network.depth import Levels
 from rl_reward_network.segment.files import prompt_of
 from rl_reward_network.segment.sequence_files import SequenceTarget, check_sequence_free, truth_files
 
@@ -46,7 +47,7 @@ class CheckedSequence:
 def check_sequence(
     target: SequenceTarget,
     prompt: str,
-    white_level: int | None = None,
+    levels: Levels | None = None,
     truth: Path | None = None,
     contrast: bool = False,
 ) -> CheckedSequence:
@@ -55,14 +56,14 @@ def check_sequence(
     Args:
         target: the sequence, and where its masks go.
         prompt: of the masks.
-        white_level: of grey of more than 8 bit; None measures it.
+        levels: of grey of more than 8 bit; None measures it.
         truth: folder of true masks.
         contrast: whether to measure the contrast of each frame, which takes longer than decoding it.
 
     Raises:
         ValueError: as `open_sequence`, `FrameSequence.frames`, `truth_files` and `check_sequence_free`.
     """
-    frames = open_sequence(target.source, white_level, is_frame=lambda file: prompt_of(file) is None)
+    frames = open_sequence(target.source, levels, is_frame=lambda file: prompt_of(file) is None)
     check_sequence_free(target, prompt)
     truths = {} if truth is None else truth_files(frames, truth)
     measured: list[float] = []

@@ -38,7 +38,7 @@ def test_a_folder_a_dicom_and_a_video_are_segmented(tmp_path: Path, capsys: pyte
     network = RewardNetwork(RewardNetworkConfig(channels=(4,), packing=2, members=2))
     network.save_pretrained(tmp_path / "net")
     lines = segmented(capsys, folder, video, dicom, output=tmp_path / "out", reward_net=tmp_path / "net")
-    assert lines[0].startswith("scan: grey of more than 8 bit, white is ")
+    assert lines[0].startswith("scan: grey of more than 8 bit, black is 0, white is ")
     assert [line for line in lines if line.startswith(("run", "clip", "scan: 2"))] == [
         "run: 3 frames; the model saw [2]",
         "clip: 4 frames; the model saw [3]",

@@ -8,6 +8,7 @@ from PIL import ExifTags, Image
 from pycocotools import mask as coco
 
 from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.depth import Levels
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"
 needs_chase = pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
@@ -249,17 +250,20 @@ def test_images_above_8_bit_share_one_scale(tmp_path):
     Image.new("L", (W, H), 200).save(tmp_path / "images" / "d.png")
     (tmp_path / "annotations.json").write_text(json.dumps([*records, record(image="d.png", text=["v"])]))
     samples = read_annotations(tmp_path)
-    (level,) = {s.white_level for s in samples[:3]}
-    assert 1015 <= level <= 1023
+    (levels,) = {s.levels for s in samples[:3]}
+    assert levels is not None
+    assert 1015 <= levels.white <= 1023
     bright, dim, _, plain = (s.load_image().mean() for s in samples)
     assert 126 < bright < 130
     assert 62 < dim < 66, "half as bright as it was"
-    assert (plain, samples[3].white_level) == (200, None)
-    given = read_annotations(tmp_path, white_levels={"data set": 4095})
-    assert [s.white_level for s in given] == [4095] * 3 + [None]
+    assert (plain, samples[3].levels) == (200, None)
+    given = read_annotations(tmp_path, grey_levels={"data set": Levels(0, 4095)})
+    assert [s.levels for s in given] == [(0, 4095)] * 3 + [None]
     assert 31 < given[0].load_image().mean() < 34
     assert data_fingerprint(given) != data_fingerprint(samples), "other pictures, other data"
     assert data_fingerprint(given[3:]) == data_fingerprint(samples[3:])
+    raised = read_annotations(tmp_path, grey_levels={"data set": Levels(7, 4095)})
+    assert data_fingerprint(raised) != data_fingerprint(given)
 
 
 def test_each_series_that_is_named_has_its_own_scale(tmp_path):
@@ -267,13 +271,15 @@ def test_each_series_that_is_named_has_its_own_scale(tmp_path):
     records = [write_deep(tmp_path, name, *how) for name, how in tops.items()]
     (tmp_path / "annotations.json").write_text(json.dumps(records))
     one, same, two, none = read_annotations(tmp_path)
-    assert one.white_level == same.white_level == pytest.approx(1020, abs=4)
-    assert (one.white_of, same.white_of, none.white_of) == (one.series_id, one.series_id, "data set")
-    assert two.white_level == pytest.approx(4088, abs=10)
-    assert none.white_level == pytest.approx(1996, abs=6)
-    saved = {"data set": 1000, one.series_id: 2000}
-    again = read_annotations(tmp_path, white_levels=saved)
-    assert [s.white_level for s in again] == [2000, 2000, 1000, 1000], "a series that was not there has the data set's"
+    assert one.levels == same.levels
+    assert one.levels.white == pytest.approx(1020, abs=4)
+    assert (one.levels_key, same.levels_key, none.levels_key) == (one.series_id, one.series_id, "data set")
+    assert two.levels.white == pytest.approx(4088, abs=10)
+    assert none.levels.white == pytest.approx(1996, abs=6)
+    all_of, own = Levels(0, 1000), Levels(0, 2000)
+    saved = {"data set": all_of, one.series_id: own}
+    again = read_annotations(tmp_path, grey_levels=saved)
+    assert [s.levels for s in again] == [own, own, all_of, all_of], "a series that was not there has the data set's"
 
 
 def test_declared_size_and_polygons_belong_to_the_image_after_exif(read, tmp_path):
@@ -374,26 +380,3 @@ def test_chase_polygons_are_its_png_masks(chase, tmp_path):
         polygons, png = drawn.load_mask(), stored.load_mask()
         assert 2 * (polygons & png).sum() / (polygons.sum() + png.sum()) >= 0.999
         assert 0.03 < png.mean() < 0.12
-
-
-@pytest.mark.parametrize(
-    "names", [("Patient 7", "patient_07", "PATIENT  7"), ("M\u00fcller", "Mu\u0308ller", "m\u00fcller")]
-)
-def test_spellings_of_one_patient_are_one_group(read, names):
-    records = [record(image=f"{n}.png", group=name, series="1") for n, name in enumerate(names)]
-    samples = read(*records, record(image="b.png", group="P8", series="1"))
-    assert len({sample.group_id for sample in samples[:3]}) == len({sample.series_id for sample in samples[:3]}) == 1
-    assert samples[3].group_id != samples[0].group_id
-    again = read(*records[::-1], record(image="b.png", group="P8", series="1"))
-    assert {s.sample_id: s.group_id for s in again} == {s.sample_id: s.group_id for s in samples}, "whatever the order"
-
-
-def test_a_patient_with_one_spelling_keeps_the_id_that_users_have_stored(read):
-    (sample,) = read(record(group="chase_01"))
-    assert sample.group_id == "902a4c27706a"
-
-
-def test_numbers_of_patients_in_file_names_are_compared_as_numbers(read):
-    names = [f"DOE({number})_1_frame_000001.png" for number in ("0000012345", "012345")]
-    samples = read(*(without("group", image=name) for name in names))
-    assert len({sample.group_id for sample in samples}) == 1

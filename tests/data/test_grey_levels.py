@@ -1,3 +1,4 @@
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -5,13 +6,21 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data import grey_levels
-from rl_reward_network.data.grey_levels import DATA_SET, given_levels, level_of, levels_of, measured_levels
+from rl_reward_network.data.grey_levels import (
+    DATA_SET,
+    given_levels,
+    level_of,
+    levels_of,
+    measured_levels,
+    saved_levels,
+)
+from rl_reward_network.depth import Levels
 
 
 @dataclass(frozen=True)
 class Shown:
-    white_level: int | None
-    white_of: str = DATA_SET
+    levels: Levels | None
+    levels_key: str = DATA_SET
 
 
 @pytest.fixture
@@ -27,15 +36,20 @@ def write(tmp_path):
 
 def test_a_data_set_has_one_level_that_hot_pixels_do_not_move(write):
     images = {write(f"{n}.png", value): DATA_SET for n, value in enumerate([300, 1000, 600])}
-    assert measured_levels(images) == {DATA_SET: 1000}
-    assert measured_levels(dict(reversed(images.items()))) == {DATA_SET: 1000}
+    assert measured_levels(images) == {DATA_SET: (300, 1000)}
+    assert measured_levels(dict(reversed(images.items()))) == {DATA_SET: (300, 1000)}
 
 
 def test_series_have_their_own_and_their_median_is_the_data_sets(write):
     images = {write(f"{n}.png", 1000 * (n + 1)): f"s{n % 3}" for n in range(6)}
-    assert measured_levels(images) == {DATA_SET: 5000, "s0": 4000, "s1": 5000, "s2": 6000}
+    assert measured_levels(images) == {
+        DATA_SET: (2000, 5000),
+        "s0": (1000, 4000),
+        "s1": (2000, 5000),
+        "s2": (3000, 6000),
+    }
     mixed = images | {write("alone.png", 900): DATA_SET}
-    assert measured_levels(mixed) == {DATA_SET: 900, "s0": 4000, "s1": 5000, "s2": 6000}
+    assert measured_levels(mixed) == {**measured_levels(images), DATA_SET: (900, 1155)}
 
 
 def test_without_deep_images_there_is_nothing(write):
@@ -68,15 +82,24 @@ def test_a_damaged_image_is_named(write):
 
 def test_levels_of_a_run_go_before_bits(write):
     assert given_levels(None, None) is None
-    assert given_levels(10, None) == {DATA_SET: 1023}
-    assert given_levels(10, {DATA_SET: 7}) == given_levels(None, {DATA_SET: 7}) == {DATA_SET: 7}
+    assert given_levels(10, None) == {DATA_SET: (0, 1023)}
+    saved = {DATA_SET: Levels(3, 700)}
+    assert given_levels(10, saved) == given_levels(None, saved) == saved
     with pytest.raises(ValueError, match="bit_depth: got 3; give 8 to 16"):
         given_levels(3, None)
 
 
 def test_samples_tell_their_levels():
-    carried = levels_of([Shown(10, "a"), Shown(None), Shown(30, "b"), Shown(10, "a")])
-    assert carried == {DATA_SET: 10, "a": 10, "b": 30}
-    assert level_of(carried, "b") == 30
-    assert level_of(carried, "new") == 10
-    assert levels_of([Shown(10, "a"), Shown(5)]) == {DATA_SET: 5, "a": 10}
+    one, other, plain = Levels(1, 1000), Levels(5, 3000), Levels(2, 500)
+    carried = levels_of([Shown(one, "a"), Shown(None), Shown(other, "b"), Shown(one, "a")])
+    assert carried == {DATA_SET: one, "a": one, "b": other}
+    assert level_of(carried, "b") == other
+    assert level_of(carried, "new") == one
+    assert levels_of([Shown(one, "a"), Shown(plain)]) == {DATA_SET: plain, "a": one}
+
+
+def test_levels_of_a_run_are_read_back_those_of_version_0_11_with_black_at_0():
+    levels = {DATA_SET: Levels(30, 4000)}
+    assert saved_levels(json.loads(json.dumps({"grey_levels": levels}))) == levels
+    assert saved_levels({"white_levels": {DATA_SET: 4000}}) == {DATA_SET: Levels(0, 4000)}
+    assert saved_levels({"white_levels": None}) is saved_levels({"grey_levels": None}) is saved_levels({}) is None

@@ -1,7 +1,9 @@
+import os
 import re
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
@@ -15,9 +17,8 @@ from rl_reward_network.data.images import (
     load_for_model,
     load_grid,
     load_image,
-    robust_white,
-    white_of,
 )
+from rl_reward_network.depth import Levels, robust_levels
 
 UPRIGHT = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40  # (2, 3): no two turns of it are equal
 STORED = {  # how the camera stored it, for each EXIF orientation (EXIF 2.32, table 6)
@@ -127,21 +128,27 @@ def test_an_image_above_8_bit_that_comes_alone_has_a_white_of_its_own(tmp_path, 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
 @pytest.mark.parametrize(
-    ("white", "expected"),
-    [(1023, [0, 128, 255, 255]), (4095, [0, 32, 64, 255]), (16383, [0, 8, 16, 255]), (65535, [0, 2, 4, 255])],
+    ("levels", "expected"),
+    [
+        (Levels(0, 1023), [0, 128, 255, 255]),
+        (Levels(0, 4095), [0, 32, 64, 255]),
+        (Levels(0, 65535), [0, 2, 4, 255]),
+        (Levels(512, 1023), [0, 0, 255, 255]),
+        (Levels(1, 1023), [0, 128, 255, 255]),
+    ],
 )
-def test_grey_above_8_bit_is_scaled_by_the_white_level_that_is_given(tmp_path, white, expected, suffix):
+def test_grey_above_8_bit_is_scaled_by_the_levels_that_are_given(tmp_path, levels, expected, suffix):
     Image.fromarray(np.array([[0, 512, 1023, 65535]], dtype=np.uint16)).save(tmp_path / f"x.{suffix}")
-    assert load_image(tmp_path / f"x.{suffix}", white)[0, :, 2].tolist() == expected
-    assert decode_image((tmp_path / f"x.{suffix}").read_bytes(), "x", white)[0, :, 2].tolist() == expected
+    assert load_image(tmp_path / f"x.{suffix}", levels)[0, :, 2].tolist() == expected
+    assert decode_image((tmp_path / f"x.{suffix}").read_bytes(), "x", levels)[0, :, 2].tolist() == expected
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "LA"])
-def test_8_bit_images_have_no_white_level(tmp_path, mode):
-    Image.fromarray(UPRIGHT).convert(mode).save(tmp_path / "x.png")
-    assert np.array_equal(load_image(tmp_path / "x.png", 100), load_image(tmp_path / "x.png"))
-    assert image_header(tmp_path / "x.png") == ((2, 3), False)
-    image, note = load_for_model(tmp_path / "x.png", 100)
+def test_8_bit_images_have_no_levels(tmp_path, mode):
+    Image.fromarray(np.tile(UPRIGHT, (4, 3))).convert(mode).save(tmp_path / "x.png")
+    assert np.array_equal(load_image(tmp_path / "x.png", Levels(50, 100)), load_image(tmp_path / "x.png"))
+    assert image_header(tmp_path / "x.png") == ((8, 9), False)
+    image, note = load_for_model(tmp_path / "x.png", Levels(50, 100))
     assert np.array_equal(image, load_image(tmp_path / "x.png"))
     assert note == ""
 
@@ -155,25 +162,18 @@ def test_a_hot_pixel_does_not_make_a_picture_black(tmp_path, bits):
     image, note = load_for_model(tmp_path / "x.png")
     assert 126 < image.mean() < 130
     assert (image[5, 5] == 255).all()
-    level = robust_white(grey_histogram(tmp_path / "x.png"))
-    assert 0.995 * 2**bits < level < 2**bits
-    assert re.match(rf"x\.png: .*white is {level}, .*99\.9 %.*--bit_depth", note)
+    levels = robust_levels(grey_histogram(tmp_path / "x.png"))
+    assert 0.995 * 2**bits < levels.white < 2**bits
+    assert re.match(rf"x\.png: .*black is {levels.black}, white is {levels.white}, .*0\.1 %.*--bit_depth", note)
     assert np.array_equal(image, load_image(tmp_path / "x.png"))
-    given, note = load_for_model(tmp_path / "x.png", 2 ** (bits - 1))
+    given, note = load_for_model(tmp_path / "x.png", Levels(0, 2 ** (bits - 1)))
     assert 189 < given.mean() < 193, "the brighter half is white"
-    assert note == f"x.png: grey of more than 8 bit, white is {2 ** (bits - 1)}"
+    assert note == f"x.png: grey of more than 8 bit, black is 0, white is {2 ** (bits - 1)}"
 
 
 def test_an_8_bit_picture_in_a_16_bit_file_is_not_stretched(tmp_path):
     Image.fromarray(np.full((8, 8), 100, dtype=np.uint16)).save(tmp_path / "x.png")
     assert (load_image(tmp_path / "x.png") == 100).all()
-
-
-def test_bit_depth_gives_the_full_range():
-    assert [white_of(bits) for bits in (None, 8, 10, 12, 16)] == [None, 255, 1023, 4095, 65535]
-    for bits in (0, 7, 17):
-        with pytest.raises(ValueError, match=f"bit_depth: got {bits}; give 8 to 16"):
-            white_of(bits)
 
 
 @pytest.mark.parametrize("value", [-1, 70000, 0.5])
@@ -217,10 +217,84 @@ def test_what_is_no_still_image_is_one_error_with_a_remedy(tmp_path, read, kind,
         read(broken_file(tmp_path, kind))
 
 
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n", "Git LFS pointer.*git lfs pull"),
+        (b"/annex/objects/SHA256E-s12--4d.png\n", "git-annex pointer.*git annex get"),
+        (b"../.git/annex/objects/x/y/SHA256E-s12--4d.png", "git-annex pointer.*git annex get"),
+        (b"\n<!DOCTYPE html><html>login</html>", r"a web page .*download it again"),
+        (b"<?xml version='1.0'?><Error>AccessDenied</Error>", r"a web page .*download it again"),
+        (b"", "the file is empty.*download it again"),
+    ],
+)
+@pytest.mark.parametrize("read", [image_size, load_image, load_grid])
+def test_the_remedy_is_that_of_what_the_file_is(tmp_path, read, start, message):
+    (tmp_path / "x.png").write_bytes(start)
+    with pytest.raises(ValueError, match=rf"x\.png: not a readable image .*{message}") as error:
+        read(tmp_path / "x.png")
+    assert "PNG or JPEG" not in str(error.value)
+
+
+def test_a_link_to_nowhere_is_said_to_be_one(tmp_path):
+    (tmp_path / "x.png").symlink_to(".git/annex/objects/x.png")
+    with pytest.raises(ValueError, match=r"x\.png: a link whose target is missing; .*git annex get"):
+        load_image(tmp_path / "x.png")
+
+
+def test_what_is_too_large_is_to_be_made_smaller_before_it_is_decoded(tmp_path):
+    Image.new("1", (14_000, 13_500)).save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=r"x\.png: .*189000000 pixels.*make it smaller, at most 178 million pixels$"):
+        image_size(tmp_path / "x.png")
+    Image.new("1", (200, 100)).save(tmp_path / "y.png")
+    (tmp_path / "y.png").write_bytes((tmp_path / "y.png").read_bytes()[:60])  # decoding would fail
+    with pytest.raises(ValueError, match=r"y\.png: 200 x 100 pixels, expected at most 0 million; make it smaller"):
+        load_for_model(tmp_path / "y.png", most_pixels=19_999)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("read", [image_header, load_image, load_for_model, load_grid])
+def test_colour_of_16_bit_is_refused_for_pillow_drops_half_of_it(tmp_path, read, channels, suffix):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(cv2.imencode(suffix, np.full((9, 9, channels), 3000, np.uint16))[1].tobytes())
+    with pytest.raises(ValueError, match=r"x\..*: 16 bit per channel, .*scale it to 8-bit colour"):
+        read(path)
+
+
+def test_an_image_that_begins_at_30000_has_full_contrast(tmp_path):
+    grey = np.linspace(30_000, 33_500, 64 * 64).astype(np.uint16).reshape(64, 64)
+    Image.fromarray(grey).save(tmp_path / "x.png")
+    image = load_image(tmp_path / "x.png")
+    assert (image.min(), image.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("size", [(7, 20), (20, 7)])
+def test_an_image_to_work_on_has_8_pixels_a_side(tmp_path, size):
+    Image.new("L", size).save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=rf"x\.png: the image has {size[0]} x {size[1]} pixels.*at least 8 x 8"):
+        image_header(tmp_path / "x.png")
+
+
+def test_a_name_that_is_not_utf_8_is_refused_in_words_that_can_be_printed(tmp_path):
+    path = tmp_path / os.fsdecode(b"gef\xe4ss.png")
+    Image.new("L", (9, 9)).save(path)
+    with pytest.raises(ValueError, match="gef\ufffdss\\.png: its name is not UTF-8; rename it") as error:
+        image_size(path)
+    str(error.value).encode()
+
+
+def test_cmyk_becomes_rgb(tmp_path):
+    Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(tmp_path / "x.tif")
+    assert (load_image(tmp_path / "x.tif") == (255, 0, 0)).all()
+
+
 def test_truncated_image_is_an_error_when_its_pixels_are_read(tmp_path):
     path = broken_file(tmp_path, "truncated")
     assert image_size(path) == (64, 64)
-    with pytest.raises(ValueError, match=r"bad\.png: not a readable image \(OSError: .*\); save it again"):
+    with pytest.raises(
+        ValueError, match=r"bad\.png: not a readable image \(OSError: .*\); copy or download it again, or save it again"
+    ):
         load_image(path)
 
 

@@ -12,6 +12,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.sample import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
 from rl_reward_network.data.unlabelled import open_unlabelled, unchanged
+from rl_reward_network.depth import Levels
 from tests.conftest import tube_image, write_tiny_data
 
 
@@ -120,15 +121,16 @@ def test_a_group_regex_finds_patients_in_plain_names(data: tuple[Path, list[Samp
     assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
 
 
-def test_deep_grey_has_a_level_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def test_deep_grey_has_levels_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
     root = tmp_path / "deep"
     root.mkdir()
     grey = np.linspace(0, 1000, 48 * 48).reshape(48, 48).astype(np.uint16)
     Image.fromarray(grey).save(root / "a.png")
     (sample,) = open_unlabelled(root, *data[1:]).samples
-    assert 990 <= (sample.white_level or 0) <= 1000
-    (given,) = open_unlabelled(root, *data[1:], white_levels={"data set": 4095}).samples
-    assert given.white_level == 4095
+    assert sample.levels is not None
+    assert 990 <= sample.levels.white <= 1000
+    (given,) = open_unlabelled(root, *data[1:], grey_levels={"data set": Levels(0, 4095)}).samples
+    assert given.levels == (0, 4095)
 
 
 def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
@@ -144,3 +146,14 @@ def test_a_patient_in_another_spelling_is_refused(data: tuple[Path, list[Sample]
     root = write_plain(tmp_path / "new", [f"x-{int(test.group)}.png", f"x-00{int(test.group)}b.png"])
     with pytest.raises(ValueError, match="1 of its 2 groups are in the test split"):
         open_unlabelled(root, *data[1:], group_regex=r"^x-(?P<group>.+)\.png")
+
+
+def test_masks_beside_unlabelled_images_are_no_images(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["frames/a.png", "frames/b.png"])
+    for name in ("truth/a.png", "SegmentationClass/b.png", "frames/b_mask.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(root / name)
+    with pytest.raises(ValueError, match=r"1 of its 3 images hold a few flat colours, as masks do; leave them out"):
+        open_unlabelled(root, *data[1:])
+    (root / "truth/a.png").unlink()
+    assert [sample.image_path.name for sample in open_unlabelled(root, *data[1:]).samples] == ["a.png", "b.png"]

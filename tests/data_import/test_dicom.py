@@ -10,7 +10,8 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, generate_uid
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.dicom import load_frame, read_dicom, recognise_dicom
+from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
+from rl_reward_network.data_import.dicom_pixels import load_frame
 from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import write_import
@@ -174,7 +175,7 @@ def test_patients_keep_their_groups_when_a_file_is_added(tmp_path: Path, groups:
     found = []
     for first in (1, 0):
         for number in range(first, 4):
-            write_dicom(tmp_path / f"source/{number}.dcm", grid(4095) // 9 + 900 * number, patient=f"patient {number}")
+            write_dicom(tmp_path / f"source/{number}.dcm", np.roll(grid(4095), number), patient=f"patient {number}")
         write_import(survey_source(tmp_path / "source", ImportOptions(groups)), tmp_path / f"to_{first}")
         found.append({s.load_image().tobytes(): s.group_id for s in read_annotations(tmp_path / f"to_{first}")})
     before, after = found
@@ -197,8 +198,8 @@ def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"cut\.dcm: pixels cannot be decoded"):
         load_frame(tmp_path / "cut.dcm", 0)
     (tmp_path / "no.dcm").write_bytes(b"nothing")
-    (fault,) = read_dicom(tmp_path).faults
-    assert "no.dcm: not read" in fault
+    fault = read_dicom(tmp_path).broken["dicom_00002"]
+    assert "no.dcm: not a DICOM file (it begins otherwise); copy it again" in fault
 
 
 def test_text_burned_into_pictures_is_told(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, open_sequence
+from rl_reward_network.depth import Levels
 from tests.conftest import smooth_image
 from tests.data_import.test_dicom import SECRET, write_dicom
 
@@ -47,7 +48,7 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     (folder / ".hidden.png").write_text("no frame")
     sequence = open_sequence(folder)
     assert sequence.names == tuple(f"f{number}.png" for number in range(1, 13))
-    assert (sequence.size, sequence.white_level, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
+    assert (sequence.size, sequence.levels, sequence.rate) == ((20, 30), None, FRAMES_PER_SECOND)
     assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == list(range(0, 120, 10))
     assert [int(frame[0, 0, 0]) for frame in sequence.frames([1, 10])] == [10, 100]
     assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
@@ -68,15 +69,17 @@ def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
     assert len(list(sequence.frames())) == 12
 
 
-def test_a_dicom_gives_windowed_frames_with_one_white_level(tmp_path: Path) -> None:
+def test_a_dicom_gives_windowed_frames_with_one_pair_of_levels(tmp_path: Path) -> None:
     stored = np.stack([np.full((16, 24), 100 * number) for number in range(1, 6)])
     path = write_dicom(tmp_path / "run.dcm", stored, CineRate=15, PhotometricInterpretation="MONOCHROME1")
     sequence = open_sequence(path)
     assert (len(sequence), sequence.size, sequence.rate, sequence.names[4]) == (5, (16, 24), 15.0, "frame 5")
-    assert sequence.white_level == 4095 - 100
+    assert sequence.levels == (4095 - 500, 4095 - 100)
     grey = [frame[0, 0].tolist() for frame in sequence.frames()]
-    assert grey == [[round((4095 - 100 * number) * 255 / 3995)] * 3 for number in range(1, 6)]
-    assert [int(f[0, 0, 0]) for f in open_sequence(path, white_level=4095).frames([4])] == [round(3595 * 255 / 4095)]
+    assert grey == [[value] * 3 for value in (255, 191, 127, 64, 0)]
+    assert [int(f[0, 0, 0]) for f in open_sequence(path, levels=Levels(0, 4095)).frames([4])] == [
+        round(3595 * 255 / 4095)
+    ]
     assert SECRET not in repr(sequence)
 
 
@@ -95,8 +98,8 @@ def test_the_rate_is_that_of_the_dicom(tmp_path: Path, tags: dict[str, Any], rat
 def test_deep_grey_is_not_brightened_frame_by_frame(tmp_path: Path) -> None:
     frames = [np.full((8, 8), value, dtype=np.uint16) for value in (1000, 500, 250)]
     sequence = open_sequence(write_folder(tmp_path / "run", frames))
-    assert sequence.white_level == 1000
-    assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == [255, 128, 64]
+    assert sequence.levels == (250, 1000)
+    assert [int(frame[0, 0, 0]) for frame in sequence.frames()] == [255, 85, 0]
 
 
 def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
@@ -114,7 +117,7 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
         (one, r"f1\.png: not a sequence; name a folder"),
         (tmp_path / "bad.avi", r"bad\.avi: not a readable video .*ffmpeg"),
         (tmp_path / "cut.avi", r"cut\.avi: frame \d+ of 40 cannot be decoded; .*ffmpeg"),
-        (tmp_path / "bad.dcm", r"bad\.dcm: not a readable DICOM picture"),
+        (tmp_path / "bad.dcm", r"bad\.dcm: not a DICOM file"),
         (minus, r"minus\.dcm: not a readable DICOM picture .*NumberOfFrames is -3"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,14 +1,19 @@
 """What is found out before anything is written: faults, classes, groups, leaks."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, Survey, survey_source
-from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+from rl_reward_network.data_import.write import write_import
+from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
+from tests.data_import.test_dicom import write_dicom
 
 OWN = ImportOptions(groups="none")
 
@@ -129,3 +134,74 @@ def test_the_phrase_is_the_name_of_the_class(tmp_path: Path, label: str, phrase:
     survey.check()
     assert survey.phrase == expected
     assert ("--phrase` changes" in lines_of(survey)) == (label == "all"), "the default is told"
+
+
+def test_broken_files_are_skipped_up_to_a_limit_and_listed(tmp_path: Path) -> None:
+    source = write_pairs(tmp_path / "source", count=8)
+    (source / "images/1.png").write_bytes((source / "images/1.png").read_bytes()[:200])
+    (source / "masks/2.png").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    for limit in (0, 1):
+        survey = survey_source(source, ImportOptions("none", skip=limit))
+        with pytest.raises(
+            ValueError, match=r"2 faults[\s\S]*1\.png[\s\S]*2\.png[\s\S]*--skip 2 of sa2va-rl data import"
+        ):
+            survey.check()
+    survey = survey_source(source, ImportOptions("none", skip=2))
+    lines = "\n".join(report_lines(survey))
+    assert "images: 6, 6 with a mask" in lines
+    assert "skipped: 2 broken file(s), left out by --skip 2" in lines
+    assert "git lfs pull" in lines
+    write_import(survey, tmp_path / "to")
+    assert len(read_annotations(tmp_path / "to")) == 6
+    first, second = (tmp_path / "to/skipped.txt").read_text().splitlines()
+    assert "images/1.png: not a readable image" in first
+    assert "masks/2.png" in second
+    assert read_json(tmp_path / "to/import.json")["skipped"] == 2
+    with pytest.raises(ValueError, match="skip is -1, expected 0 or more"):
+        ImportOptions(skip=-1)
+
+
+def test_what_is_skipped_of_dicom_names_no_file(tmp_path: Path) -> None:
+    for number in range(5):
+        write_dicom(tmp_path / f"source/DOE_{number}.dcm", np.arange(24 * 32).reshape(24, 32) + number)
+    (tmp_path / "source/DOE_1.dcm").write_bytes(b"rubbish")
+    cut = (tmp_path / "source/DOE_2.dcm").read_bytes()
+    (tmp_path / "source/DOE_2.dcm").write_bytes(cut[:-500])
+    write_import(survey_source(tmp_path / "source", ImportOptions(skip=2)), tmp_path / "to")
+    listed = (tmp_path / "to/skipped.txt").read_text()
+    assert "dicom_00002: not a DICOM file" in listed
+    assert "dicom_00003.png: pixels cannot be decoded" in listed
+    assert "DOE" not in listed
+
+
+def test_sides_below_8_pixels_are_refused_as_in_training(tmp_path: Path) -> None:
+    source = write_pairs(tmp_path / "source")
+    save(source / "images/small.png", picture(1, (7, 30)))
+    assert "30 x 7 pixels (width x height), expected at least 8 x 8" in points_of(source)
+
+
+def test_links_to_nowhere_and_names_that_are_not_utf_8_are_refused_before_they_are_counted(tmp_path: Path) -> None:
+    source = write_pairs(tmp_path / "source")
+    (source / "masks/2.png").unlink()
+    (source / "masks/2.png").symlink_to("../.git/annex/objects/2.png")
+    (source / "README").symlink_to("nowhere")
+    with pytest.raises(ValueError, match=r"1 link\(s\) whose target is missing: masks/2\.png; fetch"):
+        survey_source(source, ImportOptions("none"))
+    (source / "masks/2.png").unlink()
+    save(source / os.fsdecode(b"images/gef\xe4ss.png"), picture(1))
+    with pytest.raises(ValueError, match="gef\ufffdss\\.png: its name is not UTF-8; rename it"):
+        survey_source(source, ImportOptions("none"))
+
+
+def test_fields_of_view_and_inverted_masks_are_noted(tmp_path: Path) -> None:
+    write_pairs(tmp_path, stored=lambda mask: as_255(~(truth(0) | mask)))
+    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
+    assert any("look: 5 mask(s) cover most of the picture and of its border: inverted?" in note for note in notes)
+    assert any("look: all 5 masks cover nearly the same" in note and "fields of view" in note for note in notes)
+
+
+def test_images_without_a_mask_that_look_like_masks_are_a_fault(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "images/lesion.png", as_255(truth(3)))
+    (point,) = survey_source(tmp_path, ImportOptions("none")).open_points
+    assert "1 image(s) without a mask hold a few flat colours, as masks do (images/lesion.png)" in point

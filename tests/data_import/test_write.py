@@ -55,7 +55,7 @@ def test_files_are_copied_and_deep_ones_stay_deep(tmp_path: Path) -> None:
     assert (load_pixels(to / "images/deep.png") == deep).all()
     assert load_pixels(to / "images/deep.png").dtype == np.uint16
     assert (load_pixels(to / "images/flat.png") == picture(7)).all()
-    levels = {sample.image_path.name: sample.white_level for sample in read_annotations(to)}
+    levels = {sample.image_path.name: sample.levels for sample in read_annotations(to)}
     assert levels["deep.png"] is not None
     assert levels["0.jpg"] is None
 
@@ -158,3 +158,6 @@ def test_imports_that_name_a_patient_differently_are_refused(tmp_path: Path) -> 
     check_named_alike(here, imported(tmp_path / "d" / "copied", "dicom", b"1" * 32))
     with pytest.raises(ValueError, match="imports of DICOM"):
         check_named_alike(here, imported(tmp_path / "e" / "lost", "dicom", None))
+    (here / "import.json").write_text(json.dumps({"layout": "dicom", "format_version": 2}))
+    with pytest.raises(ValueError, match="or by different versions, name one patient differently"):
+        check_named_alike(here, imported(tmp_path / "a" / "old", "dicom", None))

@@ -95,14 +95,14 @@ def test_a_copy_of_the_embedded_model_is_asked_its_own_question(captioned: Path,
 
 def test_what_is_white_is_kept_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = opened(write_deep_data(tmp_path / "deep"), output_dir=tmp_path / "outputs")
-    assert inputs.config.white_levels is not None
+    assert inputs.config.grey_levels is not None
     saved = json.loads(json.dumps(portable_settings(tmp_path / "outputs" / "run", inputs.config, inputs.regions)))
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("the run has said what is white"))
     config = replace(pick_fields(RunConfig, saved), data_root=tmp_path / "deep", output_dir=tmp_path)
     again = open_grpo_inputs(config, pick_fields(RegionConfig, saved))
-    assert again.config.white_levels == inputs.config.white_levels
+    assert again.config.grey_levels == inputs.config.grey_levels
     assert (again.prompts[0].load()[0] == inputs.prompts[0].load()[0]).all()
-    assert opened(tmp_path / "deep", bit_depth=12).config.white_levels == {"data set": 4095}
+    assert opened(tmp_path / "deep", bit_depth=12).config.grey_levels == {"data set": (0, 4095)}
     with pytest.raises(ValueError, match="bit_depth: got 3"):
         RunConfig(bit_depth=3)
 

@@ -59,6 +59,6 @@ def test_settings_of_an_old_run_are_read(run: str, kind: Any) -> None:
     read = {**asdict(pick_fields(RunConfig, saved)), **asdict(pick_fields(kind, saved))}
     assert {name: read[name] for name in saved} == saved
     assert read.keys() - saved.keys() <= {
-        *("bit_depth", "white_levels", "use_flash_attn", "groups", "label", "unlabelled_root", "dtype"),
+        *("bit_depth", "grey_levels", "use_flash_attn", "groups", "label", "unlabelled_root", "dtype"),
         *("feature_cache_gib", "image_resize", "region_prompt"),
     }, "added after 0.6"

@@ -67,15 +67,16 @@ def test_unlabelled_images_are_listed(tmp_path: Path, monkeypatch: pytest.Monkey
         doctor.check_unlabelled(choice)
 
 
-def test_the_white_level_is_described(check: Check) -> None:
+def test_the_levels_are_described(check: Check) -> None:
     data = write_deep_data(Path("data"), 14)
     row = check(data_root=data)
     assert row.startswith("OK ")
-    assert "grey above 8 bit in 8 images: white is 1" in row
-    assert "(99.9 % of the pixels; --bit_depth sets it)" in row
-    assert "white is 16383 (--bit_depth 14)" in check(data_root=data, bit_depth=14)
+    assert "grey above 8 bit in 8 images: black is " in row
+    assert ", white is 1" in row
+    assert "(beyond each are 0.1 % of the pixels; --bit_depth sets them)" in row
+    assert "black is 0, white is 16383 (--bit_depth 14)" in check(data_root=data, bit_depth=14)
     rewrite(data, lambda n, record: record | {"series": f"s{n % 2}"})
-    assert "in 8 series (99.9 % of the pixels" in check(data_root=data), "two names, but of eight patients"
+    assert "in 8 series (beyond each are 0.1 %" in check(data_root=data), "two names, but of eight patients"
     with pytest.raises(ValueError, match=r"bit_depth.*3"):
         check(data_root=data, bit_depth=3)
 
@@ -200,3 +201,12 @@ def test_patients_in_several_spellings_and_doubtful_ones_are_noted(check: Check)
     assert "1 patient(s) whose name is written in several ways, taken for one each" in row
     assert "1 pair(s) of groups whose names differ little" in row
     assert "Jane" not in row
+
+
+def test_fields_of_view_and_files_that_are_not_read_are_noted(check: Check) -> None:
+    folder = write_tiny_data(Path("data"), 8, 48)
+    rewrite(folder, lambda n, record: drawn(np.hypot(*(np.mgrid[:48, :48] - 24)) < 20)(record))
+    (folder / "masks/1.nii.gz").write_bytes(b"")
+    row = check(data_root=folder)
+    assert "look: all 8 masks cover nearly the same" in row
+    assert "look: files of kinds that are not read, left out: 1 .nii.gz (masks/1.nii.gz)" in row

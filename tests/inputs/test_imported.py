@@ -41,7 +41,7 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     said = capsys.readouterr().out
     assert "1 mask(s) without an image, left out: masks/lost.png" in said
     assert "photos: taken for paired folders (images with masks)" in said
-    (folder,) = Path("outputs/imported").iterdir()
+    (folder,) = Path("outputs/imported").glob("[!.]*")
     assert folder.name.startswith("photos_")
     assert str(folder) in said
     assert len(inputs.samples) == 8
@@ -64,7 +64,7 @@ def test_grpo_and_the_doctor_use_the_same_folder() -> None:
     finding = check_data(DEFAULT_MODEL, choice)
     assert "8 annotated images, 8 with a mask" in finding.details
     assert any("Possible leak" in note for note in finding.notes)
-    assert list(Path("outputs/imported").iterdir()) == [config.data_root]
+    assert list(Path("outputs/imported").glob("[!.]*")) == [config.data_root]
     with pytest.raises(ValueError, match="--groups none"):
         check_data(DEFAULT_MODEL, replace(choice, groups=None))
 

@@ -1,4 +1,4 @@
-"""Which data are read, which are rendered first, and their white levels."""
+"""Which data are read, which are rendered first, and their levels."""
 
 import json
 from dataclasses import asdict
@@ -29,7 +29,7 @@ def four_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_embedded_data_are_rendered_when_they_are_not_there(folder: Path) -> None:
     samples = read_samples(folder)
     assert len(samples) == 4 * embedded.SERIES * embedded.FRAMES
-    assert [path.name for path in Path("data").iterdir()] == [folder.name]
+    assert [path.name for path in Path("data").glob("[!.]*")] == [folder.name]
 
 
 def test_rendered_data_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,29 +56,27 @@ def without_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_segmenter", lambda *_: segmenter)
 
 
-def test_the_white_level_is_kept_with_the_run_and_used_again(
-    without_model: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_levels_are_kept_with_the_run_and_used_again(without_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     data, run = write_deep_data(Path("bits10")), Path("outputs/run")
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
-    (level,) = {sample.white_level for sample in inputs.samples}
-    assert level is not None
-    assert 600 < level < 800, "the tubes are at 160 of 255"
+    (levels,) = {sample.levels for sample in inputs.samples}
+    assert levels is not None
+    assert 600 < levels.white < 800, "the tubes are at 160 of 255"
     saved = describe_run(run, inputs, {})
-    assert saved["world"]["white_levels"] == {"data set": level}
+    assert saved["world"]["grey_levels"] == {"data set": levels}
     Path("bits10").rename("moved")
-    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the white level"))
+    monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the levels"))
     config = json.loads((run / "config.json").read_text())
     again = open_inputs(*saved_config(run, config, Path("moved")), run / "split.json")
     assert again.split == inputs.split
-    assert again.config.white_levels == {"data set": level}
-    assert {sample.white_level for sample in again.samples} == {level}
+    assert again.config.grey_levels == {"data set": levels}
+    assert {sample.levels for sample in again.samples} == {levels}
 
 
 def test_bit_depth_says_what_is_white(without_model: None) -> None:
     data = write_deep_data(Path("bits10"))
     given = open_inputs(RunConfig(data_root=data, bit_depth=10))
-    assert given.config.white_levels == {"data set": 1023}
+    assert given.config.grey_levels == {"data set": (0, 1023)}
     plain = read_samples(write_tiny_data(Path("bits8"), size=48))
     for deep, shallow in zip(given.samples[1:], plain[1:], strict=True):
         assert np.abs(deep.load_image().astype(int) - shallow.load_image()).max() <= 2, "10 bit is 8 bit times four"
@@ -90,13 +88,13 @@ def test_bit_depth_says_what_is_white(without_model: None) -> None:
 def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
     data = write_tiny_data(Path("bits8"))
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
-    assert inputs.config.white_levels is None
+    assert inputs.config.grey_levels is None
     assert inputs.samples == read_samples(data)
     config = describe_run(Path("outputs/run"), inputs, {})
-    for name in ("bit_depth", "white_levels"):  # what 0.6 wrote
+    for name in ("bit_depth", "grey_levels"):  # what 0.6 wrote
         del config["world"][name]
     old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
-    assert asdict(old.config)["white_levels"] is None
+    assert asdict(old.config)["grey_levels"] is None
     assert old.data_fingerprint == inputs.data_fingerprint
 
 

@@ -1,4 +1,4 @@
-"""What `sa2va-rl segment` loads, and the white level of images above 8 bit."""
+"""What `sa2va-rl segment` loads, and the levels of images above 8 bit."""
 
 from pathlib import Path
 
@@ -8,19 +8,20 @@ from PIL import Image
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli import segment
+from rl_reward_network.depth import Levels
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.runs.folder import REWARD_NET
-from rl_reward_network.segment.loading import default_model, load_mask_maker, load_reward_network, white_level
+from rl_reward_network.segment.loading import default_model, image_levels, load_mask_maker, load_reward_network
 
 
-def test_the_policys_white_level_wins_and_excludes_a_bit_depth() -> None:
-    levels = {"data set": 987, "0123456789ab": 4000}
-    assert white_level(None, None) is None
-    assert white_level(12, None) == 4095
-    assert white_level(None, levels) == 987
+def test_the_policys_levels_win_and_exclude_a_bit_depth() -> None:
+    levels = {"data set": Levels(12, 987), "0123456789ab": Levels(0, 4000)}
+    assert image_levels(None, None) is None
+    assert image_levels(12, None) == (0, 4095)
+    assert image_levels(None, levels) == (12, 987)
     with pytest.raises(ValueError, match=r"--bit_depth 12.*987"):
-        white_level(12, levels)
+        image_levels(12, levels)
 
 
 def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -> None:
@@ -35,14 +36,14 @@ def test_a_named_reward_network_is_used_before_that_of_the_run(tmp_path: Path) -
         assert network.config.members == members
 
 
-def test_the_white_level_is_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_levels_are_printed(tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grey = np.linspace(0, 1000, 64 * 64).astype(np.uint16).reshape(64, 64)
     grey[5, 5] = 65535
     Image.fromarray(grey).save(tmp_path / "x.png")
     segment.main(segment.Args((tmp_path / "x.png",), str(tiny_checkpoint), device="cpu", max_tiles=1))
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "8 bit" in line)
     assert line.startswith("x.png: ")
-    assert "white is 999," in line
+    assert "black is 0, white is 999," in line
     assert "--bit_depth" in line
     overlay = np.asarray(Image.open(tmp_path / "x_overlay.png").convert("L"))
     assert overlay.mean() > 100, "not black"

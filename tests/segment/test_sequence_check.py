@@ -49,11 +49,11 @@ def test_a_link_to_nowhere_and_a_bomb_are_named_and_a_folder_is_no_frame(tmp_pat
     (folder / "f0.png").mkdir()
     assert len(check_sequence(target_of(folder), "the vessel").frames) == 3
     Image.new("1", (20_000, 20_000)).save(folder / "f9.png")
-    with pytest.raises(ValueError, match=r"f9\.png: not a readable image \(DecompressionBombError"):
+    with pytest.raises(ValueError, match=r"f9\.png: .*400000000 pixels.*make it smaller, at most 178 million"):
         check_sequence(target_of(folder), "the vessel")
     (folder / "f9.png").unlink()
     (folder / "f9.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(ValueError, match=r"f9\.png: image file not found"):
+    with pytest.raises(ValueError, match=r"f9\.png: a link whose target is missing"):
         check_sequence(target_of(folder), "the vessel")
 
 

@@ -30,8 +30,8 @@ def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.
     """
     if region.dtype != bool or region.shape != image.shape[:2] or not region.any():
         raise ValueError(
-            f"the region has {int(region.sum())} pixels, type {region.dtype} and shape {region.shape}, expected 1 or more,"
-            f" bool, and the image's shape {image.shape[:2]}"
+            f"the region has {int(region.sum())} pixels, type {region.dtype} and shape {region.shape}, expected 1 or"
+            f" more, bool, and the image's shape {image.shape[:2]}"
         )
     return _outlined(image, region) if how == "outline" else _cropped(image, region)
 

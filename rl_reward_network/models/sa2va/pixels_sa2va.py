@@ -17,7 +17,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from rl_reward_network.depth import is_cut, is_deep
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SCALE_IT = "; scale it to 0..255, all images of a data set alike, e.g. by load_image of rl_reward_network.data.images"
 ImageLike = Image.Image | np.ndarray
 
 
@@ -48,32 +51,27 @@ def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
     return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
 
 
-def check_regions(regions: np.ndarray | None, image: ImageLike) -> None:
-    """Check the regions of an image; None is allowed.
-
-    Raises:
-        ValueError: they are not bool (or 0 and 1) of shape (N, H, W), or (H, W) is not the size of the image.
-    """
-    if regions is None:
-        return
-    masks, size = np.asarray(regions), to_rgb(image).size[::-1]
-    binary = masks.dtype == bool or (masks.dtype.kind in "iu" and np.isin(masks, (0, 1)).all())
-    if not binary or masks.ndim != 3 or masks.shape[1:] != size:
-        raise ValueError(
-            f"mask_prompts: regions must be bool (N, H, W) of the size of their image, (H, W) = {size}, got"
-            f" {masks.dtype} {masks.shape}; threshold probabilities, and resize to the image"
-        )
-
-
-def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
+def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None) -> torch.Tensor:
     """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 
     A cell belongs to a region that covers its sample point (nearest interpolation). A thin region may cover none; it
     gets the cell nearest to one of its pixels, with a warning.
 
+    Args:
+        regions: bool (N, H, W), or whole numbers 0 and 1.
+        grid: g.
+        image: whose regions they are, where their size is to be checked.
+
     Raises:
-        ValueError: the array is not (N, H, W), or a region has no pixel at all.
+        ValueError: the array is not (N, H, W) of bool, (H, W) is not the size of the image, or a region has no pixel.
     """
+    given, size = np.asarray(regions), None if image is None else to_rgb(image).size[::-1]
+    binary = given.dtype == bool or (given.dtype.kind in "iu" and np.isin(given, (0, 1)).all())
+    if not binary or (size is not None and given.shape[1:] != size):
+        raise ValueError(
+            f"mask_prompts: regions must be bool (N, H, W) of the size of their image{f', (H, W) = {size}' if size else ''}"
+            f", got {given.dtype} {given.shape}; threshold probabilities, and resize to the image"
+        )
     masks = torch.as_tensor(np.asarray(regions)).bool()
     if masks.ndim != 3 or not len(masks):
         raise ValueError(f"mask_prompts must be (N, H, W) with N >= 1 for each image, got shape {tuple(masks.shape)}")
@@ -97,6 +95,8 @@ def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448
     >>> tile_grid(700, 640), tile_grid(420, 380), tile_grid(1280, 720, max_tiles=1)
     ((2, 2), (1, 1), (1, 1))
     """
+    if max_tiles < 1:
+        raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
     grids = [(c, r) for c in range(1, max_tiles + 1) for r in range(1, max_tiles // c + 1)]
     best, best_gap = (1, 1), float("inf")
     for cols, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
@@ -111,15 +111,17 @@ def to_rgb(image: ImageLike) -> Image.Image:
     """The image as PIL RGB.
 
     Raises:
-        ValueError: an array that is not uint8 (H, W, 3), or no image at all.
+        ValueError: an array that is not uint8 (H, W, 3), a picture of more than 8 bit, or no image at all.
     """
     if not isinstance(image, ImageLike):
         open_it = f"; open it: PIL.Image.open({str(image)!r})" if isinstance(image, str | os.PathLike) else ""
         raise ValueError(f"image is {image!r:.100}, expected a PIL image or a uint8 array (H, W, 3){open_it}")
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}")
+            raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}{SCALE_IT}")
         image = Image.fromarray(image)
+    if is_deep(image) or is_cut(image):
+        raise ValueError(f"a PIL image must have 8 bit per channel, got mode {image.mode} of 16 or 32{SCALE_IT}")
     return image.convert("RGB")
 
 

@@ -95,9 +95,7 @@ def predict_forward(
     if video is not None and not (image is None and mask_prompts is None and not past_text):
         raise ValueError("video is given together with image, mask_prompts or past_text; leave those out, or the video")
     if not isinstance(text, str):
-        raise ValueError(
-            f"text is {text!r:.60}, expected a string: the user's turn with <image> at the image's place"
-        )
+        raise ValueError(f"text is {text!r:.60}, expected a string: the user's turn with <image> at the image's place")
     if processor is None and tokenizer is None:
         raise ValueError("processor and tokenizer are None; give processor=Sa2VAProcessor.from_pretrained(...)")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]

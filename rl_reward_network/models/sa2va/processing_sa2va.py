@@ -19,14 +19,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
 from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
-from rl_reward_network.models.sa2va.pixels_sa2va import (
-    ImageLike,
-    check_regions,
-    cut_tiles,
-    region_cells,
-    sam_pixels,
-    tile_pixels,
-)
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_PLACEHOLDER,
     INTERNVL_TOKENS,
@@ -80,6 +73,8 @@ class Sa2VAProcessor:
         """
         if template not in TEMPLATES:
             raise ValueError(f"template is {template!r}, known are {sorted(TEMPLATES)}")
+        if max_tiles < 1:
+            raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
         self.tokenizer = tokenizer
         self.template = TEMPLATES[template]
         self.template_name = template
@@ -93,17 +88,6 @@ class Sa2VAProcessor:
         self.image_token_id, self.seg_token_id = special[self.image_tokens.context], special[SEG]
         self.never_sampled_ids = [special[token] for token in self.image_tokens.never_sampled]
         self.chat = chat_instruction(tokenizer) if patches else self.template.instruction
-
-    @property
-    def max_tiles(self) -> int:
-        """Largest number of tiles of one image, without the thumbnail; setting it below 1 raises a ValueError."""
-        return self._max_tiles
-
-    @max_tiles.setter
-    def max_tiles(self, count: int) -> None:
-        if count < 1:
-            raise ValueError(f"max_tiles is {count}, expected 1 or more")
-        self._max_tiles = count
 
     @classmethod
     def from_pretrained(
@@ -215,9 +199,9 @@ class Sa2VAProcessor:
         """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
         return sam_pixels(image, self.sam_image_size)
 
-    def region_cells(self, regions: np.ndarray) -> torch.Tensor:
-        """bool (N, g, g) of region masks (N, H, W); see `pixels_sa2va.region_cells`."""
-        return region_cells(regions, self.grid)
+    def region_cells(self, regions: np.ndarray, image: ImageLike | None = None) -> torch.Tensor:
+        """bool (N, g, g) of region masks (N, H, W) of an image; see `pixels_sa2va.region_cells`."""
+        return region_cells(regions, self.grid, image)
 
     # ---- text ---------------------------------------------------------------------------------------------------
 
@@ -351,9 +335,8 @@ class Sa2VAProcessor:
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
-        for region, image in zip(regions, batch, strict=True):
-            check_regions(region, image)
-        cells = [None if region is None else self.region_cells(region) for region in regions]
+        pairs = zip(regions, batch, strict=True)
+        cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
         prompts = [
             self.prompt_text(turn, count, cell, past_text)
             for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)

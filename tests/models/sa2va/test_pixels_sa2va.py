@@ -1,8 +1,14 @@
+import io
+from typing import Any
+
+import cv2
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from rl_reward_network.models.sa2va.pixels_sa2va import tile_grid, upsample_mask_logits
+from rl_reward_network.models.sa2va.pixels_sa2va import cut_tiles, sam_pixels, tile_grid, to_rgb, upsample_mask_logits
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,25 @@ def test_upsampling_goes_over_sam2s_square() -> None:
     square = F.interpolate(logits[:, None], size=(128, 128), mode="bilinear")
     expected = F.interpolate(square, size=(70, 90), mode="bilinear")[:, 0]
     assert torch.equal(upsample_mask_logits(logits, (70, 90), sam_image_size=128), expected)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        *(Image.new(mode, (9, 9)) for mode in ("I;16", "I;16L", "I;16B", "I", "F")),
+        np.zeros((9, 9), np.uint16),
+        np.zeros((9, 9, 3), np.uint16),
+        np.zeros((9, 9, 3), np.float32),
+    ],
+)
+def test_more_than_8_bit_is_refused_with_the_remedy(image: Any) -> None:
+    """Pillow would cut the values at 255."""
+    for read in (to_rgb, lambda one: cut_tiles(one, 1, 8), lambda one: sam_pixels(one, 8)):
+        with pytest.raises(ValueError, match=r"(uint8|8 bit).*; scale it to 0\.\.255, .*load_image"):
+            read(image)
+
+
+def test_an_opened_file_of_16_bit_colour_is_refused() -> None:
+    file = io.BytesIO(cv2.imencode(".png", np.full((9, 9, 3), 3000, np.uint16))[1].tobytes())
+    with pytest.raises(ValueError, match=r"8 bit per channel.*; scale it"):
+        to_rgb(Image.open(file))

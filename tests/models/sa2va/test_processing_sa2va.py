@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -129,7 +131,7 @@ def test_templates_never_emit_a_system_message() -> None:
 
 
 def test_tiles_are_counted_from_one_whenever_they_are_set(tiny_processor: Sa2VAProcessor) -> None:
-    before = tiny_processor.max_tiles
+    processor = copy.copy(tiny_processor)
+    processor.max_tiles = -3
     with pytest.raises(ValueError, match="max_tiles is -3, expected 1 or more"):
-        tiny_processor.max_tiles = -3
-    assert tiny_processor.max_tiles == before
+        processor("<image>a", np.zeros((20, 30, 3), np.uint8))

@@ -1,0 +1,191 @@
+"""Pixels of DICOM files: the stored values of a frame, and the frame as it is meant to be seen.
+
+The modality transform and the first window (or lookup table) of the file or frame are applied, MONOCHROME1 is inverted.
+Files without preamble or meta information, as old archives write them, are read, too. Source: DICOM PS3.3, C.7.6.3,
+C.7.6.16 and C.11.2; PS3.5, 8.1.1; pydicom.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pydicom
+from pydicom.dataset import Dataset
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi_lut
+from pydicom.pixels.utils import pixel_array
+from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
+
+from rl_reward_network.data.images import missing_file, not_fetched, start_of
+
+SUFFIXES = (".dcm", ".dicom", ".ima")
+MAGIC = b"DICM"  # after 128 bytes
+BARE = (b"\x02\0", b"\x08\0")  # without a preamble: the groups of tags that come first
+MAY_BE_EMPTY = ("VOILUTFunction", "WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
+DEEPEST = 16  # bits of what is written
+EXPORT = "export it again from the archive"
+
+
+def load_frame(path: Path, frame: int) -> np.ndarray:
+    """A frame as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
+
+    Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit.
+
+    Args:
+        path: the file.
+        frame: from 0.
+
+    Raises:
+        ValueError: damaged, or compressed in a way that no installed package decodes.
+    """
+    return next(iter_frames(path, [frame]))
+
+
+def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
+    """Frames of a file as `load_frame` gives them, read one at a time; the header is read once.
+
+    Raises:
+        ValueError: as `load_frame`.
+    """
+    header = Dataset()
+    for frame in frames:
+        header = header or read_header(path)
+        stored = stored_values(path, frame, header)
+        try:
+            seen = _as_seen(stored, _of_frame(header, frame))
+        except Exception as error:  # of tags of any kind: AttributeError, IndexError, TypeError, OverflowError, ...
+            raise ValueError(
+                f"{path}: its window or table is not usable ({error}); correct it, or export it again"
+            ) from error
+        yield seen
+
+
+def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> np.ndarray:
+    """The stored values of a frame, without any transform: integers (H, W), or (H, W, 3) of colour, which becomes RGB.
+
+    Args:
+        path: the file.
+        frame: from 0.
+        header: of the file, where it was read before.
+
+    Raises:
+        ValueError: as `load_frame`.
+    """
+    header = header or read_header(path)
+    try:
+        syntax = header.file_meta.get("TransferSyntaxUID")
+        shifted = header.get("HighBit", 0) >= header.get("BitsStored", 16) and (not syntax or _in_words(syntax))
+        source = path if syntax else _with_meta(path)
+        if not shifted:
+            return pixel_array(source, index=frame)
+        return _without_unused_bits(pixel_array(source, index=frame, correct_unused_bits=False), header)
+    except Exception as error:  # decoders raise RuntimeError, NotImplementedError, ValueError, AttributeError, ...
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{path}: pixels cannot be decoded (frame {frame + 1}, {type(error).__name__}: {reason}); decompress it,"
+            f" e.g. by dcmdjpeg or gdcmconv --raw, or {EXPORT}"
+        ) from error
+
+
+def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
+    """The tags before the pixels.
+
+    Args:
+        path: the file.
+        tags: the keywords to read; None: all.
+
+    Raises:
+        ValueError: not there, not DICOM, or damaged; names the file and the remedy.
+    """
+    start = start_of(path)
+    if found := not_fetched(start):
+        raise ValueError(f"{path}: not a DICOM file ({found[0]}); {found[1]}")
+    if not path.is_file():
+        raise ValueError(missing_file(path))
+    if not begins_as_dicom(path):
+        what = "it begins otherwise" if start else "the file is empty"
+        raise ValueError(f"{path}: not a DICOM file ({what}); copy it again, {EXPORT}, or leave it out")
+    try:
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags, force=True)
+        if tags:
+            list(header)  # damaged values are met when they are parsed
+    except Exception as error:  # of a damaged header: InvalidDicomError, EOFError, KeyError, struct.error, ...
+        raise ValueError(
+            f"{path}: not a readable DICOM file ({type(error).__name__}: {error}); copy it again, or {EXPORT}"
+        ) from error
+    return header
+
+
+def begins_as_dicom(path: Path) -> bool:
+    """Whether a file has DICOM's mark; or begins with tags, without a preamble, and has no suffix of another format."""
+    start, suffix = start_of(path), path.suffix.lower()
+    bare = start[:2] in BARE and start[3:4] == b"\0" and (suffix in ("", *SUFFIXES) or suffix[1:].isdecimal())
+    return bare or start[128:132] == MAGIC
+
+
+def _with_meta(path: Path) -> Dataset:
+    """A whole file that does not say how it is encoded: as pydicom found it to be."""
+    dataset = pydicom.dcmread(path, force=True)
+    implicit, little = dataset.original_encoding
+    explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+    dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+    return dataset
+
+
+def _in_words(syntax: pydicom.uid.UID) -> bool:
+    """Whether pixels are stored as whole words, unused bits included; other codecs store the used bits alone."""
+    return not syntax.is_encapsulated or syntax == RLELossless
+
+
+def _without_unused_bits(values: np.ndarray, header: Dataset) -> np.ndarray:
+    """The values of words whose highest used bit is `HighBit`."""
+    above = header.BitsAllocated - 1 - header.HighBit
+    return values << above >> (header.BitsAllocated - header.BitsStored)  # with the sign, if there is one
+
+
+def _of_frame(header: Dataset, frame: int) -> Dataset:
+    """The header of a file, with the transforms that an enhanced file holds for all frames or for one of them."""
+    dataset = Dataset()
+    dataset.update(header)
+    dataset.set_original_encoding(*header.original_encoding)  # tables need it
+    shared, own = (header.get(f"{kind}FunctionalGroupsSequence") or [] for kind in ("Shared", "PerFrame"))
+    for group in [*shared[:1], *([own[frame]] if own else [])]:
+        for transform in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for item in group.get(transform) or []:
+                dataset.update(item)
+    for keyword in MAY_BE_EMPTY:  # pydicom takes an empty one for a value, and needs both of a pair
+        if keyword in dataset and dataset.get(keyword) in (None, ""):
+            delattr(dataset, keyword)
+    if "RescaleSlope" in dataset or "RescaleIntercept" in dataset:
+        dataset.RescaleSlope = dataset.get("RescaleSlope", 1)
+        dataset.RescaleIntercept = dataset.get("RescaleIntercept", 0)
+    return dataset
+
+
+def _as_seen(stored: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """The stored values by the palette, or by the transforms of grey."""
+    if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        bits = dataset.RedPaletteColorLookupTableDescriptor[2]
+        return (apply_color_lut(stored, dataset)[..., :3] >> (bits - 8)).astype(np.uint8)
+    if stored.ndim == 3:
+        return (stored >> max(dataset.BitsStored - 8, 0)).astype(np.uint8)
+    seen = apply_voi_lut(apply_modality_lut(stored, dataset), dataset)
+    low, high = _range(dataset)
+    if low == high:
+        raise ValueError("RescaleSlope is 0")
+    share = np.clip((seen.astype(np.float64) - low) / (high - low), 0, 1)
+    share = 1 - share if dataset.PhotometricInterpretation == "MONOCHROME1" else share
+    bits = min(dataset.BitsStored, DEEPEST)
+    return np.round(share * (2**bits - 1 if bits > 8 else 255)).astype(np.uint16 if bits > 8 else np.uint8)
+
+
+def _range(dataset: Dataset) -> tuple[float, float]:
+    """The values that are black and white after the transforms: of the last table, else of the stored bits."""
+    for tables in ("VOILUTSequence", "ModalityLUTSequence"):
+        if dataset.get(tables):
+            return 0.0, float(2 ** dataset[tables][0].LUTDescriptor[2] - 1)
+    low = -(2 ** (dataset.BitsStored - 1)) if dataset.PixelRepresentation else 0
+    slope, intercept = float(dataset.get("RescaleSlope", 1)), float(dataset.get("RescaleIntercept", 0))
+    ends = low * slope + intercept, (low + 2**dataset.BitsStored - 1) * slope + intercept
+    return (
+        ends if "WindowWidth" in dataset else (min(ends), max(ends))
+    )  # pydicom's window ends where the stored bits do

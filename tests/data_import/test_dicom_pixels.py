@@ -1,0 +1,145 @@
+"""Pixels of DICOM files: depth, sign, unused bits, polarity, encodings, and what is damaged."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from pydicom.uid import (
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEGLSLossless,
+    RLELossless,
+)
+
+from rl_reward_network.data_import.dicom import recognise_dicom
+from rl_reward_network.data_import.dicom_pixels import load_frame, read_header, stored_values
+from rl_reward_network.data_import.layouts import recognise_layout
+from tests.data_import.sources import SIZE
+from tests.data_import.test_dicom import grid, write_dicom
+
+
+@pytest.mark.parametrize("high", [11, 13, 15])
+@pytest.mark.parametrize("encoded", [ExplicitVRLittleEndian, RLELossless])
+def test_bits_above_and_below_the_used_ones_are_dropped(tmp_path: Path, high: int, encoded: pydicom.uid.UID) -> None:
+    values = grid(4095)
+    noise = np.random.default_rng(1).integers(0, 2**16, SIZE)
+    used = 0xFFF << (high - 11)
+    path = write_dicom(tmp_path / "a.dcm", values << (high - 11) | noise & ~used & 0xFFFF, HighBit=high)
+    if encoded == RLELossless:
+        compressed(path, encoded)
+    assert (stored_values(path) == values).all()
+    assert (load_frame(path, 0) == values).all()
+
+
+def test_a_sign_is_that_of_the_used_bits(tmp_path: Path) -> None:
+    values = grid(4095) - 2048
+    path = write_dicom(tmp_path / "a.dcm", (values & 0xFFF) << 4, HighBit=15, PixelRepresentation=1)
+    assert (stored_values(path) == values).all()
+    assert (load_frame(path, 0) == values + 2048).all()
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+@pytest.mark.parametrize("window", [{}, {"WindowCenter": 0, "WindowWidth": 2000}])
+def test_a_negative_slope_turns_dark_and_bright(tmp_path: Path, bits: int, window: dict[str, Any]) -> None:
+    high = 2**bits - 1
+    up = write_dicom(tmp_path / "up.dcm", grid(high), bits, RescaleSlope=1, RescaleIntercept=-1000, **window)
+    falling = {"RescaleSlope": -1, "RescaleIntercept": high - 1000}
+    down = write_dicom(tmp_path / "down.dcm", high - grid(high), bits, **falling, **window)
+    assert (load_frame(up, 0) == load_frame(down, 0)).all()
+
+
+def test_a_slope_alone_changes_nothing(tmp_path: Path) -> None:
+    assert (load_frame(write_dicom(tmp_path / "a.dcm", grid(4095), RescaleSlope=4), 0) == grid(4095)).all()
+
+
+def compressed(path: Path, syntax: pydicom.uid.UID) -> None:
+    dataset = pydicom.dcmread(path)
+    dataset.compress(syntax, generate_instance_uid=False)
+    dataset.save_as(path)
+
+
+def test_a_lossless_codec_gives_the_values(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095))
+    compressed(path, RLELossless)
+    assert (load_frame(path, 0) == grid(4095)).all()
+
+
+def test_a_codec_that_no_package_decodes_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095))
+    dataset = pydicom.dcmread(path)
+    dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
+    dataset.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xd9"])
+    dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(path)
+    with pytest.raises(ValueError, match=r"a\.dcm: pixels cannot be decoded .*gdcmconv --raw") as error:
+        load_frame(path, 0)
+    assert "force" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian])
+@pytest.mark.parametrize("suffix", [".dcm", ".IMA", ""])
+@pytest.mark.parametrize("kept", ["all", "meta", "none"])
+def test_files_of_any_encoding_and_suffix_are_read_without_preamble_and_meta_too(
+    tmp_path: Path, syntax: pydicom.uid.UID, suffix: str, kept: str
+) -> None:
+    if kept == "none" and syntax == ExplicitVRBigEndian:
+        pytest.skip("nothing tells it from other files")
+    path = write_dicom(tmp_path / f"images/a{suffix}", grid(4095))
+    dataset = pydicom.dcmread(path)
+    if syntax == ExplicitVRBigEndian:
+        dataset.PixelData = grid(4095).astype(">u2").tobytes()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    pydicom.dcmwrite(path, dataset, implicit_vr=syntax.is_implicit_VR, little_endian=syntax.is_little_endian)
+    whole = path.read_bytes()
+    meta = 12 + int.from_bytes(whole[140:144], "little")  # (0002,0000) and what it counts
+    path.write_bytes({"all": whole, "meta": whole[132:], "none": whole[132 + meta :]}[kept])
+    assert recognise_dicom(tmp_path) == "1 DICOM files"
+    assert (load_frame(path, 0) == grid(4095)).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_damage_is_a_value_error_or_none(tmp_path: Path) -> None:
+    """Each byte of the header, and the length of the file."""
+    path = write_dicom(tmp_path / "a.dcm", grid(4095)[:8, :8])
+    whole = path.read_bytes()
+    for place in range(132, len(whole) - 120, 7):
+        for data in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]):
+            path.write_bytes(data)
+            with suppress(ValueError):  # none where only the patient's name is damaged
+                load_frame(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer.*git lfs pull"),
+        (b"<html>", "a web page"),
+        (b"", "the file is empty"),
+        (b"\x1f\x8b\x08\x00 zipped", "it begins otherwise.*export it again"),
+    ],
+)
+def test_what_is_no_dicom_file_is_named(tmp_path: Path, start: bytes, message: str) -> None:
+    (tmp_path / "a.dcm").write_bytes(start)
+    with pytest.raises(ValueError, match=rf"a\.dcm: not a DICOM file .*{message}"):
+        read_header(tmp_path / "a.dcm")
+
+
+def test_other_files_are_not_taken_for_dicom(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("words")
+    (tmp_path / "index.bin").write_bytes(b"\x08\0\x05\0 numbers")
+    with pytest.raises(ValueError, match="no known layout"):
+        recognise_layout(tmp_path)
+
+
+def test_more_than_16_bit_are_brought_to_16(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(65535), 16)
+    dataset = pydicom.dcmread(path)
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 32, 32, 31
+    dataset.PixelData = (grid(65535).astype(np.uint32) << 16).tobytes()
+    dataset.save_as(path)
+    assert np.abs(load_frame(path, 0) - grid(65535)).max() <= 1
