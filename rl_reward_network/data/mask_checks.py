@@ -49,7 +49,7 @@ def mask_shape(mask: np.ndarray) -> MaskShape:
 
 def field_of_view(shapes: Sequence[MaskShape]) -> str:
     """The note that all masks are nearly the same large area, as fields of view are; "" where they are not."""
-    if len(shapes) < FEW or min(shape.share for shape in shapes) < LARGE:
+    if len(shapes) < FEW or any(shape.share < LARGE or shape.inverted for shape in shapes):
         return ""
     thumbnails = np.stack([shape.thumbnail for shape in shapes])
     mean = thumbnails.mean(axis=0)

@@ -97,12 +97,16 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
     double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
     faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
     notes += _unmatched(pairs, masks, source)
+    left_out: list[tuple[Path, str]] = []
     for image, fitting in pairs.items():
         pairs[image], others = _preferred(fitting)
         if others:
-            first = pairs[image][0].parent.name
-            notes.append(f"masks in {others[0].parent.name}/ left out, since {first}/ holds masks of the same images")
+            taken = listed(pairs[image][:1], source)
+            left_out.append((others[0], taken))
         faults += [] if _parts_of_one(pairs[image]) else several_masks(pairs[image], source)
+    for other, taken in left_out[:1]:
+        of = f"such as {listed([other], source)}"
+        notes.append(f"masks of {len(left_out)} image(s) left out, {of}, since each has one such as {taken}")
     joined = [found for found in pairs.values() if len(found) > 1]
     notes += [f"{len(joined)} mask(s) joined of several files: {listed(joined[0], source)}"] if joined else []
     return pairs, list(dict.fromkeys(faults)), list(dict.fromkeys(notes))

@@ -184,7 +184,10 @@ def test_a_drawing_comes_before_the_field_of_view(tmp_path: Path, manual: str) -
     for number in range(5):
         save(tmp_path / f"training/mask/{number}_training_mask.png", as_255(np.ones(SIZE, bool)))
     assert (joined(tmp_path, "training/3_training.png") == truth(3)).all()
-    assert any("masks in mask/ left out" in note for note in read_paired_folders(tmp_path).notes)
+    notes = read_paired_folders(tmp_path).notes
+    assert any(
+        "masks of 5 image(s) left out, such as training/mask/0_training_mask.png, since" in note for note in notes
+    )
 
 
 def test_a_beginning_that_several_images_share_pairs_nothing(tmp_path: Path) -> None:

@@ -68,9 +68,10 @@ def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None)
     given, size = np.asarray(regions), None if image is None else to_rgb(image).size[::-1]
     binary = given.dtype == bool or (given.dtype.kind in "iu" and np.isin(given, (0, 1)).all())
     if not binary or (size is not None and given.shape[1:] != size):
+        of_size = f", (H, W) = {size}" if size else ""
         raise ValueError(
-            f"mask_prompts: regions must be bool (N, H, W) of the size of their image{f', (H, W) = {size}' if size else ''}"
-            f", got {given.dtype} {given.shape}; threshold probabilities, and resize to the image"
+            f"mask_prompts: regions must be bool (N, H, W) of the size of their image{of_size}, got {given.dtype} "
+            f"{given.shape}; threshold probabilities, and resize to the image"
         )
     masks = torch.as_tensor(np.asarray(regions)).bool()
     if masks.ndim != 3 or not len(masks):
