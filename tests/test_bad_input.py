@@ -115,7 +115,7 @@ DATA: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "image missing": (IMAGE.unlink, (RECORD, f"{IMAGE}: image file not found; put it there, or delete its record")),
     "image of 0 bytes": (
         lambda: IMAGE.write_bytes(b""),
-        (RECORD, f"{IMAGE}: not a readable image (the file is empty); save it again as PNG or JPEG"),
+        (RECORD, f"{IMAGE}: not a readable image (the file is empty); copy or download it again"),
     ),
     "not an image": (
         lambda: IMAGE.write_text("hello"),

@@ -164,6 +164,20 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     return np.asarray(image)
 
 
+def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:
+    """The stored numbers in the bytes of an image file, (H, W) or (H, W, C).
+
+    Args:
+        data: bytes of the file.
+        name: stands for the path in messages.
+        most_pixels: a larger picture is refused before it is decoded.
+
+    Raises:
+        ValueError: as `load_image`.
+    """
+    return np.asarray(_still(io.BytesIO(data), name, data[:START], most_pixels=most_pixels))
+
+
 def check_name(path: Path) -> None:
     """Refuse a name that is not UTF-8, as old archives write it: it can be neither printed nor stored.
 

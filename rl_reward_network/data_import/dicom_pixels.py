@@ -74,7 +74,7 @@ def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> 
     try:
         syntax = header.file_meta.get("TransferSyntaxUID")
         shifted = header.get("HighBit", 0) >= header.get("BitsStored", 16) and (not syntax or _in_words(syntax))
-        source = path if syntax else _with_meta(path)
+        source = path if syntax and not syntax.is_deflated else _whole(path)
         if not shifted:
             return pixel_array(source, index=frame)
         return _without_unused_bits(pixel_array(source, index=frame, correct_unused_bits=False), header)
@@ -122,12 +122,13 @@ def begins_as_dicom(path: Path) -> bool:
     return bare or start[128:132] == MAGIC
 
 
-def _with_meta(path: Path) -> Dataset:
-    """A whole file that does not say how it is encoded: as pydicom found it to be."""
+def _whole(path: Path) -> Dataset:
+    """A whole file; one that does not say how it is encoded is taken for what pydicom found it to be."""
     dataset = pydicom.dcmread(path, force=True)
-    implicit, little = dataset.original_encoding
-    explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
-    dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
+    if "TransferSyntaxUID" not in dataset.file_meta:
+        implicit, little = dataset.original_encoding
+        explicit = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
+        dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else explicit
     return dataset
 
 

@@ -118,7 +118,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         found, broken = replace(found, items=[one.item for one in seen]), {}
     found.notes.extend(_turned_note(source, seen))
     found.faults.extend(_flat_fault(source, seen, found))
-    points = _fault_list(source, [*found.faults, *broken.values()], len(broken))
+    points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
     try:
         groups, groups_from = groups_of(found.items, options.groups, options.group_regex, options.own_groups)

@@ -98,17 +98,29 @@ def _picture(label: str) -> Any:
 def _drawing() -> Any:
     brush = gr.Brush(colors=COLOURS, default_color=COLOURS[0])
     options = {"sources": [], "layers": False, "transforms": [], "eraser": gr.Eraser(), "brush": brush}
-    return gr.ImageEditor(label="draw over an object", format="png", **options)
+    return _undecoded(gr.ImageEditor, convert_and_format_image=_as_sent)(
+        label="draw over an object", format="png", **options
+    )
+
+
+def _as_sent(_: Any, file: Any, flatten_on_white: bool = False) -> str | bytes | None:
+    """The path or the bytes of a layer; of nothing else, since Gradio flattens the picture below and the whole."""
+    return None if file is None or flatten_on_white else getattr(file, "path", file)
 
 
 def upload(**options: Any) -> Any:
     """An image of the user, as the path of its file.
 
-    Gradio's own preprocessing would decode the file, and fail with messages that name its folder. Its metaclass is
-    left out: for each subclass it writes a .pyi beside this file.
-
     Args:
         options: of `gr.Image`.
     """
-    changed = {"preprocess": lambda _, payload: payload and payload.path}
-    return ABCMeta.__new__(type(gr.Image), gr.Image.__name__, (gr.Image,), changed)(type="filepath", **options)
+    return _undecoded(gr.Image, preprocess=lambda _, payload: payload and payload.path)(type="filepath", **options)
+
+
+def _undecoded(component: Any, **methods: Any) -> Any:
+    """A component of Gradio with methods that leave files as they are.
+
+    Gradio's own would decode files of any size, and fail with messages that name their folder. Its metaclass is left
+    out: for each subclass it writes a .pyi beside this file.
+    """
+    return ABCMeta.__new__(type(component), component.__name__, (component,), methods)

@@ -12,6 +12,7 @@ import numpy as np
 
 from rl_reward_network.demo.answers import Answers
 from rl_reward_network.demo.components import Parts, make_parts
+from rl_reward_network.demo.uploads import open_layer
 
 TITLE = "Sa2VA: prompts, masks, predicted quality"
 GUIDE = "Upload an image or pick an example, choose a prompt, then press Segment; draw over an object to describe it."
@@ -48,7 +49,7 @@ def _connect(answers: Answers, parts: Parts) -> None:
         return shown.overlay, shown.soft, shown.errors, shown.fused, shown.words
 
     def describe(path: str | None, drawing: dict[str, Any] | None) -> str:
-        return answers.caption(path, drawn_region(drawing))
+        return answers.caption(path, drawn_region(drawing, answers.folder))
 
     asked = [parts.image, parts.prompt, parts.by_policy, parts.weight]
     shown = [parts.overlay, parts.soft, parts.errors, parts.fused, parts.words]
@@ -107,10 +108,20 @@ def guarded(call: Callable[..., Any], lock: AbstractContextManager[Any] = UNLOCK
     return called
 
 
-def drawn_region(drawing: dict[str, Any] | None) -> np.ndarray | None:
-    """bool (H, W): where the user has drawn; None without a drawing."""
-    layers = (drawing or {}).get("layers") or []
-    return np.logical_or.reduce([np.asarray(layer)[..., 3] > 0 for layer in layers]) if layers else None
+def drawn_region(drawing: dict[str, Any] | None, folder: Path) -> np.ndarray | None:
+    """bool (H, W): where the user has drawn; None without a drawing.
+
+    Args:
+        drawing: of the editor; its layers are paths or bytes of PNG files.
+        folder: of uploads.
+
+    Raises:
+        ValueError: as `open_layer`, or layers of different sizes.
+    """
+    layers = [open_layer(layer, folder) for layer in (drawing or {}).get("layers") or [] if layer is not None]
+    if len({layer.shape for layer in layers}) > 1:
+        raise ValueError("the drawing has layers of different sizes: draw it again")
+    return np.logical_or.reduce(layers) if layers else None
 
 
 def launch(page: gr.Blocks, share: bool, port: int | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rl_reward_network.data.images import image_size, load_for_model
+from rl_reward_network.data.images import decode_grid, load_for_model
 from rl_reward_network.depth import Levels
 
 LONGEST_SIDE = 1024  # pixels; SAM 2 sees no more, and a larger mask holds the server for minutes
@@ -59,17 +59,27 @@ def open_upload(path: str | None, folder: Path, levels: Levels | None) -> Opened
         raise ValueError("there is no image yet: upload one, or pick an example")
     file = check_upload(path, folder)
     try:
-        _check_size(image_size(file))  # before it is decoded
-        image, _ = load_for_model(file, levels)
+        image, _ = load_for_model(file, levels, MOST_PIXELS)
     except ValueError as error:
         raise ValueError(str(error).replace(str(file), file.name)) from None
     return shrink(image)
 
 
-def _check_size(size: tuple[int, int]) -> None:
-    height, width = size
-    if height * width > MOST_PIXELS:
-        raise ValueError(f"the image has {width} x {height} pixels, expected at most {MOST_PIXELS:,}; make it smaller")
+def open_layer(layer: str | bytes, folder: Path) -> np.ndarray:
+    """bool (H, W): where a layer of a drawing is not transparent.
+
+    Args:
+        layer: path or bytes of an image file with transparency.
+        folder: of uploads.
+
+    Raises:
+        ValueError: a file elsewhere, no image, larger than a picture of the page, or without transparency.
+    """
+    data = layer if isinstance(layer, bytes) else check_upload(layer, folder).read_bytes()
+    grid = decode_grid(data, "the drawing", LONGEST_SIDE**2)
+    if grid.ndim != 3 or grid.shape[2] not in (2, 4):
+        raise ValueError("the drawing: expected an image with transparency; draw it on this page")
+    return grid[..., -1] > 0
 
 
 def shrink(image: np.ndarray) -> Opened:

@@ -8,6 +8,7 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
@@ -65,6 +66,14 @@ def compressed(path: Path, syntax: pydicom.uid.UID) -> None:
 def test_a_lossless_codec_gives_the_values(tmp_path: Path) -> None:
     path = write_dicom(tmp_path / "a.dcm", grid(4095))
     compressed(path, RLELossless)
+    assert (load_frame(path, 0) == grid(4095)).all()
+
+
+def test_a_deflated_file_is_read(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095))
+    dataset = pydicom.dcmread(path)
+    dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    dataset.save_as(path)
     assert (load_frame(path, 0) == grid(4095)).all()
 
 

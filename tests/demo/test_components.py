@@ -47,6 +47,14 @@ def test_an_upload_is_a_path_whatever_is_in_the_file(tmp_path: Path) -> None:
     assert upload.get_block_name() == "image"
 
 
+def test_a_drawing_is_not_decoded_by_gradio() -> None:
+    """A layer of 144 megapixels is a small file and gigabytes of memory."""
+    drawing = parts_of(PLAIN).drawing
+    file = SimpleNamespace(path="layer.png", orig_name="layer.png")
+    given = drawing.preprocess(SimpleNamespace(id=None, background=file, layers=[file, b"bytes"], composite=file))
+    assert given == {"background": None, "layers": ["layer.png", b"bytes"], "composite": None}
+
+
 def test_no_stub_is_written_beside_the_source() -> None:
     components.upload(render=False)
     assert not list(Path(components.__file__).parent.glob("*.pyi"))

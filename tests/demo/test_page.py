@@ -1,5 +1,6 @@
 """The page in a server, and in headless Chromium with real clicks."""
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from PIL import Image
 
 gradio = pytest.importorskip("gradio", reason="needs Gradio: pip install -e '.[demo]'")
 
@@ -28,16 +30,22 @@ FOREIGN = "![a](http://example.com/b.png) <img src=http://example.com/c.png>"  #
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def test_the_region_is_where_the_user_has_drawn() -> None:
+def test_the_region_is_where_the_user_has_drawn(tmp_path: Path) -> None:
     layer = np.zeros((4, 6, 4), np.uint8)
     layer[1, 2, 3] = 200
     other = np.zeros((4, 6, 4), np.uint8)
     other[3, 5, 3] = 1
-    region = drawn_region({"background": None, "layers": [layer, other], "composite": None})
+    Image.fromarray(layer).save(tmp_path / "layer.png")
+    file = io.BytesIO()
+    Image.fromarray(other).save(file, "PNG")
+    layers = [str(tmp_path / "layer.png"), None, file.getvalue()]
+    region = drawn_region({"background": None, "layers": layers, "composite": None}, tmp_path)
     assert region is not None
     assert np.argwhere(region).tolist() == [[1, 2], [3, 5]]
-    assert drawn_region(None) is None
-    assert drawn_region({"layers": []}) is None
+    assert drawn_region(None, tmp_path) is drawn_region({"layers": []}, tmp_path) is None
+    Image.new("RGBA", (9, 9)).save(tmp_path / "larger.png")
+    with pytest.raises(ValueError, match="layers of different sizes"):
+        drawn_region({"layers": [*layers, str(tmp_path / "larger.png")]}, tmp_path)
 
 
 def message_of(error: Exception) -> str:

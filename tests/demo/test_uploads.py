@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.demo.uploads import open_upload
+from rl_reward_network.demo.uploads import open_layer, open_upload
 
 
 def refused(path: Path, folder: Path) -> str:
@@ -50,7 +50,9 @@ def test_the_size_is_checked_before_pixels_are_decoded(tmp_path: Path) -> None:
     pixels = b"IDAT" + b"damaged"  # decoding would fail with another message
     parts = [pack(">I", len(part) - 4) + part + pack(">I", zlib.crc32(part)) for part in (header, pixels)]
     (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-    assert "10000 x 6000 pixels, expected at most 50,000,000" in refused(tmp_path / "huge.png", tmp_path)
+    assert "10000 x 6000 pixels, expected at most 50 million; make it smaller" in refused(
+        tmp_path / "huge.png", tmp_path
+    )
 
 
 def test_a_large_image_is_shrunk_and_a_small_one_kept(tmp_path: Path) -> None:
@@ -71,3 +73,16 @@ def test_a_deep_image_is_shown(tmp_path: Path) -> None:
     opened = open_upload(str(tmp_path / "deep.png"), tmp_path, None).image
     assert opened.dtype == np.uint8
     assert opened.max() == 255
+
+
+def test_a_layer_is_checked_before_it_is_decoded(tmp_path: Path) -> None:
+    Image.new("1", (12_000, 12_000)).save(tmp_path / "huge.png")
+    for layer in (str(tmp_path / "huge.png"), (tmp_path / "huge.png").read_bytes()):
+        with pytest.raises(ValueError, match="the drawing: 12000 x 12000 pixels, expected at most 1 million"):
+            open_layer(layer, tmp_path)
+    (tmp_path / "uploads").mkdir()
+    with pytest.raises(ValueError, match="no upload and no example"):
+        open_layer(str(tmp_path / "huge.png"), tmp_path / "uploads")
+    Image.new("L", (9, 9)).save(tmp_path / "grey.png")
+    with pytest.raises(ValueError, match="expected an image with transparency"):
+        open_layer(str(tmp_path / "grey.png"), tmp_path)
