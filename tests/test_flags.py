@@ -7,7 +7,7 @@ import pytest
 import tyro
 from tyro.constructors import ConstructorRegistry
 
-from rl_reward_network.flags import RARE, Rare, changed, common_flags
+from rl_reward_network.flags import RARE, Rare, changed, check_at_least, common_flags
 
 
 @dataclass
@@ -54,3 +54,11 @@ def test_changed_flags_are_named() -> None:
     assert changed(Inner(), "size", "slack") == []
     assert changed(Inner(size=2, slack=1.0), "slack", "size") == ["--slack", "--size"]
     assert changed(Inner(size=2, slack=1.0), "slack") == ["--slack"]
+
+
+def test_counts_are_one_or_more_or_not_given() -> None:
+    check_at_least(Inner(size=1), 1, "size")
+    check_at_least(Outer(), 1, "depth")
+    for value in (0, -3):
+        with pytest.raises(ValueError, match=f"size is {value}, expected 1 or more"):
+            check_at_least(Inner(size=value), 1, "size")

@@ -9,7 +9,7 @@ The file is a list of records. `image` (a file under `images/`, with or without 
 | `mask`, 3 levels `[[[x1, y1, ...], ...], ...]` | official format: a list of polygons per phrase, as many as phrases |
 | `mask`, RLE | COCO RLE (compressed or not) wherever a polygon can stand, or alone |
 | `mask_png` | a file under the data folder, or a list with one per phrase; wins over `mask` |
-| `group`, `series` | patient, and sequence of nearly identical frames; else read from the file name |
+| `group`, `series` | patient (see `patients.py`), and sequence of nearly identical frames; else from the file name |
 | `width`, `height` (or labelme's `imageWidth`, `imageHeight`) | checked against the image after EXIF rotation |
 
 Phrases of a record that differ only in case or a final dot are one object, the union of their masks. The same image
@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -30,6 +30,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import image_header
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
+from rl_reward_network.data.patients import one_spelling
 from rl_reward_network.data.sample import Sample, pseudonym, with_levels
 from rl_reward_network.depth import Levels
 
@@ -56,6 +57,8 @@ class _Notes:
     left_bare: int = 0
     deep: dict[Path, str] = field(default_factory=dict)
     """Image of more than 8 bit -> key of its levels, see `grey_levels`."""
+    patients: dict[str, str] = field(default_factory=dict)
+    """Name of a patient -> the spelling that stands for all of them, see `patients`."""
 
     def warn(self, file: str) -> None:
         """Issue at most one warning of each kind; none names an image."""
@@ -95,7 +98,7 @@ def read_annotations(
     path = root / annotations
     pattern = compile_group_regex(group_regex)
     records = _read_records(path)
-    notes = _Notes()
+    notes = _Notes(patients=one_spelling(_groups_named(records, pattern)))
     samples: dict[str, Sample] = {}
     series_of: dict[Path, str] = {}
     levels: dict[int, int] = {}
@@ -219,14 +222,15 @@ def _read_record(record: dict[str, Any], root: Path, pattern: re.Pattern[str], n
     if notes.dropped > dropped_before:
         notes.left_bare += sum(not parts for parts in objects.values())
     spelling = {phrase_key(phrase): phrase for phrase in reversed(phrases)}  # the first spelling stays
-    series_id = pseudonym("series", group, series)
+    patient = notes.patients.get(group, group)
+    series_id = pseudonym("series", patient, series)
     if deep:
         notes.deep[path] = DATA_SET if record.get("series") is None else series_id
     return [
         Sample(
             image_path=path,
             text=spelling[key],
-            group_id=pseudonym("group", group),
+            group_id=pseudonym("group", patient),
             series_id=series_id,
             sample_id=pseudonym("sample", name, key),
             size=size,
@@ -267,6 +271,16 @@ def _group_and_series(record: dict[str, Any], name: str, pattern: re.Pattern[str
             " another patient"
         )
     return group, f"series {series}" if series else f"image {name}"
+
+
+def _groups_named(records: list[Any], pattern: re.Pattern[str]) -> Iterator[str]:
+    """The groups of the records that name one; faults are found when the records are read."""
+    for record in records:
+        group, image = (record.get(key) if isinstance(record, dict) else None for key in ("group", "image"))
+        if isinstance(group, str | int):
+            yield str(group).strip()
+        elif isinstance(image, str) and (match := pattern.search(image)) and match["group"]:
+            yield match["group"]
 
 
 def _name_field(record: dict[str, Any], key: str) -> str | None:

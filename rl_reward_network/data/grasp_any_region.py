@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_remedy
 from rl_reward_network.data.images import decode_image
+from rl_reward_network.data.patients import one_spelling
 from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
 from rl_reward_network.data.sample import pseudonym
 from rl_reward_network.depth import Levels
@@ -69,7 +70,11 @@ def read_grasp_any_region(
         raise ValueError(f"{folder}: no *.arrow file in it; give a folder of Grasp-Any-Region, or download it again")
     left_out: Counter[str] = Counter()
     bar = tqdm(shards, "reading shards", unit="shard", leave=False, delay=2)
-    regions = collect((region for shard in bar for region in _read_shard(shard, left_out, levels)), limit, left_out)
+    named = shards if GROUP in _open_shard(shards[0]).column_names else []
+    patients = one_spelling(name for shard in named for name in _group_names(shard))
+    regions = collect(
+        (region for shard in bar for region in _read_shard(shard, patients, left_out, levels)), limit, left_out
+    )
     report_left_out(folder, regions, left_out)
     _check_groups(regions)
     return regions
@@ -142,8 +147,17 @@ def locate(path: Path | str) -> Path:
         raise ValueError(f"{remedy} ({type(error).__name__})") from error
 
 
-def _read_shard(shard: Path, left_out: Counter[str], levels: Levels | None) -> Iterator[RegionSample]:
-    """The regions of one shard, row by row."""
+def _group_names(shard: Path) -> set[str]:
+    """The groups that a shard names."""
+    table = _open_shard(shard)
+    names = table.column(GROUP).to_pylist() if GROUP in table.column_names else []
+    return {str(name) for name in names if name not in (None, "")}
+
+
+def _read_shard(
+    shard: Path, patients: Mapping[str, str], left_out: Counter[str], levels: Levels | None
+) -> Iterator[RegionSample]:
+    """The regions of one shard, row by row; `patients` gives the spelling that stands for all of a name."""
     table = _open_shard(shard)
     read = [name for name in ("mask_rle", "conversations", GROUP) if name in table.column_names]  # no image among them
     batches = table.select(read).to_batches()
@@ -154,7 +168,7 @@ def _read_shard(shard: Path, left_out: Counter[str], levels: Levels | None) -> I
         elif captions := _captions(stored["conversations"], len(rles), where, left_out):
             with _image_file(shard, row) as file:
                 image_id = image_key(file, 0, file.seek(0, 2))
-            opened, group = partial(_open_image, shard, row, levels), _group(stored, where)
+            opened, group = partial(_open_image, shard, row, levels), _group(stored, patients, where)
             for index, caption in captions:
                 yield make_region(caption, rles[index], image_id, f"{where}, region {index}", opened, group)
 
@@ -167,13 +181,13 @@ def _check_groups(regions: Iterable[RegionSample]) -> None:
             raise ValueError(f"{region.where}: the same image is in another group at {other.where}; name one group")
 
 
-def _group(stored: Mapping[str, Any], where: str) -> str | None:
+def _group(stored: Mapping[str, Any], patients: Mapping[str, str], where: str) -> str | None:
     """Pseudonym of the row's group; None without that column."""
     if GROUP not in stored:
         return None
     if stored[GROUP] in (None, ""):
         raise ValueError(f"{where}: group is empty; name the patient in each row, or leave the column out")
-    return pseudonym("group", str(stored[GROUP]))
+    return pseudonym("group", patients.get(str(stored[GROUP]), str(stored[GROUP])))
 
 
 def _open_shard(shard: Path) -> "pa.Table":
@@ -269,9 +283,17 @@ def _image_file(shard: Path, row: int) -> BinaryIO:
     try:
         if text.startswith("data:"):
             return io.BytesIO(base64.b64decode(text.partition(",")[2], validate=True))
-        return (shard.parent / text).open("rb")
+        return _inside(shard.parent, text).open("rb")
     except (OSError, ValueError) as error:  # no such file, or not base64
         raise ValueError(f"{shard}: row {row}: the image cannot be opened ({error}); put the file there") from error
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The file of that name in the folder of a shard; ValueError for one outside of it, by its name or by a link."""
+    path = folder / PureWindowsPath(name).as_posix()  # with either slash
+    if PureWindowsPath(name).drive or not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} leaves the folder {folder}")
+    return path
 
 
 def _bytes_in(cell: "pa.Array") -> "pa.Buffer":

@@ -143,7 +143,8 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
 
     A palette gives its indices if its first colour is black, the background. It gives its colours if it is grey or
-    begins with another colour, as PNG optimisers write them, in any order.
+    begins with another colour, as PNG optimisers write them, in any order. A colour that is declared transparent gives
+    an alpha channel.
 
     Args:
         path: the file.
@@ -154,10 +155,12 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     """
     image = _read(path)
     if image.mode == "P":
-        colours = np.asarray(image.convert("RGB"))
-        indices = (colours != colours[:, :, :1]).any() and (image.getpalette() or [0, 0, 0])[:3] == [0, 0, 0]
-        if palette_colours or not indices:
+        colours = np.asarray(image.convert("RGBA" if "transparency" in image.info else "RGB"))
+        grey = (colours[..., :3] == colours[..., :1]).all()
+        if palette_colours or grey or (image.getpalette() or [0, 0, 0])[:3] != [0, 0, 0]:
             return colours
+    elif "transparency" in image.info:
+        return np.asarray(image.convert("RGBA"))
     return np.asarray(image)
 
 

@@ -5,7 +5,6 @@ OpenCV and Pillow, which add the outline. No other code of this project rasteris
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco
 
-from rl_reward_network.data.images import image_size, load_grid
+from rl_reward_network.data.mask_files import check_mask_size, load_mask
 
 OVERSHOOT = 1.0  # pixels a polygon may leave the image: annotation tools clamp to the border with this much slack
 LONGEST_RUN_CODE = 7  # characters of 5 bits: enough for any 32-bit run length
@@ -26,7 +25,7 @@ class MaskParts:
     Attributes:
         polygons: each float64 (2n,), x1, y1, x2, y2, ... in original pixels, n >= 3.
         rles: compressed COCO RLE, each {"size": [H, W], "counts": bytes}, runs checked.
-        pngs: image files with one channel of 0 and 1, or 0 and 255.
+        pngs: image files of 0 and 1, or 0 and 255, see `mask_files.load_mask`.
     """
 
     polygons: tuple[np.ndarray, ...] = ()
@@ -66,7 +65,7 @@ def rasterise(parts: MaskParts, size: tuple[int, int]) -> np.ndarray:
     if encoded := [*drawn, *parts.rles]:
         mask |= coco.decode(coco.merge(encoded)).astype(bool)
     for path in parts.pngs:
-        mask |= load_mask_png(path, size)
+        mask |= load_mask(path, size)
     return mask
 
 
@@ -165,35 +164,10 @@ def _decode_counts(text: bytes) -> np.ndarray:
 
 
 def parse_png(path: Path, size: tuple[int, int]) -> MaskParts:
-    """A mask in an image file; only the header is read, `load_mask_png` reads the pixels.
+    """A mask in an image file; only the header is read, `load_mask` reads the pixels.
 
     Raises:
-        ValueError: the file is missing or unreadable, or its size is not the image's.
+        ValueError: as `check_mask_size`.
     """
-    _check_png_size(path, image_size(path), size)
+    check_mask_size(path, size)
     return MaskParts(pngs=(path,))
-
-
-def load_mask_png(path: Path, size: tuple[int, int]) -> np.ndarray:
-    """bool (H, W) from an image file whose values are 0 and 1, or 0 and 255 (equal channels are allowed).
-
-    Raises:
-        ValueError: unreadable, of another size, or not binary.
-    """
-    grid = load_grid(path)
-    _check_png_size(path, grid.shape[:2], size)
-    channels = grid[:, :, None] if grid.ndim == 2 else grid[:, :, :3] if grid.shape[2] >= 3 else grid[:, :, :1]
-    values: Sequence[int] = np.unique(channels).tolist()
-    if not (set(values) <= {0, 1} or set(values) <= {0, 255}) or (channels != channels[:, :, :1]).any():
-        excerpt = f"{values[:5]}{' ...' if len(values) > 5 else ''}"
-        raise ValueError(f"{path}: a mask must hold 0 and 1, or 0 and 255, in one channel, got {excerpt}; threshold it")
-    return channels[:, :, 0] != 0
-
-
-def _check_png_size(path: Path, mask_size: Sequence[int], size: tuple[int, int]) -> None:
-    """Raise if the mask's (H, W) is not the image's."""
-    if tuple(mask_size) != tuple(size):
-        raise ValueError(
-            f"{path}: mask is {mask_size[1]} x {mask_size[0]} (width x height), but its image is {size[1]} x {size[0]} "
-            "after EXIF rotation; resize the mask with nearest neighbour"
-        )

@@ -14,7 +14,10 @@ from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
 from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
+from rl_reward_network.data.mask_checks import looks_like_mask
+from rl_reward_network.data.patients import one_spelling, patient_key
 from rl_reward_network.data.readers import REGIONS, read_images
+from rl_reward_network.data.roles import images_and_masks
 from rl_reward_network.data.sample import Sample, pseudonym, with_levels
 from rl_reward_network.data.splits import Split, select
 from rl_reward_network.depth import Levels
@@ -74,7 +77,15 @@ def open_unlabelled(
     phrases = {phrase_key(sample.text) for sample in [*found, *samples]}
     if len(phrases) > 1:
         raise ValueError(f"{root}: {FLAG}: text holds other phrases than the data ({sorted(phrases)[:3]}); use one")
-    own = [replace(sample, sample_id=pseudonym("unlabelled", sample.sample_id)) for sample in found]
+    patients = {patient_key(sample.group): sample.group_id for sample in samples}  # in whatever spelling
+    own = [
+        replace(
+            sample,
+            sample_id=pseudonym("unlabelled", sample.sample_id),
+            group_id=patients.get(patient_key(sample.group), sample.group_id),
+        )
+        for sample in found
+    ]
     _check_apart(root, own, samples, split)
     bare = [replace(sample, mask_parts=None) for sample in own]
     return Unlabelled(root, tuple(own), data_fingerprint(bare))
@@ -107,14 +118,16 @@ def _read_plain(
         for name in names
         if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
     )
+    _, masks = images_and_masks(paths, root)
+    paths = [path for path in paths if path not in set(masks)]
     if not paths:
         raise ValueError(f"{root}: {FLAG}: no images here; expected files {', '.join(IMAGE_SUFFIXES)}")
     pattern, samples, deep = compile_group_regex(group_regex), [], {}
+    found = {path: match.groupdict() for path in paths if (match := pattern.search(path.name))}
+    patients = one_spelling(groups["group"] for groups in found.values() if groups["group"])
     for path in paths:
-        name = path.relative_to(root).as_posix()
-        match = pattern.search(path.name)
-        groups = match.groupdict() if match else {}
-        group = groups.get("group") or f"unlabelled image {name}"
+        name, groups = path.relative_to(root).as_posix(), found.get(path, {})
+        group = patients.get(groups.get("group") or "") or f"unlabelled image {name}"
         series = f"series {groups['series']}" if groups.get("series") else f"image {name}"
         size, is_deep = image_header(path)
         if is_deep:
@@ -127,19 +140,33 @@ def _read_plain(
 def _check_apart(root: Path, unlabelled: Sequence[Sample], samples: Sequence[Sample], split: Split) -> None:
     """Refuse patients of the splits that must not see training, by their group and by identical pixels."""
     groups = {sample.group_id for sample in unlabelled}
-    pictures = set(_digests(unlabelled))
+    looks = _looks(unlabelled)
+    if flat := sum(flat for _, flat in looks):
+        raise ValueError(
+            f"{root}: {FLAG}: {flat} of its {len(looks)} images hold a few flat colours, as masks do; leave them out,"
+            " or put them into a folder masks/"
+        )
+    pictures = {digest for digest, _ in looks}
     for name in APART_FROM:
         if shared := groups & set(split.groups[name]):
             raise ValueError(
                 f"{root}: {FLAG}: {len(shared)} of its {len(groups)} groups are in the {name} split of the data; "
                 "leave these patients out"
             )
-        same = sum(digest in pictures for digest in _digests(select(samples, split, name)))
+        same = sum(digest in pictures for digest, _ in _looks(select(samples, split, name)))
         if same:
             raise ValueError(f"{root}: {FLAG}: {same} images are also in the {name} split of the data; leave them out")
 
 
-def _digests(samples: Sequence[Sample]) -> list[str]:
-    """Of the pixels, each image with its own levels: a copy in another format or data set is found, too."""
+def _looks(samples: Sequence[Sample]) -> list[tuple[str, bool]]:
+    """Digest of the pixels, and whether they look like a mask.
+
+    Each image has its own levels, so that a copy in another format or data set is found, too.
+    """
+
+    def look(sample: Sample) -> tuple[str, bool]:
+        image = load_image(sample.image_path)
+        return pixels_digest(image), looks_like_mask(image)
+
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda sample: pixels_digest(load_image(sample.image_path)), samples))
+        return list(threads.map(look, samples))

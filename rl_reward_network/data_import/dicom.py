@@ -4,19 +4,33 @@ Written names are neutral, and no tag is kept: patient and series are written as
 frame looks like is decided in `dicom_pixels`.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pydicom.dataset import Dataset
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_sides
-from rl_reward_network.data_import.classes import load_class_masks
-from rl_reward_network.data_import.dicom_pixels import SUFFIXES, begins_as_dicom, load_frame, read_header
-from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks, without_role
+from rl_reward_network.data.mask_files import ClassMasks, Size, classes_of, load_class_masks
+from rl_reward_network.data.roles import image_keys, images_and_masks, without_role
+from rl_reward_network.data_import.dicom_pixels import (
+    SUFFIXES,
+    begins_as_dicom,
+    load_frame,
+    read_header,
+    stored_values,
+)
+from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks
 from rl_reward_network.data_import.items import Found, Item
 
 FRAMES = ("first", "middle", "all")
-TAGS = ["PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"]
+TAGS = [
+    *("PatientID", "SeriesInstanceUID", "NumberOfFrames", "BurnedInAnnotation", "Rows", "Columns"),
+    *("Modality", "SOPClassUID"),
+]
+SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66."  # SOP classes of segmentations and other derived objects
+NO_PICTURES = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "PR", "SR", "KO", "DOC")  # Modality
 
 
 def recognise_dicom(source: Path) -> str:
@@ -29,7 +43,8 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     """One item per chosen frame; frames without a mask are unlabelled.
 
     Args:
-        source: the folder; masks are images whose stem is that of the file, or `<stem>_<n>` of its frame n (from 1).
+        source: the folder; masks are pictures or DICOM files in masks/ whose stem is that of the file, or `<stem>_<n>`
+            of its frame n (from 1), perhaps with an affix such as `_mask`.
         frames: of files with several: "first", "middle" or "all".
 
     Raises:
@@ -37,17 +52,24 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     """
     if frames not in FRAMES:
         raise ValueError(f"frames is {frames!r}, expected {', '.join(FRAMES)}")
-    masks = grouped(files_below(source, *IMAGE_SUFFIXES), lambda path: _stem(path, source))
+    files = _dicom_files(source)
+    images, mask_files = images_and_masks(files, source)
+    images = sorted({*files} - {*mask_files})
+    masks = _masks_by_stem([*files_below(source, *IMAGE_SUFFIXES), *mask_files], images, source)
     items: list[Item] = []
     faults: list[str] = []
     broken: dict[str, str] = {}
     burned = blank = assumed = 0
-    for number, path in enumerate(_dicom_files(source), 1):
+    other = Counter[str]()
+    for number, path in enumerate(images, 1):
         name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
         except ValueError as error:
             broken[name] = str(error)
+            continue
+        if kind := _other_kind(header):
+            other[kind] += 1
             continue
         try:
             blank += "Rows" not in header
@@ -63,10 +85,28 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     lost, bare = sum(map(len, masks.values())) - len(used), sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
     notes += [f"{lost} mask(s) without an image, left out"] if lost else []
+    notes += _other_objects(other)
     notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
     return Found(items, {}, faults, notes, private=True, broken=broken)
+
+
+def _other_kind(header: Dataset) -> str:
+    """The modality of an object that has pixels, but is no image; "" of an image."""
+    if str(header.get("SOPClassUID")).startswith(SEGMENTATION):
+        return "SEG"
+    modality = str(header.get("Modality"))
+    return modality if modality in NO_PICTURES else ""
+
+
+def _other_objects(counts: Counter[str]) -> list[str]:
+    """Notes on the objects that are no images."""
+    remedies = {"SEG": "; write the segmentation of each image as PNG in masks/, with the stem of its file"}
+    return [
+        f"{count} DICOM object(s) of modality {kind}, which are no images, left out{remedies.get(kind, '')}"
+        for kind, count in sorted(counts.items())
+    ]
 
 
 def _items(
@@ -94,12 +134,54 @@ def _items(
                 name=f"{name}.png" if total == 1 else f"{name}_frame_{frame + 1:04d}.png",
                 found_as=relative_path(path, source).as_posix(),
                 load_image=partial(load_frame, path, frame),
-                load_masks=partial(load_class_masks, found[0]) if found else None,
+                load_masks=_reader_of(found[0], frame, total) if found else None,
                 group=patient or None,
                 series=series or None,
             )
         )
     return items
+
+
+def _masks_by_stem(masks: list[Path], images: list[Path], source: Path) -> dict[str, list[Path]]:
+    """Masks by the stem of their image, or by that and the number of a frame; an affix ("_mask") is taken off."""
+    stems = {_stem(path, source) for path in images}
+
+    def stem_of(mask: Path) -> str:
+        stem = _stem(mask, source)
+        bases = [str(base) for base in image_keys(PurePosixPath(f"{stem}.png"))]
+        return stem if stem in stems else next((base for base in bases if base in stems), stem)
+
+    return grouped(masks, stem_of)
+
+
+def _reader_of(mask: Path, frame: int, total: int) -> Callable[[Size], ClassMasks]:
+    """Reads the mask of a frame from a picture, or from a DICOM file of one frame or of as many as the image has."""
+    if mask.suffix.lower() in IMAGE_SUFFIXES:
+        return partial(load_class_masks, mask)
+    return partial(load_dicom_masks, mask, frame, total)
+
+
+def load_dicom_masks(path: Path, frame: int, total: int, size: Size) -> ClassMasks:
+    """The classes of a DICOM file by its stored values, without window or inversion; see `load_class_masks`.
+
+    Args:
+        path: the file.
+        frame: of the image, from 0; a mask with a single frame is that of every image.
+        total: frames of the image.
+        size: (H, W) of the image.
+
+    Raises:
+        ValueError: it cannot be decoded, or has another size or number of frames.
+    """
+    header = read_header(path)
+    own = int(header.get("NumberOfFrames") or 1)
+    stored = stored_values(path, frame if own == total else 0, header)
+    if own not in (1, total) or stored.shape[:2] != tuple(size):
+        raise ValueError(
+            f"{path}: mask has {own} frame(s) of {stored.shape[1]} x {stored.shape[0]} (width x height), but its image"
+            f" has {total} of {size[1]} x {size[0]}; export it again for this image"
+        )
+    return classes_of(stored, path)
 
 
 def is_dicom(path: Path) -> bool:

@@ -1,19 +1,25 @@
-"""The files of a source, and which of their folders name a role ("images", "masks") instead of a part or a patient."""
+"""The files of a source: what is there, what of it is not read, and the names under which images are written."""
 
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_name
+from rl_reward_network.data.mask_files import VOLUMES
+from rl_reward_network.data.roles import without_role
 from rl_reward_network.data_import.dicom_pixels import SUFFIXES
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img")
-MASK_FOLDERS = ("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth")
 HIDDEN = (".", "__MACOSX")
-PICTURES = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # no suffix: DICOM
-UNREAD = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".npy")  # of pictures
+NAMED = (*IMAGE_SUFFIXES, *SUFFIXES, "")  # pictures; no suffix: DICOM
+READ = (*IMAGE_SUFFIXES, *SUFFIXES, ".json", ".txt", ".yaml", ".yml", *VOLUMES)  # or named, where it is there
+PICTURES = (".gif", ".ppm", ".pgm", ".pbm", ".jp2", ".jfif", ".heic", ".avif", ".svg", ".npy", ".npz", ".mat", ".h5")
+UNREAD = {
+    PICTURES: "save them as PNG",
+    VOLUMES: "volumes: write each slice as PNG, masks with the name of their image in masks/",
+}  # kinds of files that hold images or masks -> what to do
 
 SHOWN = 3  # names in a message
 Key = TypeVar("Key", bound=Hashable)
@@ -42,15 +48,17 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse pictures that are named but cannot be used: links without a target, names that are not UTF-8.
+    """Refuse files that are named but cannot be used: links without a target, pictures whose names are not UTF-8.
 
     Raises:
         ValueError: names the first few and the remedy.
     """
-    named = sorted(path for path in _walk(folder) if path.suffix.lower() in PICTURES and path.name[0] != ".")
-    for path in named:
-        check_name(path)
-    if lost := [path for path in named if path.suffix and path.is_symlink() and not path.exists()]:
+    files = sorted(path for path in _walk(folder) if not path.name.startswith(HIDDEN))
+    for path in files:
+        if path.suffix.lower() in NAMED:
+            check_name(path)
+    lost = [path for path in files if path.name.lower().endswith(READ) and path.is_symlink() and not path.exists()]
+    if lost:
         raise ValueError(
             f"{folder}: {len(lost)} link(s) whose target is missing: {listed(lost, folder)}; fetch the files (git annex"
             " get, datalad get), or delete the links"
@@ -63,31 +71,33 @@ def _refuse(error: OSError) -> None:
         raise ValueError(f"{error.filename}: folder not read ({error.strerror}); check its permissions") from error
 
 
-def unread_note(folder: Path) -> list[str]:
-    """How many pictures are of kinds that are not read; [] without any."""
-    kinds = Counter(path.suffix.lower() for path in files_below(folder, *UNREAD))
-    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return [f"files of kinds that are not read, left out: {listed}; save them as PNG"] if kinds else []
+def unread_note(folder: Path, named: bool = True) -> list[str]:
+    """How many images and masks are of kinds that are not read; [] without any.
 
-
-def role_of(relative: PurePosixPath) -> str:
-    """ "image" or "mask", by the deepest folder that names a role; "" without one."""
-    folders = [part.lower() for part in reversed(relative.parts[:-1])]
-    named = next((name for name in folders if name in (*IMAGE_FOLDERS, *MASK_FOLDERS)), "")
-    return "" if not named else "image" if named in IMAGE_FOLDERS else "mask"
-
-
-def without_role(relative: PurePosixPath) -> PurePosixPath:
-    """The path without the deepest folder that names a role: "train/images/1.png" is "train/1.png".
-
-    >>> str(without_role(PurePosixPath("train/images/1.png"))), str(without_role(PurePosixPath("a/1.png")))
-    ('train/1.png', 'a/1.png')
+    Args:
+        folder: holds them, also in subfolders.
+        named: whether the first of them are named.
     """
-    parts = relative.parts
-    for place in reversed(range(len(parts) - 1)):
-        if parts[place].lower() in (*IMAGE_FOLDERS, *MASK_FOLDERS):
-            return PurePosixPath(*parts[:place], *parts[place + 1 :])
-    return relative
+    notes = []
+    for kinds, remedy in UNREAD.items():
+        found = [path for path in files_below(folder) if path.name.lower().endswith(kinds)]
+        counts = Counter(next(kind for kind in kinds if path.name.lower().endswith(kind)) for path in found)
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        names = f" ({listed(found, folder)})" if named else ""
+        notes += [f"files of kinds that are not read, left out: {counted}{names}; {remedy}"] if found else []
+    return notes
+
+
+def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], list[str]]:
+    """File -> content, and what is wrong with the files that hold no JSON, which may be of no concern."""
+    contents: dict[Path, Any] = {}
+    faults = []
+    for path in paths:
+        try:
+            contents[path] = read_json(path)
+        except ValueError as error:
+            faults.append(f"{error}, or move it out of the folder")
+    return contents, faults
 
 
 def relative_path(path: Path, source: Path) -> PurePosixPath:

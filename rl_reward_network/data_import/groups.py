@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.annotations import compile_group_regex
+from rl_reward_network.data.patients import one_spelling
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own
@@ -17,13 +18,16 @@ REMEDIES = (
 Groups = list[tuple[str, str | None]]
 
 
-def groups_of(items: Sequence[Item], groups: str | None, group_regex: str | None) -> tuple[Groups, str]:
-    """Group and series of each item, and where they are from.
+def groups_of(
+    items: Sequence[Item], groups: str | None, group_regex: str | None, own: bool = False
+) -> tuple[Groups, str]:
+    """Group and series of each item, a patient in one spelling, and where they are from.
 
     Args:
         items: the images.
         groups: a CSV file, "none", or None.
         group_regex: with a named group `group` and perhaps `series`; searched in the path below the source.
+        own: whether an image whose group is not known is a group of its own, instead of an error.
 
     Raises:
         ValueError: both are given, an image has no group, or the table does not fit the images.
@@ -33,10 +37,15 @@ def groups_of(items: Sequence[Item], groups: str | None, group_regex: str | None
     if groups == NONE:
         return [(item.found_as, item.series) for item in items], NONE
     if groups is not None:
-        return _from_table(items, Path(groups)), "table"
-    if group_regex is None and items and all(item.group for item in items):
-        return [(item.group or "", item.series) for item in items], "layout"
-    return _from_names(items, group_regex), "file names"
+        found, source = _from_table(items, Path(groups)), "table"
+    elif group_regex is None and items and all(item.group for item in items):
+        found, source = [(item.group or "", item.series) for item in items], "layout"
+    elif own:
+        found, source = _known_or_own(items, group_regex), NONE
+    else:
+        found, source = _from_names(items, group_regex), "file names"
+    patients = one_spelling(group for group, _ in found)
+    return [(patients[group], series) for group, series in found], source
 
 
 def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:
@@ -54,6 +63,16 @@ def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:
         (match["group"], match.groupdict().get("series") or item.series)
         for item, match in zip(items, found, strict=True)
         if match
+    ]
+
+
+def _known_or_own(items: Sequence[Item], group_regex: str | None) -> Groups:
+    """From the names or the layout, else the image itself."""
+    pattern = compile_group_regex(group_regex)
+    named = [match.groupdict() if (match := pattern.search(item.found_as)) else {} for item in items]
+    return [
+        (name.get("group") or item.group or item.found_as, name.get("series") or item.series)
+        for name, item in zip(named, items, strict=True)
     ]
 
 

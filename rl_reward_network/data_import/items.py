@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_reward_network.data.images import image_header, load_deep, load_image
-
-Size = tuple[int, int]
-ClassMasks = dict[str, np.ndarray]
-"""Class -> bool (H, W); classes that an image does not have may be missing."""
+from rl_reward_network.data.mask_files import ClassMasks, Size
 
 KEPT = (".png", ".jpg", ".jpeg", ".webp")  # copied as they are; others become PNG, 16-bit ones of 16 bit
 

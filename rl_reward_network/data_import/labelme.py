@@ -4,18 +4,21 @@ import os
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.files import files_below, names_of
-from rl_reward_network.data_import.items import Found, Size, file_item
+from rl_reward_network.data.mask_files import Size
+from rl_reward_network.data.roles import images_and_masks
+from rl_reward_network.data_import.files import files_below, json_files, listed, names_of
+from rl_reward_network.data_import.items import Found, file_item
 from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+
+LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 
 
 def recognise_labelme(source: Path) -> str:
     """ "LabelMe"; "" where no JSON file has shapes and imagePath (the first few are read)."""
     files = files_below(source, ".json")
-    looked = (content for path in files[:3] if isinstance(content := read_json(path), dict))
-    drawn = any(content.keys() >= {"shapes", "imagePath"} for content in looked)
+    contents, _ = json_files(files[:LOOKED_AT])
+    drawn = any(isinstance(one, dict) and one.keys() >= {"shapes", "imagePath"} for one in contents.values())
     return f"LabelMe ({len(files)} JSON files)" if drawn else ""
 
 
@@ -26,12 +29,13 @@ def read_labelme(source: Path, frames: str = "") -> Found:
         source: the folder.
         frames: of no use here.
     """
-    images = files_below(source, *IMAGE_SUFFIXES)
+    pictures = files_below(source, *IMAGE_SUFFIXES)
+    _, masks = images_and_masks(pictures, source)
+    images = [path for path in pictures if path not in set(masks)]
     drawn: dict[Path, OutlineMasks] = {}
-    faults: list[str] = []
-    for path in files_below(source, ".json"):
+    contents, faults = json_files(files_below(source, ".json"))
+    for path, content in contents.items():
         try:
-            content = read_json(path)
             if not (isinstance(content, dict) and isinstance(content.get("shapes"), list)):
                 raise ValueError(f"{path}: no list `shapes`; delete it, or save it again with LabelMe")
             image = _image_of(path, content, set(images))
@@ -43,7 +47,9 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
     bare = sum(item.load_masks is None for item in items)
-    return Found(items, {}, faults, [f"{bare} image(s) without a JSON file, imported as unlabelled"] if bare else [])
+    notes = [f"{bare} image(s) without a JSON file, imported as unlabelled"] if bare else []
+    notes += [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
+    return Found(items, {}, faults, notes)
 
 
 def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
@@ -55,10 +61,21 @@ def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:
     places = [folder.joinpath(*names) for folder in folders for names in (parts, parts[-1:])]
     for place in (exact, *places, *(path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES)):
         if place in images:
+            _check_renamed(path, place, images)
             return place
     raise ValueError(
         f"{path}: imagePath is {content.get('imagePath')!r}, no image of the source; put it beside the file"
     )
+
+
+def _check_renamed(path: Path, image: Path, images: set[Path]) -> None:
+    """Raise if a JSON file names another image than the one of its own stem: files were renamed, imagePath was not."""
+    near = [folder / f"{path.stem}{suffix}" for folder in (path.parent, image.parent) for suffix in IMAGE_SUFFIXES]
+    if image.stem != path.stem and (own := [place for place in near if place in images]):
+        raise ValueError(
+            f"{path}: imagePath names {image.name}, but there is {own[0].name}; write the right one into imagePath, or"
+            " give the file the name of its image"
+        )
 
 
 def _declared(path: Path, content: dict[str, Any]) -> Size:

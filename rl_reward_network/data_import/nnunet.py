@@ -8,13 +8,12 @@ import numpy as np
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.classes import load_class_masks
+from rl_reward_network.data.mask_files import VOLUMES, ClassMasks, Size, load_class_masks
 from rl_reward_network.data_import.files import files_below, grouped, several_masks
-from rl_reward_network.data_import.items import ClassMasks, Found, Size, file_item
+from rl_reward_network.data_import.items import Found, file_item
 
 CHANNEL = "_0000"
 IGNORE = "ignore"  # nnU-Net's name of the label of pixels that are not annotated
-VOLUMES = (".nii.gz", ".nii", ".nrrd", ".mha")
 
 
 def recognise_nnunet(source: Path) -> str:
@@ -71,15 +70,26 @@ def _class_values(source: Path) -> dict[str, list[int]]:
     if not path.is_file():
         return {}
     content = read_json(path)
-    labels: dict[str, Any] = content.get("labels", {}) if isinstance(content, dict) else {}
-    if labels and all(str(key).isdecimal() for key in labels):  # version 1: value -> name
-        labels = {str(name): int(value) for value, name in labels.items()}
-    try:
-        lists = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
-        values = {name: [int(value) for value in numbers] for name, numbers in lists.items()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: `labels` must be {{name: value}}, got {labels}; correct it") from error
+    labels: Any = content.get("labels", {}) if isinstance(content, dict) else {}
+    if not isinstance(labels, dict):
+        raise ValueError(f"{path}: `labels` must be {{name: value}}, got {labels!r:.60}; correct it")
+    if labels and all(str(key).isdecimal() and isinstance(name, str) for key, name in labels.items()):
+        labels = {name: int(value) for value, name in labels.items()}  # version 1: value -> name
+    values = {}
+    for name, given in labels.items():
+        numbers = given if isinstance(given, list) else [given]
+        if not numbers or not all(map(_is_value, numbers)) or (len(numbers) > 1 and 0 in map(int, numbers)):
+            raise ValueError(
+                f"{path}: `labels` must be {{name: value}}, or {{name: [value, ...]}} with values above 0, but {name!r}"
+                f" is {given!r:.40}; correct it"
+            )
+        values[name] = [int(number) for number in numbers]
     return {name: numbers for name, numbers in values.items() if numbers != [0]}
+
+
+def _is_value(value: Any) -> bool:
+    """Whether it is a whole number, as a number or as digits."""
+    return str(value).isdecimal() if isinstance(value, str) else type(value) is int and value >= 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.data_import.groups import NONE
 
 IMPORT_FILE = "import.json"  # beside the annotations of imported data
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
 
 
 def import_notes(data_root: Path) -> tuple[str, ...]:
@@ -19,8 +19,8 @@ def import_notes(data_root: Path) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     origin = read_json(path)
-    if not isinstance(origin, dict) or origin.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"{path}: expected format_version {FORMAT_VERSION}; import the data again")
+    if not isinstance(origin, dict) or origin.get("format_version") not in (1, FORMAT_VERSION):
+        raise ValueError(f"{path}: expected format_version 1 or {FORMAT_VERSION}; import the data again")
     if origin["groups"] != NONE:
         return ()
     pairs = f", and {origin['suspected_leaks']} pairs look nearly identical" * bool(origin["suspected_leaks"])

@@ -1,14 +1,17 @@
-"""Paired folders: `images/` and `masks/` (or `labels/`, `annotations/`, `gt/`), equal stems; also in subfolders.
+"""Paired folders: `images/` and `masks/` (or `labels/`, `annotations/`, `gt/`, ...), equal stems; also in subfolders.
 
-Also `X.png` beside `X_mask.png`. A mask's stem may have one of `AFFIXES` more than its image's.
+Also `X.png` beside `X_mask.png`. The names that tell images from masks are in `data/roles.py`.
 """
 
-import unicodedata
+import re
+from collections import defaultdict
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data_import.classes import load_class_masks
+from rl_reward_network.data.mask_files import load_joined_masks
+from rl_reward_network.data.roles import AFFIX, affix_of, image_keys, images_and_masks, pair_key, role_of
 from rl_reward_network.data_import.files import (
     SHOWN,
     files_below,
@@ -16,19 +19,28 @@ from rl_reward_network.data_import.files import (
     listed,
     names_of,
     relative_path,
-    role_of,
     several_masks,
-    without_role,
 )
 from rl_reward_network.data_import.items import Found, file_item
 
-AFFIXES = ("mask", "masks", "gt", "label", "labels", "seg", "segmentation")
+SEPARATOR = re.compile(r"[ _.-]")
+FIRST_OBSERVER = re.compile(r"1st_?manual|manual1?/|manual_?1?$|1stho$")
+SECOND_OBSERVER = re.compile(r"2nd_?manual|manual2/|manual_?2$|2ndho$")
+Pairs = dict[Path, list[Path]]
+"""Image -> the files whose union is its mask; none: unlabelled."""
 
 
 def recognise_paired_folders(source: Path) -> str:
     """ "images/ with masks/"; "" where images and masks are not told apart by folders or affixes."""
-    images, masks, how = _by_role(files_below(source, *IMAGE_SUFFIXES), source)
-    return how if images and masks else ""
+    images, masks = images_and_masks(files_below(source, *IMAGE_SUFFIXES), source)
+    if not images or not masks:
+        return ""
+    in_folders = [path for path in masks if role_of(relative_path(path, source)) == "mask"]
+    if not in_folders:
+        affixes = sorted({f"X_{affix_of(path)}" for path in masks})
+        return f"images beside their masks (X and {' or '.join(affixes)})"
+    folders = [sorted({path.parent.name for path in part}) for part in (images, in_folders)]
+    return f"paired folders ({' with '.join(', '.join(names[:SHOWN]) for names in folders)})"
 
 
 def read_paired_folders(source: Path, frames: str = "") -> Found:
@@ -42,76 +54,126 @@ def read_paired_folders(source: Path, frames: str = "") -> Found:
         ValueError: no image has a mask.
     """
     files = files_below(source, *IMAGE_SUFFIXES)
-    images, masks, _ = _by_role(files, source)
-    pairs, faults = pair_by_stem(images, masks, source)
+    images, masks = images_and_masks(files, source)
+    pairs, faults, notes = pair_by_name(images, masks, source)
     if not any(pairs.values()):
         names = [", ".join(str(relative_path(p, source)) for p in files[:SHOWN]) for files in (images, masks)]
         raise ValueError(
-            f"{source}: no annotations.json, and no image has a mask of equal stem; images are {names[0]}; masks are"
-            f" {names[1]}; rename the masks, or write annotations.json (docs/your-data.md)"
+            f"{source}: no annotations.json, and no image has a mask of equal name; images are {names[0]}; masks are"
+            f" {names[1]}; rename the folders to images/ and masks/ and each mask as its image, or write"
+            " annotations.json (docs/your-data.md)"
         )
     names_written = names_of(images, source)
     items = [
-        file_item(source, image, names_written[image], partial(load_class_masks, mask) if mask else None)
-        for image, mask in pairs.items()
+        file_item(source, image, names_written[image], partial(load_joined_masks, tuple(found)) if found else None)
+        for image, found in pairs.items()
     ]
     rest = sorted({*files} - {*images, *masks})
     outside = [f"{len(rest)} picture(s) outside of these folders, left out: {listed(rest, source)}"] if rest else []
-    return Found(items, faults=faults, notes=[*unmatched_notes(pairs, masks, source), *outside])
+    return Found(items, faults=faults, notes=[*notes, *outside])
 
 
-def pair_by_stem(images: list[Path], masks: list[Path], source: Path) -> tuple[dict[Path, Path | None], list[str]]:
-    """Image -> its mask, and the faults: two images or two masks of one stem.
+def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[Pairs, list[str], list[str]]:
+    """The masks of each image, the faults (two images or two masks of one name), and notes.
 
     Args:
         images, masks: files below `source`.
         source: folder; two files fit if their paths below it differ in the folder "images" / "masks", in the suffix and
-            in an affix of the mask at most.
+            in an affix of the mask at most. Where that fits no mask of a folder, see `_loosely`.
     """
-    by_key = grouped(images, lambda path: _key(path, source))
-    fitting: dict[Path, list[Path]] = {image: [] for image in images}
-    for mask in masks:
-        key = _key(mask, source)
-        keys = [key] if key in by_key else [key.with_name(base) for base in _bases(key.name)]
-        for image in next((by_key[k] for k in keys if k in by_key), []):
-            fitting[image].append(mask)
-    double = [files for files in by_key.values() if len(files) > 1 and fitting[files[0]]]
-    faults = [f"{listed(files, source)}: images of one name, with one mask for both; rename one" for files in double]
-    faults += [fault for found in fitting.values() for fault in several_masks(found, source)]
-    return {image: found[0] if found else None for image, found in fitting.items()}, list(dict.fromkeys(faults))
+    keys = {path: pair_key(relative_path(path, source)) for path in (*images, *masks)}
+    by_key = grouped(images, keys.__getitem__)
+    pairs: Pairs = {image: [] for image in images}
+    faults, notes = list[str](), list[str]()
+    for inside in grouped(masks, lambda path: path.parent).values():
+        wanted = {mask: [keys[mask], *reversed(image_keys(relative_path(mask, source)))] for mask in inside}
+        equal = {mask: next((by_key[key][0] for key in names if key in by_key), None) for mask, names in wanted.items()}
+        found = {mask: image for mask, image in equal.items() if image}
+        if not found and (found := _loosely(wanted, by_key)):
+            mask, image = next(iter(found.items()))
+            notes.append(f"paired by parts of their names, look: {listed([image, mask], source)}, ...")
+        for mask, image in found.items():
+            pairs[image].append(mask)
+    double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
+    faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
+    notes += _unmatched(pairs, masks, source)
+    left_out: list[tuple[Path, str]] = []
+    for image, fitting in pairs.items():
+        pairs[image], others = _preferred(fitting)
+        if others:
+            taken = listed(pairs[image][:1], source)
+            left_out.append((others[0], taken))
+        faults += [] if _parts_of_one(pairs[image]) else several_masks(pairs[image], source)
+    for other, taken in left_out[:1]:
+        of = f"such as {listed([other], source)}"
+        notes.append(f"masks of {len(left_out)} image(s) left out, {of}, since each has one such as {taken}")
+    joined = [found for found in pairs.values() if len(found) > 1]
+    notes += [f"{len(joined)} mask(s) joined of several files: {listed(joined[0], source)}"] if joined else []
+    return pairs, list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
-def unmatched_notes(pairs: dict[Path, Path | None], masks: list[Path], source: Path) -> list[str]:
+def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
+    """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
+
+    The image may lie in a folder more, of any name, or one name may be the beginning of the other, up to a separator.
+    """
+    indices: list[dict[PurePosixPath, list[Path]]] = [defaultdict(list), defaultdict(list)]
+    for key, (image, *_) in by_key.items():
+        folders = key.parts[:-1]
+        for place in range(len(folders)):
+            indices[0][PurePosixPath(*folders[:place], *folders[place + 1 :], key.name)].append(image)
+        for beginning in _beginnings(key):
+            indices[1][beginning].append(image)
+    for index in indices:
+        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in wanted.items()}
+        if _one_each(found.values()):
+            return {mask: image for mask, (image,) in found.items()}
+    found = {
+        mask: next((by_key[name] for name in reversed(_beginnings(names[0])) if name in by_key), [])
+        for mask, names in wanted.items()
+    }
+    return {mask: image for mask, (image,) in found.items()} if _one_each(found.values()) else {}
+
+
+def _one_each(found: Collection[list[Path]]) -> bool:
+    """Whether every mask has one image, and no two the same."""
+    return all(len(images) == 1 for images in found) and len({images[0] for images in found}) == len(found)
+
+
+def _beginnings(key: PurePosixPath) -> list[PurePosixPath]:
+    """The key with its name cut at each separator, shortest first."""
+    return [key.with_name(key.name[: cut.start()]) for cut in SEPARATOR.finditer(key.name) if cut.start()]
+
+
+def _preferred(masks: list[Path]) -> tuple[list[Path], list[Path]]:
+    """The masks to take and those to leave out: a first observer's drawing (1st_manual) comes before all others.
+
+    Beside it, `mask/` is the field of view of the camera in DRIVE and HRF.
+    """
+    ranks = {mask: _rank(mask) for mask in masks}
+    best = min(ranks.values(), default=0)
+    return [m for m in masks if ranks[m] == best], [m for m in masks if ranks[m] != best]
+
+
+def _rank(mask: Path) -> int:
+    """0 of a first observer's drawing and of VOC's classes, 2 of a second observer's, 1 of all others."""
+    name = f"{mask.parent.name}/{mask.stem}".lower()
+    if SECOND_OBSERVER.search(name):
+        return 2
+    return 0 if FIRST_OBSERVER.search(name) or mask.parent.name.lower() == "segmentationclass" else 1
+
+
+def _parts_of_one(masks: list[Path]) -> bool:
+    """Whether the files hold parts of one mask: X_mask, X_mask_1, X_mask_2 ... as in BUSI."""
+    found = [AFFIX.fullmatch(mask.stem) for mask in masks]
+    names = {(mask.parent, match and (match["base"], match["word"])) for mask, match in zip(masks, found, strict=True)}
+    numbered = [match["number"] for match in found if match and match["word"].lower().startswith("mask")]
+    return len(masks) < 2 or (len(names) == 1 and len(set(numbered)) == len(masks))
+
+
+def _unmatched(pairs: Pairs, masks: list[Path], source: Path) -> list[str]:
     """Images without masks and masks without images, counted, the first of them named."""
-    bare = [image for image, mask in pairs.items() if mask is None]
-    used = set(pairs.values())
-    lost = [mask for mask in masks if mask not in used]
+    bare = [image for image, found in pairs.items() if not found]
     notes = [f"{len(bare)} image(s) without a mask, imported as unlabelled: {listed(bare, source)}"] if bare else []
+    lost = sorted({*masks} - {mask for found in pairs.values() for mask in found})
     return notes + ([f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else [])
-
-
-def _by_role(files: list[Path], source: Path) -> tuple[list[Path], list[Path], str]:
-    """Images, masks, and how they were told apart; by folder where some folder names masks, else by affix."""
-    roles = {path: role_of(relative_path(path, source)) for path in files}
-    masks = [path for path, role in roles.items() if role == "mask"]
-    if masks:
-        images = [path for path, role in roles.items() if role == "image"]
-        images = images or [path for path, role in roles.items() if not role]
-        folders = [sorted({path.parent.name for path in part}) for part in (images, masks)]
-        return images, masks, f"paired folders ({' with '.join(', '.join(names[:SHOWN]) for names in folders)})"
-    keys = {_key(path, source) for path in files}
-    masks = [p for p in files if any(_key(p, source).with_name(base) in keys for base in _bases(p.stem))]
-    images = [path for path in files if path not in set(masks)]
-    affixes = sorted({m.stem.removeprefix(base) for m in masks for base in _bases(m.stem)})
-    return images, masks, f"images beside their masks (X and X{' or X'.join(affixes)})"
-
-
-def _bases(stem: str) -> list[str]:
-    """The stem without an affix, if it has one."""
-    return [stem[: -len(affix) - 1] for affix in AFFIXES if stem.lower().endswith((f"_{affix}", f"-{affix}"))]
-
-
-def _key(path: Path, source: Path) -> PurePosixPath:
-    """The path without role and suffix; an umlaut that a Mac wrote as two characters is one."""
-    key = without_role(relative_path(path, source)).with_suffix("")
-    return PurePosixPath(unicodedata.normalize("NFC", str(key)))

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from rl_reward_network.data.mask_files import ClassMasks, Size
 from rl_reward_network.data.masks import MaskParts, parse_polygon, parse_rle, rasterise
-from rl_reward_network.data_import.items import ClassMasks, Size
 
 
 @dataclass(frozen=True)

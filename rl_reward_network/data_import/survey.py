@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
 from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
+from rl_reward_network.data.mask_checks import MaskShape, field_of_view, looks_like_mask, mask_shape
 from rl_reward_network.data_import.classes import chosen_classes, class_order
-from rl_reward_network.data_import.files import unread_note
+from rl_reward_network.data_import.files import SHOWN, unread_note
 from rl_reward_network.data_import.groups import Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
@@ -31,6 +32,8 @@ class ImportOptions:
     layout: str = AUTO
     frames: str = "middle"
     skip: int = 0
+    own_groups: bool = False
+    """Of unlabelled images: one whose group is not known is a group of its own."""
 
     def __post_init__(self) -> None:
         """Refuse a negative limit."""
@@ -40,12 +43,17 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, and the pixels of each class (None: unlabelled)."""
+    """A decoded item: its (H, W), thumbnail, and the pixels and looks of each class (None: unlabelled).
+
+    `flat` says whether the image itself looks like a mask.
+    """
 
     item: Item
     size: tuple[int, int]
     thumbnail: np.ndarray
     pixels: dict[str, int] | None
+    shapes: dict[str, MaskShape]
+    flat: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +106,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     """
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
-    found.notes.extend(unread_note(source))
+    found.notes.extend(unread_note(source, named=not found.private))
     if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
     looked = _looked_at(found.items)
@@ -109,10 +117,11 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
         found, broken = replace(found, items=[one.item for one in seen]), {}
     found.notes.extend(_turned_note(source, seen))
+    found.faults.extend(_flat_fault(source, seen, found))
     points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
     try:
-        groups, groups_from = groups_of(found.items, options.groups, options.group_regex)
+        groups, groups_from = groups_of(found.items, options.groups, options.group_regex, options.own_groups)
     except ValueError as error:
         points.append(str(error))
     classes = None
@@ -120,6 +129,7 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         classes = _classes(seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
+    found.notes.extend(_mask_notes(seen, classes))
     leaks = _leaks(seen, found, groups)
     return Survey(
         *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
@@ -149,7 +159,8 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         except ValueError as error:
             return str(error)
         pixels = None if masks is None else {name: int(mask.sum()) for name, mask in masks.items()}
-        return Seen(item, size, thumbnail(image), pixels)
+        shapes = {name: mask_shape(mask) for name, mask in (masks or {}).items()}
+        return Seen(item, size, thumbnail(image), pixels, shapes, masks is None and looks_like_mask(image))
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
@@ -158,6 +169,24 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
 def _as_skipped(name: str, fault: str, private: bool) -> str:
     """The fault of a broken file, by the written name where that of the file may be a patient's."""
     return f"{name}: {fault.split(': ', 1)[-1]}" if private else fault
+
+
+def _flat_fault(source: Path, seen: list[Seen], found: Found) -> list[str]:
+    """The fault that images without a mask are probably masks themselves."""
+    flat = [one.item.name if found.private else one.item.found_as for one in seen if one.flat]
+    names = ", ".join([*flat[:SHOWN], *["..."] * (len(flat) > SHOWN)])
+    what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({names})"
+    return [f"{source}: {what}; put them into masks/ with the name of their image, or leave them out"] if flat else []
+
+
+def _mask_notes(seen: list[Seen], classes: list[str] | None) -> list[str]:
+    """Masks that may be wrong, where one class is the mask; the pre-flight check notes the same."""
+    (name,) = classes if classes and len(classes) == 1 else ("",)
+    shapes = [one.shapes[name] for one in seen if name in one.shapes]
+    inverted = sum(shape.inverted for shape in shapes)
+    notes = [f"look: {inverted} mask(s) cover most of the picture and of its border: inverted?"] if inverted else []
+    same = field_of_view(shapes)
+    return notes + ([f"look: {same}"] if same else [])
 
 
 def _turned_note(source: Path, seen: list[Seen]) -> list[str]:

@@ -13,6 +13,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, secret_key, whole_folder, write_json
+from rl_reward_network.data.patients import patient_key
 from rl_reward_network.data_import.groups import Groups
 from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
@@ -23,17 +24,18 @@ KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a fold
 
 
 def check_named_alike(*folders: Path) -> None:
-    """Refuse imports of DICOM files in different parents: one patient would have several names.
+    """Refuse imports of DICOM files in different parents or by different versions, which name one patient differently.
 
     Raises:
         ValueError: names the folders and the remedy.
     """
-    private = [folder for folder in folders if _layout(folder) == "dicom"]
+    private = [folder for folder in folders if _origin_of(folder).get("layout") == "dicom"]
     keys = {path.read_bytes() if path.is_file() else path for path in map(_key_file, private)}
-    if len(keys) > 1:
+    if len(keys) > 1 or len({_origin_of(folder).get("format_version") for folder in private}) > 1:
         raise ValueError(
-            f"{' and '.join(map(str, private))}: imports of DICOM files in different folders name one patient "
-            "differently, so shared patients cannot be found; import both into one parent folder (sa2va-rl data import)"
+            f"{' and '.join(map(str, private))}: imports of DICOM files in different folders, or by different versions,"
+            " name one patient differently, so shared patients cannot be found; import both into one parent folder"
+            " (sa2va-rl data import)"
         )
 
 
@@ -41,10 +43,10 @@ def _key_file(folder: Path) -> Path:
     return folder.resolve().parent / KEY_FILE
 
 
-def _layout(folder: Path) -> str | None:
-    """The layout from which a folder was imported; None if it was not."""
+def _origin_of(folder: Path) -> dict[str, Any]:
+    """What import.json says of an imported folder; {} of another one."""
     file = folder / IMPORT_FILE
-    return read_json(file).get("layout") if file.is_file() else None
+    return read_json(file) if file.is_file() else {}
 
 
 def check_target(source: Path, to: Path) -> None:
@@ -92,7 +94,7 @@ def _hidden(groups: Groups, key: bytes) -> Groups:
     def digest(name: str) -> str:
         return hmac.new(key, name.encode(), "sha256").hexdigest()[:12]
 
-    return [(digest(group), series and digest(series)) for group, series in groups]
+    return [(digest(patient_key(group)), series and digest(series)) for group, series in groups]
 
 
 def _mask_names(items: list[Item]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import cv2
 import numpy as np
 
-from rl_reward_network.evaluation.topology import check_masks
+from rl_reward_network.rewards.masks import check_masks
 
 PERCENT = 95
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
@@ -29,7 +29,7 @@ def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
         float64 (N,) in pixels, from 0 to the diagonal.
 
     Raises:
-        ValueError: the shapes differ or a mask is not bool.
+        ValueError: as `check_masks`.
     """
     check_masks(pred, target)
     return np.array([_hd95(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)

@@ -73,7 +73,7 @@ def mask_metrics(pred: np.ndarray, target: np.ndarray) -> dict[str, float]:
         betti0 and betti1, errors in the number of components and of holes. Low is good, as it is for hd95.
 
     Raises:
-        ValueError: the shapes differ or a mask is not bool.
+        ValueError: the shapes differ, or a mask has no pixel or is not bool.
     """
     pair = pred[None], target[None]
     columns = {name: measure(*pair) for name, measure in MASK_REWARDS.items()}

@@ -7,6 +7,8 @@ component and closes a loop. The whole image is counted, not windows of it.
 import cv2
 import numpy as np
 
+from rl_reward_network.rewards.masks import check_masks
+
 
 def betti_errors(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Betti errors of each pair: |Betti number of the prediction - Betti number of the target|.
@@ -23,7 +25,7 @@ def betti_errors(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.n
         Two float64 (N,), whole numbers >= 0: the errors of Betti-0 and of Betti-1.
 
     Raises:
-        ValueError: the shapes differ or a mask is not bool.
+        ValueError: as `check_masks`.
     """
     check_masks(pred, target)
     numbers = [np.array([betti_numbers(mask) for mask in masks], dtype=np.float64) for masks in (pred, target)]
@@ -32,16 +34,9 @@ def betti_errors(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def betti_numbers(mask: np.ndarray) -> tuple[int, int]:
-    """Betti-0 and Betti-1 of a bool (H, W) mask, see `betti_errors`."""
+    """Betti-0 and Betti-1 of a bool (H, W) mask, see `betti_errors`; ValueError as there."""
+    check_masks(mask[None], mask[None])
     background = np.pad(~mask, 1, constant_values=True)
     components = cv2.connectedComponents(mask.astype(np.uint8), connectivity=8)[0]
     outside = cv2.connectedComponents(background.astype(np.uint8), connectivity=4)[0]
     return components - 1, outside - 2  # the label 0 is counted, too, and the background around the image
-
-
-def check_masks(pred: np.ndarray, target: np.ndarray) -> None:
-    """Raise a ValueError unless both are bool (N, H, W) of one shape."""
-    if pred.shape != target.shape or pred.ndim != 3:
-        raise ValueError(f"masks: got {pred.shape} and {target.shape}; expected one shape (N, H, W)")
-    if pred.dtype != bool or target.dtype != bool:
-        raise ValueError(f"masks: got {pred.dtype} and {target.dtype}; expected bool, threshold probabilities first")

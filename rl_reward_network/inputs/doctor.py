@@ -11,10 +11,13 @@ from statistics import median
 import torch
 
 from rl_reward_network.data.grey_levels import DATA_SET, given_levels, levels_of
+from rl_reward_network.data.mask_checks import field_of_view
+from rl_reward_network.data.patients import doubtful, spellings
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise, region_fingerprint
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import make_split, select, spread
 from rl_reward_network.data.unlabelled import FLAG
+from rl_reward_network.data_import.files import unread_note
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.depth import levels_of_bits
@@ -151,7 +154,8 @@ def check_unlabelled(choice: DataChoice) -> Finding:
     unlabelled = unlabelled_of(config, samples, split)
     assert unlabelled is not None
     check_readable([sample.load_image for sample in unlabelled.samples])
-    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split")
+    look = tuple(f"look: {note}" for note in unread_note(unlabelled.root))
+    return Finding(f"{unlabelled.summary}; none of them in the reward, val or test split", look)
 
 
 def _to_be_rendered(root: Path) -> bool:
@@ -191,7 +195,10 @@ def _images(choice: DataChoice) -> Finding:
         if len(groups) < MIN_PATIENTS
     )
     summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
-    notes = (*import_notes(root), *_notes(images), *_label_notes(samples))
+    origin = import_notes(root)
+    same = field_of_view([image.mask for image in images if image.mask])
+    look = [f"look: {note}" for note in (same, *unread_note(root)) if note]
+    notes = (*origin, *_notes(images), *look, *_label_notes(samples), *(() if origin else _patient_notes(samples)))
     return Finding("\n".join([summary, *_grey(samples, choice.bit_depth), *_foreground(images)]), notes)
 
 
@@ -243,7 +250,7 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
             image.name for image in images if image.share is not None and image.share > NEARLY_FULL
         ],
         "mask(s) that cover most of the picture and of its border: inverted? 1 (or 255) must be the object": [
-            image.name for image in images if image.inverted
+            image.name for image in images if image.mask and image.mask.inverted
         ],
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
             image.name for image in images if image.filled
@@ -264,6 +271,22 @@ def _label_notes(samples: list[Sample]) -> tuple[str, ...]:
     masks = ((sample.load_image(), sample.load_mask()) for sample in some)
     note = check_labels((image, mask) for image, mask in masks if mask is not None).note
     return () if note is None else (f"look: {note}",)
+
+
+def _patient_notes(samples: list[Sample]) -> tuple[str, ...]:
+    """Patients whose name is written in several ways, and groups that may be one patient; images stand for names."""
+    images = {sample.group: sample.image_path.name for sample in reversed(samples)}
+    kinds = {
+        "patient(s) whose name is written in several ways, taken for one each": [
+            [images[name] for name in written] for written in spellings(images).values() if len(written) > 1
+        ],
+        "pair(s) of groups whose names differ little, perhaps of one patient; if so, give both one `group`": [
+            [images[name] for name in pair] for pair in doubtful(images)
+        ],
+    }
+    return tuple(
+        f"look: {len(found)} {kind} (see {', '.join(found[0][:MAX_NAMES])})" for kind, found in kinds.items() if found
+    )
 
 
 def check_reward_network(path: str) -> Finding:

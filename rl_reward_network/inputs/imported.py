@@ -54,7 +54,8 @@ def own_unlabelled(config: RunConfig) -> Path | None:
     if root is None:
         return None
     try:
-        return imported_root(root, config.output_dir, ImportOptions(None, config.group_regex, config.label)) or root
+        options = ImportOptions(None, config.group_regex, config.label, own_groups=True)
+        return imported_root(root, config.output_dir, options) or root
     except ValueError as error:
         remedy = f"import it by sa2va-rl data import {root} --to FOLDER --write, and name that folder"
         raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
@@ -114,5 +115,5 @@ def _digest(source: Path, options: ImportOptions) -> str:
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     table = options.groups not in (None, NONE) and Path(str(options.groups)).is_file()
     rows = Path(str(options.groups)).read_text(encoding="utf-8", errors="replace") if table else options.groups
-    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label])
+    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label, options.own_groups])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

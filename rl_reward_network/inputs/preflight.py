@@ -15,6 +15,7 @@ import numpy as np
 from scipy.ndimage import distance_transform_edt, label
 from skimage.morphology import skeletonize
 
+from rl_reward_network.data.mask_checks import MaskShape, mask_shape
 from rl_reward_network.data.region_sample import RegionSample
 from rl_reward_network.data.sample import Sample
 from rl_reward_network.inputs.loading import decode_files
@@ -22,7 +23,6 @@ from rl_reward_network.inputs.loading import decode_files
 CHECKED = 1000  # captioned regions that are decoded, spread over all
 OUTLINED = 200  # masks whose outlines are measured, spread over all: annotators draw all trees alike
 NEARLY_FULL = 0.95  # share of the image
-INVERTED = (0.5, 0.75)  # share of the image, and of its border: an object seldom covers both, a background does
 FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
 WIDE = 3.0  # times the branches' width
 BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
@@ -37,8 +37,7 @@ class ImageStatistics:
         name: file, or file and row; for the screen only, since it may name a patient.
         group_id: pseudonym of the patient or group.
         pixels: digest of the decoded image.
-        share: of the pixels that are foreground; None without a mask.
-        border: the same of the pixels at the image's border.
+        mask: what the mask looks like from afar; None without one.
         bulge: widest place / width of the branches, and share of the mask in places wider than `WIDE` times that width;
             (1, 0) where it is not measured.
     """
@@ -46,14 +45,13 @@ class ImageStatistics:
     name: str
     group_id: str
     pixels: str
-    share: float | None = None
-    border: float = 0.0
+    mask: MaskShape | None = None
     bulge: tuple[float, float] = (1.0, 0.0)
 
     @property
-    def inverted(self) -> bool:
-        """Whether the mask is probably the background."""
-        return self.share is not None and self.share > INVERTED[0] and self.border > INVERTED[1]
+    def share(self) -> float | None:
+        """Share of the pixels that are foreground; None without a mask."""
+        return self.mask and self.mask.share
 
     @property
     def filled(self) -> bool:
@@ -113,9 +111,8 @@ def image_statistics(
     pixels = f"{image.shape} {hashlib.sha256(image.tobytes()).hexdigest()}"
     if mask is None:
         return ImageStatistics(name, group_id, pixels)
-    border = np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
     bulge = bulge_of(mask) if outlined and mask.any() else (1.0, 0.0)
-    return ImageStatistics(name, group_id, pixels, float(mask.mean()), float(border.mean()), bulge)
+    return ImageStatistics(name, group_id, pixels, mask_shape(mask), bulge)
 
 
 def bulge_of(mask: np.ndarray) -> tuple[float, float]:

@@ -18,7 +18,7 @@ def dice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
         float64 (N,) in [0, 1]; empty masks as in the module's docstring.
 
     Raises:
-        ValueError: the shapes differ or a mask is not bool (threshold probabilities first).
+        ValueError: the shapes differ, a mask has no pixel, or it is not bool (threshold probabilities first).
     """
     both, predicted, true = _counts(pred, target)
     return _ratio(2 * both, predicted + true, predicted, true)
@@ -52,7 +52,7 @@ def cldice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
     """
     from skimage.morphology import skeletonize  # takes half a second to import, and --help needs the table of rewards
 
-    _check(pred, target)
+    check_masks(pred, target)
     different = {mask.tobytes(): mask for mask in (*pred, *target)}  # each different mask is thinned once
     skeletons = {key: skeletonize(np.array(mask)) for key, mask in different.items()}  # it refuses read-only views
     pairs = zip(pred, target, strict=True)
@@ -70,15 +70,21 @@ def _cldice(pred: np.ndarray, target: np.ndarray, pred_skeleton: np.ndarray, tar
 
 def _counts(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Pixels in both masks, in `pred`, in `target`: each int (N,)."""
-    _check(pred, target)
+    check_masks(pred, target)
     both, predicted, true = (np.count_nonzero(x, axis=(1, 2)) for x in (pred & target, pred, target))
     return both, predicted, true
 
 
-def _check(pred: np.ndarray, target: np.ndarray) -> None:
-    """Raise a ValueError unless both are bool (N, H, W) of one shape."""
+def check_masks(pred: np.ndarray, target: np.ndarray) -> None:
+    """Check two stacks of masks; N may be 0.
+
+    Raises:
+        ValueError: they are not bool (N, H, W) of one shape, H and W 1 or more.
+    """
     if pred.shape != target.shape or pred.ndim != 3:
         raise ValueError(f"masks must share one (N, H, W) shape, got {pred.shape} and {target.shape}")
+    if 0 in pred.shape[1:]:
+        raise ValueError(f"masks must have pixels, got (N, H, W) = {pred.shape}; check how they were cut out")
     if pred.dtype != bool or target.dtype != bool:
         raise ValueError(f"masks must be bool, got {pred.dtype} and {target.dtype}; threshold probabilities first")
 

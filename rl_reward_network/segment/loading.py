@@ -63,7 +63,7 @@ def load_mask_maker(
     limits = trained.get("world", NO_POLICY)
     path = model_path or default_model(policy)
     model, processor = load_sa2va_model(path, device, dtype=dtype or limits.get("dtype", "auto"))
-    tiles = limits["max_tiles"] if max_tiles is None else max(1, max_tiles)
+    tiles = limits["max_tiles"] if max_tiles is None else max_tiles
     processor.max_tiles = tiles or processor.max_tiles
     processor.set_image_resize(image_resize or limits.get("image_resize"))
     weights = weights_fingerprint(model) if trained or network else ""

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.images import load_grid
 from rl_reward_network.data.key_frames import frame_contrast
-from rl_reward_network.data.masks import load_mask_png
+from rl_reward_network.data.mask_files import load_mask
 from rl_reward_network.data_import.sequences import FrameSequence, open_sequence
 from rl_reward_network.depth import Levels
 from rl_reward_network.segment.files import prompt_of
@@ -41,7 +41,7 @@ class CheckedSequence:
 
     def truth(self, index: int) -> np.ndarray | None:
         """bool (H, W): the true mask of a frame; None without one."""
-        return load_mask_png(self.truths[index], self.frames.size) if index in self.truths else None
+        return load_mask(self.truths[index], self.frames.size) if index in self.truths else None
 
 
 def check_sequence(

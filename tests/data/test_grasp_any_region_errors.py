@@ -113,3 +113,16 @@ def test_a_hub_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(grasp_any_region, "snapshot_download", unreachable)
     with pytest.raises(ValueError, match=r"^owner/name: .*\(ConnectionError\)"):
         read_grasp_any_region("owner/name")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "a/../../secret.png", "..\\secret.png", "{root}/secret.png", "link.png"]
+)
+def test_a_path_that_leaves_the_folder_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    folder = write_bare(tmp_path / "data", [fine(0, "a dog", image=name.format(root=tmp_path))], pa.string())
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(
+        ValueError, match=r"x\.arrow: row 0: the image cannot be opened .*leaves the folder .*; put the"
+    ):
+        read_grasp_any_region(folder)

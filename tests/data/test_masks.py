@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco
 
+from rl_reward_network.data.mask_files import load_mask
 from rl_reward_network.data.masks import (
     MaskParts,
-    load_mask_png,
     parse_png,
     parse_polygon,
     parse_rle,
@@ -140,7 +140,7 @@ def test_binary_png_of_any_mode_is_read(tmp_path, mode, foreground):
     )
     if mode == "1" and foreground == 1:
         expected[:] = False  # Pillow's own threshold of 128 leaves nothing
-    assert np.array_equal(load_mask_png(tmp_path / "m.png", SIZE), expected)
+    assert np.array_equal(load_mask(tmp_path / "m.png", SIZE), expected)
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,23 @@ def test_palette_mask_is_read_by_colour_if_grey_and_else_by_index(tmp_path, pale
     image.putdata(indices)
     image.putpalette(palette)
     image.save(tmp_path / "m.png")
-    assert load_mask_png(tmp_path / "m.png", (1, 2)).tolist() == [foreground]
+    assert load_mask(tmp_path / "m.png", (1, 2)).tolist() == [foreground]
 
 
 @pytest.mark.parametrize("values", [(0, 128, 255), (0, 1, 255), (0, 2, 0)])
 def test_png_that_is_not_binary_is_refused(tmp_path, values):
     Image.fromarray(np.array([values], dtype=np.uint8)).save(tmp_path / "m.png")
     with pytest.raises(ValueError, match=r"m\.png: a mask must hold 0 and 1, or 0 and 255.*threshold"):
-        load_mask_png(tmp_path / "m.png", (1, 3))
+        load_mask(tmp_path / "m.png", (1, 3))
 
 
 def test_coloured_png_is_refused(tmp_path):
     Image.new("RGB", (3, 1), (255, 0, 0)).save(tmp_path / "m.png")
-    with pytest.raises(ValueError, match="in one channel"):
-        load_mask_png(tmp_path / "m.png", (1, 3))
+    with pytest.raises(ValueError, match="got 0, #ff0000"):
+        load_mask(tmp_path / "m.png", (1, 3))
 
 
-@pytest.mark.parametrize("read", [parse_png, load_mask_png])
+@pytest.mark.parametrize("read", [parse_png, load_mask])
 def test_png_of_another_size_is_refused(tmp_path, read):
     Image.new("L", (32, 40)).save(tmp_path / "m.png")
     with pytest.raises(ValueError, match=r"m\.png: mask is 32 x 40 .* image is 40 x 32 .*nearest"):

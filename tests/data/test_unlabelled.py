@@ -139,3 +139,21 @@ def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], 
     assert not unchanged(None, unlabelled.fingerprint)
     with pytest.warns(UserWarning, match="new: other images than in training"):
         assert not unchanged(unlabelled, "another")
+
+
+def test_a_patient_in_another_spelling_is_refused(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    test = next(s for s in data[1] if s.group_id in data[2].groups["test"])
+    root = write_plain(tmp_path / "new", [f"x-{int(test.group)}.png", f"x-00{int(test.group)}b.png"])
+    with pytest.raises(ValueError, match="1 of its 2 groups are in the test split"):
+        open_unlabelled(root, *data[1:], group_regex=r"^x-(?P<group>.+)\.png")
+
+
+def test_masks_beside_unlabelled_images_are_no_images(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+    root = write_plain(tmp_path / "new", ["frames/a.png", "frames/b.png"])
+    for name in ("truth/a.png", "SegmentationClass/b.png", "frames/b_mask.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(root / name)
+    with pytest.raises(ValueError, match=r"1 of its 3 images hold a few flat colours, as masks do; leave them out"):
+        open_unlabelled(root, *data[1:])
+    (root / "truth/a.png").unlink()
+    assert [sample.image_path.name for sample in open_unlabelled(root, *data[1:]).samples] == ["a.png", "b.png"]

@@ -189,3 +189,82 @@ def test_parts_with_equal_names_lie_in_folders_of_the_name_of_their_file(tmp_pat
     found = read_coco(tmp_path)
     assert found.faults == []
     assert [item.name for item in found.items] == ["train/0.png", "train/1.png", "val/0.png", "val/1.png"]
+
+
+def write_parts(source: Path, named: list[str], there: list[str], file: str = "a.json") -> Path:
+    for number, name in enumerate(there):
+        save(source / name, picture(number))
+    annotations = [annotation(number, number) for number in range(len(named))]
+    return write_json(source / file, coco_content(named, annotations, ["vessel"])).parent
+
+
+@pytest.mark.parametrize(
+    ("named", "there", "file"),
+    [
+        (["train/0.png", "train/1.png"], ["train/0.png", "test/1.png"], "a.json"),
+        (["train/0.png", "train/1.png"], ["test/0.png", "test/1.png"], "a.json"),
+        (["0.png", "1.png"], ["train/0.png", "test/1.png"], "train.json"),
+        (["0.png", "1.png"], ["images/0.png", "other/1.png"], "a.json"),
+        (["0.png", "1.png"], ["images/0.png", "test/1.png"], "train/a.json"),
+        (["p1/0.png", "p2/0.png"], ["p1/0.png"], "a.json"),
+        (["p1/0.png", "p1/1.png"], ["p1/0.png", "p2/1.png"], "a.json"),
+    ],
+)
+def test_a_lost_image_is_not_replaced_by_another_one_of_its_name(
+    tmp_path: Path, named: list[str], there: list[str], file: str
+) -> None:
+    write_parts(tmp_path, named, there, file)
+    faults = read_coco(tmp_path).faults
+    assert faults
+    assert all("image '" in fault and "there is no such file" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("named", "there"),
+    [
+        (["/home/ann/pictures/0.png", "/home/ann/pictures/1.png"], ["images/0.png", "images/1.png"]),
+        (["C:\\up\\0.png", "C:\\up\\1.png"], ["deep/er/0.png", "deep/er/1.png"]),
+        (["0.png", "1.png"], ["images/0.png", "images/more/1.png"]),
+        (["\u00e4.png"], ["images/a\u0308.png"]),
+    ],
+)
+def test_images_that_lie_elsewhere_are_found_by_their_name(tmp_path: Path, named: list[str], there: list[str]) -> None:
+    found = read_coco(write_parts(tmp_path, named, there))
+    assert (found.faults, [item.found_as for item in found.items]) == ([], there)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
+    return [*([path] if path else []), *(place for key, part in items for place in leaves(part, (*path, key)))]
+
+
+@pytest.mark.parametrize("wrong", [5, None, "x", [], {}, [5], [None], True, -1.5])
+def test_no_value_of_another_type_ends_in_a_traceback(tmp_path: Path, wrong: Any) -> None:
+    save(tmp_path / "0.png", picture(0))
+    good = coco_content(["0.png"], [annotation(0, 0)], ["vessel"])
+    for place in leaves(good):
+        content = json.loads(json.dumps(good))
+        part = content
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = wrong
+        write_json(tmp_path / "a.json", content)
+        try:
+            survey = survey_source(tmp_path, ImportOptions("none"))
+        except ValueError:
+            continue
+        assert survey.open_points or all(one.item.load_image().size for one in survey.seen)
+
+
+def test_a_segmentation_of_another_type_is_named_and_a_flat_outline_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "0.png", picture(0))
+    content = coco_content(["0.png"], [annotation(0, 0)], ["vessel"])
+    content["annotations"][0]["segmentation"] = 5
+    write_json(tmp_path / "a.json", content)
+    (fault,) = read_coco(tmp_path).faults
+    assert "a.json: annotation 0: segmentation is 5, expected outlines" in fault
+    content["annotations"][0]["segmentation"] = box_polygon(0)
+    write_json(tmp_path / "a.json", content)
+    (item,) = read_coco(tmp_path).items
+    assert item.load_masks is not None
+    assert (item.load_masks(SIZE)["vessel"] == truth(0)).all()

@@ -250,3 +250,54 @@ def test_the_report_on_leaks_names_no_file(tmp_path: Path) -> None:
     lines = "\n".join(report_lines(survey_source(tmp_path, ImportOptions())))
     assert "dicom_00001.png and dicom_00002.png" in lines
     assert SECRET not in lines
+
+
+def masks_of(source: Path, frames: str = "middle") -> list[Any]:
+    found = read_dicom(source, frames)
+    assert found.faults == []
+    return [item.load_masks and item.load_masks(SIZE) for item in found.items]
+
+
+@pytest.mark.parametrize(("image", "mask"), [("images/{}.dcm", "masks/{}.dcm"), ("{}.dcm", "{}_mask.dcm")])
+@pytest.mark.parametrize(
+    "tags", [{}, {"PhotometricInterpretation": "MONOCHROME1"}, {"WindowCenter": 9, "WindowWidth": 3}]
+)
+def test_dicom_masks_are_read_by_their_stored_values(tmp_path: Path, image: str, mask: str, tags: Any) -> None:
+    for number in range(3):
+        write_dicom(tmp_path / image.format(number), grid(4095))
+        write_dicom(tmp_path / mask.format(number), truth(number), 8, **tags)
+    masks = masks_of(tmp_path)
+    assert [list(classes) for classes in masks] == [["1"]] * 3
+    assert all((classes["1"] == truth(number)).all() for number, classes in enumerate(masks))
+
+
+def test_a_dicom_mask_has_one_frame_or_those_of_its_image(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a.dcm", np.stack([grid(4095)] * 3))
+    write_dicom(tmp_path / "masks/a.dcm", np.stack([truth(number) for number in range(3)]), 8)
+    (middle,) = masks_of(tmp_path)
+    assert (middle["1"] == truth(1)).all()
+    write_dicom(tmp_path / "masks/a.dcm", np.stack([truth(0)] * 2), 8)
+    (item,) = read_dicom(tmp_path).items
+    assert item.load_masks is not None
+    with pytest.raises(ValueError, match=r"masks.a\.dcm: mask has 2 frame\(s\) .* its image has 3"):
+        item.load_masks(SIZE)
+
+
+def test_affixes_of_pictures_beside_dicom_files_are_taken_off(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a.dcm", grid(4095))
+    save(tmp_path / "a_mask.png", as_255(truth(1)))
+    ((classes),) = masks_of(tmp_path)
+    assert (classes["255"] == truth(1)).all()
+
+
+@pytest.mark.parametrize(
+    "tags", [{"Modality": "SEG"}, {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.66.4"}, {"Modality": "RTDOSE"}]
+)
+def test_segmentations_and_other_objects_are_no_images(tmp_path: Path, tags: dict[str, str]) -> None:
+    write_dicom(tmp_path / "a.dcm", grid(4095))
+    write_dicom(tmp_path / "b.dcm", truth(0), 8, **tags)
+    found = read_dicom(tmp_path)
+    assert [item.found_as for item in found.items] == ["a.dcm"]
+    kind = tags.get("Modality", "SEG")
+    assert any(f"1 DICOM object(s) of modality {kind}, which are no images, left out" in note for note in found.notes)
+    assert any("as PNG in masks/" in note for note in found.notes) == (kind == "SEG")

@@ -96,3 +96,15 @@ def test_a_whole_path_and_frames_of_one_file_are_no_doubt_and_empty_rows_are_ski
     items = [item("1.png"), item("a/1.png"), item("run.dcm"), item("run.dcm")]
     found, _ = groups_of(items, str(tmp_path / "p.csv"), None)
     assert [group for group, _ in found] == ["7", "8", "9", "9"]
+
+
+def test_unlabelled_images_without_a_group_are_their_own() -> None:
+    found = groups_of([item("a.png"), item("DOE(0000012345)_1_frame_000001.png")], None, None, own=True)
+    assert found == ([("a.png", None), ("0000012345", "1")], "none")
+
+
+def test_a_patient_in_two_spellings_is_one_group() -> None:
+    groups, _ = groups_of(
+        [item(f"{name}.png") for name in ("Patient 7-1", "patient_07-2", "p8-1")], None, "(?P<group>.+)-"
+    )
+    assert [group for group, _ in groups] == ["Patient 7", "Patient 7", "p8"]

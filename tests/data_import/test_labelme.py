@@ -67,7 +67,7 @@ def test_imagepath_itself_comes_before_a_picture_beside_the_drawing(tmp_path: Pa
         ({"shapes": [{"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}]}, "shape_type is 'circle'"),
         ({"imageHeight": None}, "imageHeight, imageWidth are"),
         ({"shapes": None}, "no list `shapes`"),
-        ({"imagePath": "0.png"}, "0.png has a JSON file already"),
+        ({"imagePath": "0.png"}, "imagePath names 0.png, but there is 1.png; write the right one"),
     ],
 )
 def test_drawings_that_cannot_be_read_are_faults(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -90,3 +90,32 @@ def test_shapes_without_points_are_faults(tmp_path: Path, shape: Any) -> None:
     write_labelme(tmp_path, shapes=[shape])
     (fault,) = read_labelme(tmp_path).faults
     assert "1.json: shape 0: no list `points`" in fault
+
+
+def test_two_drawings_of_one_image_are_a_fault(tmp_path: Path) -> None:
+    write_json(write_labelme(tmp_path) / "0 (copy).json", drawing(0))
+    assert ["0.png has a JSON file already" in fault for fault in read_labelme(tmp_path).faults] == [True]
+
+
+@pytest.mark.parametrize("folder", ["", "images/"])
+def test_renumbered_files_are_a_fault_and_own_names_are_not(tmp_path: Path, folder: str) -> None:
+    """Images and drawings were renamed together, imagePath still names the old image, which is now another one."""
+    for number in range(4):
+        save(tmp_path / f"{folder}{number}.png", picture(number))
+    for number in range(1, 4):
+        write_json(tmp_path / f"{number}.json", drawing(number, imagePath=f"{folder}{number - 1}.png"))
+    faults = read_labelme(tmp_path).faults
+    assert [f"but there is {number}.png" in fault for number, fault in enumerate(faults, 1)] == [True] * 3
+    for number in range(1, 4):
+        (tmp_path / f"{number}.json").rename(tmp_path / f"drawing {number}.json")
+    assert read_labelme(tmp_path).faults == []
+
+
+def test_pictures_of_masks_are_no_images_and_rubbish_is_a_fault(tmp_path: Path) -> None:
+    save(write_labelme(tmp_path) / "0_mask.png", truth(0))
+    (tmp_path / "a.json").write_text("// no JSON")
+    assert recognise_labelme(tmp_path) == "LabelMe (3 JSON files)"
+    found = read_labelme(tmp_path)
+    assert [item.name for item in found.items] == ["0.png", "1.png", "2.png"]
+    assert any("1 picture(s) of masks, left out: 0_mask.png" in note for note in found.notes)
+    assert ["a.json: not valid JSON" in fault and "move it out" in fault for fault in found.faults] == [True]

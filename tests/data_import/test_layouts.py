@@ -54,3 +54,10 @@ def test_other_folders_are_refused_with_what_is_known(tmp_path: Path) -> None:
         recognise_layout(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="layout is 'voc', expected auto, paired, coco"):
         recognise_layout(tmp_path, "voc")
+
+
+def test_rubbish_in_a_json_file_is_of_no_concern_to_other_layouts(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    for number, text in enumerate(("// x", "", "[1, 2", "\x00")):
+        (tmp_path / f"{number}.json").write_text(text)
+    assert recognise_layout(tmp_path)[0] == "paired"

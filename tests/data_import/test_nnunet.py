@@ -101,3 +101,16 @@ def test_two_images_of_one_case_are_a_fault(tmp_path: Path) -> None:
     save(tmp_path / "imagesTr/case_1_0000.tif", picture(0))
     (fault,) = read_nnunet(tmp_path).faults
     assert "case_1_0000.tif: an image of the case of case_1_0000.png" in fault
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *(["background", "vessel"], "vessel", 5, {"vessel": 1.5}, {"vessel": None}, {"vessel": []}, {"vessel": [[1]]}),
+        *({"vessel": True}, {"vessel": -1}, {"vessel": [0, 1]}, {"0": ["background"]}),
+    ],
+)
+def test_labels_of_another_form_are_refused(tmp_path: Path, labels: Any) -> None:
+    write_nnunet(tmp_path, labels)
+    with pytest.raises(ValueError, match=r"dataset\.json: `labels` must be \{name: value\}.*correct it"):
+        read_nnunet(tmp_path)

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.data_import import files, paired_folders
+from rl_reward_network.data_import import files
 from rl_reward_network.data_import.items import Item
 from rl_reward_network.data_import.paired_folders import read_paired_folders, recognise_paired_folders
-from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
+from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 
 
 def items_of(source: Path) -> dict[str, Item]:
@@ -43,6 +44,12 @@ def check_masks(items: dict[str, Item], names: list[str]) -> None:
         ("{}.png", "masks/{}.png", "{}.png"),
         ("images/{}.v2.png", "masks/{}.v2.png", "{}.v2.png"),
         ("images/{}.tif", "masks/{}.png", "{}.png"),
+        ("JPEGImages/480p/{}.png", "Annotations/480p/{}.png", "480p/{}.png"),
+        ("Original/{}.png", "Ground Truth/{}.png", "Original/{}.png"),
+        ("train_images/{}.png", "train_masks/{}.png", "train/{}.png"),
+        ("images/{}_training.png", "1st_manual/{}_manual1.png", "{}_training.png"),
+        ("images/{}.png", "masks/{}_vessels.png", "{}.png"),
+        ("{}.png", "{}_1stHO.png", "{}.png"),
     ],
 )
 def test_images_find_their_masks(tmp_path: Path, images: str, masks: str, names: str) -> None:
@@ -112,7 +119,6 @@ def test_folders_without_a_pair_are_refused_with_names_of_both(tmp_path: Path) -
 def test_images_alone_are_no_pairs(tmp_path: Path, name: str) -> None:
     write_pairs(tmp_path, name, name)
     assert recognise_paired_folders(tmp_path) == ""
-    assert paired_folders.AFFIXES[0] == "mask"
 
 
 def test_pictures_in_other_folders_are_told(tmp_path: Path) -> None:
@@ -141,4 +147,65 @@ def test_linked_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None
 def test_pictures_of_kinds_that_are_not_read_are_told(tmp_path: Path) -> None:
     save(tmp_path / "images/1.GIF", picture(1)[..., 0], format="GIF")
     (tmp_path / "images/.hidden.gif").write_bytes(b"")
-    assert files.unread_note(tmp_path) == ["files of kinds that are not read, left out: 1 .gif; save them as PNG"]
+    assert files.unread_note(tmp_path) == [
+        "files of kinds that are not read, left out: 1 .gif (images/1.GIF); save them as PNG"
+    ]
+
+
+def joined(source: Path, name: str) -> np.ndarray:
+    load = items_of(source)[name].load_masks
+    assert load is not None
+    (mask,) = load(SIZE).values()
+    return mask
+
+
+@pytest.mark.parametrize("folder", ["masks/", ""])
+def test_further_masks_of_an_image_are_joined_and_never_images(tmp_path: Path, folder: str) -> None:
+    """BUSI: "benign (4)_mask.png" with "benign (4)_mask_1.png"."""
+    write_pairs(tmp_path, "images/a ({}).png" if folder else "a ({}).png", folder + "a ({})_mask.png")
+    further = np.roll(truth(2), 14, axis=1)
+    save(tmp_path / folder / "a (2)_mask_1.png", as_255(further))
+    assert len(items_of(tmp_path)) == 5
+    assert (joined(tmp_path, "a (2).png") == (truth(2) | further)).all()
+    assert any("joined of several files: " in note for note in read_paired_folders(tmp_path).notes)
+
+
+def test_masks_of_two_observers_are_not_joined(tmp_path: Path) -> None:
+    for observer in ("1st", "2nd"):
+        write_pairs(tmp_path, "{}.png", f"{{}}_{observer}HO.png")
+    save(tmp_path / "3_2ndHO.png", as_255(truth(9)))
+    assert (joined(tmp_path, "3.png") == truth(3)).all()
+
+
+@pytest.mark.parametrize("manual", ["1st_manual/{}_manual1.png", "manual1/{}_training.png"])
+def test_a_drawing_comes_before_the_field_of_view(tmp_path: Path, manual: str) -> None:
+    """DRIVE and HRF."""
+    write_pairs(tmp_path, "training/images/{}_training.png", f"training/{manual}")
+    for number in range(5):
+        save(tmp_path / f"training/mask/{number}_training_mask.png", as_255(np.ones(SIZE, bool)))
+    assert (joined(tmp_path, "training/3_training.png") == truth(3)).all()
+    notes = read_paired_folders(tmp_path).notes
+    assert any(
+        "masks of 5 image(s) left out, such as training/mask/0_training_mask.png, since" in note for note in notes
+    )
+
+
+def test_a_beginning_that_several_images_share_pairs_nothing(tmp_path: Path) -> None:
+    for name in ("images/1_a.png", "images/1_b.png", "masks/1.png"):
+        save(tmp_path / name, picture(1))
+    with pytest.raises(ValueError, match="no image has a mask of equal name"):
+        read_paired_folders(tmp_path)
+
+
+def test_links_that_lead_nowhere_are_a_fault_and_volumes_are_named(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    (tmp_path / "masks/3.png").unlink()
+    (tmp_path / "masks/3.png").symlink_to("../.git/annex/objects/x/3.png")
+    (tmp_path / "masks/4.nii.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"1 link\(s\) whose target is missing: masks/3\.png; fetch the files"):
+        survey_source(tmp_path, ImportOptions("none"))
+    (tmp_path / "masks/3.png").unlink()
+    survey = survey_source(tmp_path, ImportOptions("none"))
+    assert any("1 .nii.gz (masks/4.nii.gz); volumes: write each slice" in note for note in survey.found.notes)
+    (tmp_path / "masks/3.png").symlink_to(save(tmp_path / ".annex/3.png", as_255(truth(3))))
+    assert survey_source(tmp_path, ImportOptions("none")).open_points == (), "a link that leads somewhere is followed"

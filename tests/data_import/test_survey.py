@@ -12,7 +12,7 @@ from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.report import report_lines
 from rl_reward_network.data_import.survey import ImportOptions, Survey, survey_source
 from rl_reward_network.data_import.write import write_import
-from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
+from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 from tests.data_import.test_dicom import write_dicom
 
 OWN = ImportOptions(groups="none")
@@ -191,3 +191,20 @@ def test_links_to_nowhere_and_names_that_are_not_utf_8_are_refused_before_they_a
     save(source / os.fsdecode(b"images/gef\xe4ss.png"), picture(1))
     with pytest.raises(ValueError, match="gef\ufffdss\\.png: its name is not UTF-8; rename it"):
         survey_source(source, ImportOptions("none"))
+
+
+def test_fields_of_view_and_inverted_masks_are_noted(tmp_path: Path) -> None:
+    write_pairs(tmp_path, stored=lambda mask: as_255(~mask))
+    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
+    assert any("look: 5 mask(s) cover most of the picture and of its border: inverted?" in note for note in notes)
+    view = np.hypot(*(np.mgrid[: SIZE[0], : SIZE[1]] - np.reshape(SIZE, (2, 1, 1)) / 2)) < SIZE[0] / 2
+    write_pairs(tmp_path, stored=lambda mask: as_255(view))
+    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
+    assert any("look: all 5 masks cover nearly the same" in note and "fields of view" in note for note in notes)
+
+
+def test_images_without_a_mask_that_look_like_masks_are_a_fault(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    save(tmp_path / "images/lesion.png", as_255(truth(3)))
+    (point,) = survey_source(tmp_path, ImportOptions("none")).open_points
+    assert "1 image(s) without a mask hold a few flat colours, as masks do (images/lesion.png)" in point

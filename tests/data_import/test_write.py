@@ -69,7 +69,7 @@ def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
     assert "--groups none" in note
     assert "1 pairs look nearly identical" in note
     (to / "import.json").write_text('{"format_version": 7}')
-    with pytest.raises(ValueError, match=r"import\.json: expected format_version 1"):
+    with pytest.raises(ValueError, match=r"import\.json: expected format_version 1 or 2"):
         import_notes(to)
 
 
@@ -158,3 +158,6 @@ def test_imports_that_name_a_patient_differently_are_refused(tmp_path: Path) -> 
     check_named_alike(here, imported(tmp_path / "d" / "copied", "dicom", b"1" * 32))
     with pytest.raises(ValueError, match="imports of DICOM"):
         check_named_alike(here, imported(tmp_path / "e" / "lost", "dicom", None))
+    (here / "import.json").write_text(json.dumps({"layout": "dicom", "format_version": 2}))
+    with pytest.raises(ValueError, match="or by different versions, name one patient differently"):
+        check_named_alike(here, imported(tmp_path / "a" / "old", "dicom", None))

@@ -3,7 +3,9 @@ import pytest
 from monai.metrics import DiceMetric, MeanIoU, compute_confusion_matrix_metric, get_confusion_matrix
 from torch import from_numpy
 
+from rl_reward_network.evaluation.distance import hd95
 from rl_reward_network.evaluation.metrics import TABLE_METRICS, SampleTable, mask_metrics, measure_sample
+from rl_reward_network.evaluation.topology import betti_errors, betti_numbers
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 EMPTY = np.zeros((20, 20), dtype=bool)
@@ -93,3 +95,15 @@ def test_the_columns_of_empty_masks():
     assert mask_metrics(EMPTY, EMPTY) == ones | {"hd95": 0, "betti0": 0, "betti1": 0}
     missed = dict.fromkeys(MASK_REWARDS, 0.0) | {"hd95": np.hypot(20, 20), "betti0": 1, "betti1": 0}
     assert mask_metrics(EMPTY, something) == mask_metrics(something, EMPTY) == missed
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+def test_masks_without_a_pixel_are_refused_by_every_metric(shape):
+    empty = np.zeros(shape, dtype=bool)
+    stacked = (*MASK_REWARDS.values(), hd95, betti_errors)
+    measures = [mask_metrics, *(lambda a, b, m=m: m(a[None], b[None]) for m in stacked)]
+    for measure in (*measures, lambda a, b: betti_numbers(a)):
+        with pytest.raises(ValueError, match=r"masks must have pixels, got \(N, H, W\) = \(1, "):
+            measure(empty, empty)
+    for measure in (*MASK_REWARDS.values(), hd95):
+        assert measure(np.zeros((0, 4, 4), bool), np.zeros((0, 4, 4), bool)).shape == (0,)

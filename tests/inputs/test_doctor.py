@@ -190,3 +190,23 @@ def test_a_gpu_that_is_absent_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_family_of_a_model_and_its_prompt_format_are_named(size: Any, expected: str, tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "model", size)
     assert doctor.check_model(str(tmp_path / "model"), tmp_path / "data").details == expected
+
+
+def test_patients_in_several_spellings_and_doubtful_ones_are_noted(check: Check) -> None:
+    names = ["Patient 1", "patient_01", "PATIENT  1", "Doe^Jane", "Jane Doe", "p5", "p6", "p7"]
+    folder = write_tiny_data(Path("data"), 8, 48)
+    rewrite(folder, lambda n, record: {**record, "group": names[n]})
+    row = check(data_root=folder)
+    assert "patients: reward 2, policy 2, val 1, test 1" in row
+    assert "1 patient(s) whose name is written in several ways, taken for one each" in row
+    assert "1 pair(s) of groups whose names differ little" in row
+    assert "Jane" not in row
+
+
+def test_fields_of_view_and_files_that_are_not_read_are_noted(check: Check) -> None:
+    folder = write_tiny_data(Path("data"), 8, 48)
+    rewrite(folder, lambda n, record: drawn(np.hypot(*(np.mgrid[:48, :48] - 24)) < 20)(record))
+    (folder / "masks/1.nii.gz").write_bytes(b"")
+    row = check(data_root=folder)
+    assert "look: all 8 masks cover nearly the same" in row
+    assert "look: files of kinds that are not read, left out: 1 .nii.gz (masks/1.nii.gz)" in row

@@ -11,6 +11,7 @@ from PIL import Image
 from scipy.ndimage import binary_dilation, binary_fill_holes
 
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.mask_checks import mask_shape
 from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.embedded.regions import write_regions
@@ -50,15 +51,16 @@ def test_shares_and_border() -> None:
     mask[:100] = True
     result = image_statistics("a.png", "group", GREY, mask)
     assert (result.name, result.group_id, result.share, result.bulge) == ("a.png", "group", 0.5, (1.0, 0.0))
-    assert result.border == 0.5
+    assert result.mask is not None
+    assert result.mask.border == 0.5
     assert image_statistics("a.png", "group", GREY, None).share is None
 
 
 def test_a_background_that_was_drawn_looks_inverted_and_an_object_does_not() -> None:
-    assert image_statistics("a", "g", GREY, ~tree()).inverted
-    assert image_statistics("a", "g", GREY, ~disc(100, 100, 70)).inverted
+    assert mask_shape(~tree()).inverted
+    assert mask_shape(~disc(100, 100, 70)).inverted
     for mask in (tree(), disc(100, 100, 98), np.zeros((200, 200), bool), disc(100, 100, 30), ROWS > 80):
-        assert not image_statistics("a", "g", GREY, mask).inverted
+        assert not mask_shape(mask).inverted
 
 
 def test_loops_that_were_filled_are_seen() -> None:

@@ -26,12 +26,12 @@ def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.
             thin objects stay visible; "crop" cuts out its bounding box with a margin.
 
     Raises:
-        ValueError: the sizes differ, or the region has no pixel.
+        ValueError: the region is not bool, the sizes differ, or it has no pixel.
     """
-    if region.shape != image.shape[:2] or not region.any():
+    if region.dtype != bool or region.shape != image.shape[:2] or not region.any():
         raise ValueError(
-            f"the region has {int(region.sum())} pixels and shape {region.shape}, expected 1 or more and the image's "
-            f"shape {image.shape[:2]}"
+            f"the region has {int(region.sum())} pixels, type {region.dtype} and shape {region.shape}, expected 1 or"
+            f" more, bool, and the image's shape {image.shape[:2]}"
         )
     return _outlined(image, region) if how == "outline" else _cropped(image, region)
 

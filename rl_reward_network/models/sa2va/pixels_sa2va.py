@@ -51,15 +51,28 @@ def sam_pixels(image: ImageLike, side: int) -> torch.Tensor:
     return _normalise(_to_tensor(squashed)[None].float() / 255, mean, std)
 
 
-def region_cells(regions: np.ndarray, grid: int) -> torch.Tensor:
+def region_cells(regions: np.ndarray, grid: int, image: ImageLike | None = None) -> torch.Tensor:
     """bool (N, g, g) from region masks (N, H, W): the cells of the token grid that belong to each region.
 
     A cell belongs to a region that covers its sample point (nearest interpolation). A thin region may cover none; it
     gets the cell nearest to one of its pixels, with a warning.
 
+    Args:
+        regions: bool (N, H, W), or whole numbers 0 and 1.
+        grid: g.
+        image: whose regions they are, where their size is to be checked.
+
     Raises:
-        ValueError: the array is not (N, H, W), or a region has no pixel at all.
+        ValueError: the array is not (N, H, W) of bool, (H, W) is not the size of the image, or a region has no pixel.
     """
+    given, size = np.asarray(regions), None if image is None else to_rgb(image).size[::-1]
+    binary = given.dtype == bool or (given.dtype.kind in "iu" and np.isin(given, (0, 1)).all())
+    if not binary or (size is not None and given.shape[1:] != size):
+        of_size = f", (H, W) = {size}" if size else ""
+        raise ValueError(
+            f"mask_prompts: regions must be bool (N, H, W) of the size of their image{of_size}, got {given.dtype} "
+            f"{given.shape}; threshold probabilities, and resize to the image"
+        )
     masks = torch.as_tensor(np.asarray(regions)).bool()
     if masks.ndim != 3 or not len(masks):
         raise ValueError(f"mask_prompts must be (N, H, W) with N >= 1 for each image, got shape {tuple(masks.shape)}")
@@ -83,6 +96,8 @@ def tile_grid(width: int, height: int, max_tiles: int = 12, tile_size: int = 448
     >>> tile_grid(700, 640), tile_grid(420, 380), tile_grid(1280, 720, max_tiles=1)
     ((2, 2), (1, 1), (1, 1))
     """
+    if max_tiles < 1:
+        raise ValueError(f"max_tiles is {max_tiles}, expected 1 or more")
     grids = [(c, r) for c in range(1, max_tiles + 1) for r in range(1, max_tiles // c + 1)]
     best, best_gap = (1, 1), float("inf")
     for cols, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache
@@ -88,13 +89,13 @@ def predict_forward(
         (frames, H, W). `mask_probabilities`: one float32 array of that shape, in [0, 1], per `[SEG]`.
 
     Raises:
-        ValueError: no text, a path in place of an image, neither tokenizer nor processor, or a video together with an
-            image, regions or earlier turns.
+        ValueError: no text or several, a path in place of an image, neither tokenizer nor processor, or a video
+            together with an image, regions or earlier turns.
     """
     if video is not None and not (image is None and mask_prompts is None and not past_text):
         raise ValueError("video is given together with image, mask_prompts or past_text; leave those out, or the video")
-    if text is None:
-        raise ValueError("text is None, expected the user's turn with <image> at the image's place")
+    if not isinstance(text, str):
+        raise ValueError(f"text is {text!r:.60}, expected a string: the user's turn with <image> at the image's place")
     if processor is None and tokenizer is None:
         raise ValueError("processor and tokenizer are None; give processor=Sa2VAProcessor.from_pretrained(...)")
     processor = processor or Sa2VAProcessor.from_config(model.config, tokenizer)  # type: ignore[arg-type]
@@ -154,8 +155,11 @@ def segment(
         sam_features: SAM 2's maps of each image from `get_sam_features`; None computes them.
 
     Raises:
-        ValueError: no prompt, or batch_size below 1.
+        ValueError: no prompt, batch_size below 1, or a single image or prompt in place of a list.
     """
+    one_image = isinstance(images, Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    if one_image or isinstance(prompts, str):
+        raise ValueError("images and prompts must be lists; put a single one into a list: segment([image], [prompt])")
     if not prompts or batch_size < 1:
         raise ValueError(f"{len(prompts)} prompts, batch_size {batch_size}: expected at least 1 of both")
     texts = [prompt if IMAGE_PLACEHOLDER in prompt else IMAGE_PLACEHOLDER + prompt for prompt in prompts]

@@ -199,9 +199,9 @@ class Sa2VAProcessor:
         """float32 (1, 3, S', S'): the image squashed to SAM 2's square input."""
         return sam_pixels(image, self.sam_image_size)
 
-    def region_cells(self, regions: np.ndarray) -> torch.Tensor:
-        """bool (N, g, g) of region masks (N, H, W); see `pixels_sa2va.region_cells`."""
-        return region_cells(regions, self.grid)
+    def region_cells(self, regions: np.ndarray, image: ImageLike | None = None) -> torch.Tensor:
+        """bool (N, g, g) of region masks (N, H, W) of an image; see `pixels_sa2va.region_cells`."""
+        return region_cells(regions, self.grid, image)
 
     # ---- text ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +330,8 @@ class Sa2VAProcessor:
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 
         Raises:
-            ValueError: numbers of texts, images and regions differ, or an error of `prompt_text` or `region_cells`.
+            ValueError: numbers of texts, images and regions differ, regions are not bool or of another size than their
+                image, or an error of `prompt_text` or `region_cells`.
         """
         texts = [text] if isinstance(text, str) else list(text)
         single = (Image.Image, np.ndarray, str, os.PathLike)  # paths are refused, with a remedy, by `tiles`
@@ -339,7 +340,8 @@ class Sa2VAProcessor:
         if batch and len(batch) != len(texts):
             raise ValueError(f"{len(texts)} texts and {len(batch)} images: give one image for each text, or none")
         pixels, counts = self.vision_inputs(batch) if batch else ({}, [0] * len(texts))
-        cells = [None if region is None else self.region_cells(region) for region in regions]
+        pairs = zip(regions, batch, strict=True)
+        cells = [None if region is None else self.region_cells(region, image) for region, image in pairs]
         prompts = [
             self.prompt_text(turn, count, cell, past_text)
             for turn, count, cell in zip(texts, counts, cells or [None] * len(texts), strict=True)

@@ -39,7 +39,7 @@ def test_a_crop_is_the_bounding_box_with_a_margin_within_the_image() -> None:
 def test_empty_regions_and_other_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="the region has 0 pixels"):
         draw_region(IMAGE, np.zeros((400, 600), dtype=bool), "outline")
-    with pytest.raises(ValueError, match=r"shape \(3, 3\), expected 1 or more and the image's shape \(400, 600\)"):
+    with pytest.raises(ValueError, match=r"shape \(3, 3\), expected 1 or more, .* shape \(400, 600\)"):
         draw_region(IMAGE, np.ones((3, 3), dtype=bool), "crop")
 
 

@@ -237,3 +237,30 @@ def test_features_that_are_known_already_give_the_same_masks_and_no_second_encod
     ((found,),) = tiny_model.segment([image], PROMPTS[:1], tiny_processor, sam_features=[features])
     torch.testing.assert_close(found.mask_logits, expected.mask_logits, rtol=0, atol=0)
     torch.testing.assert_close(found.vision_features, features.pooled()[0], rtol=0, atol=0)
+
+
+def test_a_single_prompt_or_image_in_place_of_a_list_is_refused(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor
+) -> None:
+    image = smooth_image(50, 60)
+    for images, prompts in (([image], "the vessel"), (image, PROMPTS), (Image.fromarray(image), PROMPTS)):
+        with pytest.raises(ValueError, match="images and prompts must be lists; put a single one into a list"):
+            tiny_model.segment(images, prompts, tiny_processor)
+    with pytest.raises(ValueError, match=r"text is \['a'\], expected a string"):
+        tiny_model.predict_forward(image=image, text=["a"], processor=tiny_processor)
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        *(np.ones((1, 32, 64), bool), np.ones((1, 64, 32), bool), np.ones((64, 64), bool), np.ones((1, 0, 0), bool)),
+        *(np.full((1, 64, 64), 0.4), np.full((1, 64, 64), 255, np.uint8), np.full((1, 64, 64), 1.0)),
+    ],
+)
+def test_a_region_of_another_size_or_type_is_refused(
+    tiny_model: Any, tiny_processor: Sa2VAProcessor, region: np.ndarray
+) -> None:
+    with pytest.raises(ValueError, match=r"mask_prompts: regions must be bool \(N, H, W\).* \(64, 64\), got "):
+        tiny_model.predict_forward(
+            image=smooth_image(64, 64), text="<image>Describe region1.", mask_prompts=[region], processor=tiny_processor
+        )

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -126,3 +128,10 @@ def test_labels_cover_answers_and_suffixes_only(tiny_processor: Sa2VAProcessor) 
 def test_templates_never_emit_a_system_message() -> None:
     assert all("system" not in template.instruction for template in TEMPLATES.values())
     assert TEMPLATES["phi3_chat"].user_turn("Hi {input}") == "<|user|>\nHi {input}<|end|>\n<|assistant|>\n"
+
+
+def test_tiles_are_counted_from_one_whenever_they_are_set(tiny_processor: Sa2VAProcessor) -> None:
+    processor = copy.copy(tiny_processor)
+    processor.max_tiles = -3
+    with pytest.raises(ValueError, match="max_tiles is -3, expected 1 or more"):
+        processor("<image>a", np.zeros((20, 30, 3), np.uint8))
