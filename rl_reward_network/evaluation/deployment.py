@@ -103,7 +103,7 @@ def decide(
     best, fixed_by = fixed or (best_choice(values, groups), f"Dice on {len(set(groups))} labelled patients")
     patients = len(set(groups))
     if policy is None or not can_decide(groups):
-        few = "no labelled patient" if patients == 0 else f"{patients} labelled patients"
+        few = f"{patients or 'no'} labelled patient{'s' * (patients > 1)}"
         reason = f"{few} outside the test split: below {fewest_groups()} no test can tell whether anything is better"
         return Deployment("as it is", best, fixed_by, patients, None, None, None, None, None, reason)
     gains = np.vstack([values, policy]) - values[AS_IT_IS]
@@ -117,10 +117,12 @@ def decide(
     fixed_p, policy_p = float(tested.p[best]), float(tested.p[-1])
     reason = (
         f"on {patients} labelled patients outside the test split the gain over the model as it is, in Dice, is "
-        f"{policy_gain.signed} by PPO out of fold (p {policy_p:.3f}) and {fixed_gain.signed} by the {name} "
-        f"(p {fixed_p:.3f}; both corrected for {len(gains) - 1} candidates, {LEVEL} is needed); PPO minus {name}, both "
-        f"out of fold, is {measured.signed}" + (f", and the oracle's gain is negligible ({gap})" * is_no_gap(gap))
+        f"{policy_gain.signed} by PPO out of fold (p {policy_p:.2g}) and {fixed_gain.signed} by the {name}, chosen on "
+        f"them (p {fixed_p:.2g}); p is corrected for {len(gains) - 1} candidates, and {LEVEL} is needed; PPO minus "
+        f"{name}, both out of fold, is {measured.signed}"
     )
+    if is_no_gap(gap):
+        reason += f", and the oracle's gain is negligible ({gap})"
     return Deployment(choice, best, fixed_by, patients, policy_gain, policy_p, fixed_gain, fixed_p, measured, reason)
 
 

@@ -259,7 +259,7 @@ def decide_operations(
         def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
             train, val = ([image for image in part if image.group_id not in patients] for part in images)
             with tempfile.TemporaryDirectory() as folder:
-                model = fit(train or val, val or train, shorter, Path(folder))
+                model = fit(train if len(train) > 1 else train + val, val or train, shorter, Path(folder))
             held = [labelled[index] for index in indices]
             chosen = choose_operations(model, held, plan.ppo.max_steps)
             return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])

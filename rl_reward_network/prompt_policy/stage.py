@@ -184,8 +184,8 @@ def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
     In the control with shuffled rewards, each training image is paid by the rewards of another.
     """
     paid = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
-    contexts = ([entry.context for entry in entries] for entries in (paid, tables["val"]))
-    return train_prompt_policy(*contexts, plan.ppo, run, plan.reward)
+    train, val = ([entry.context for entry in entries] for entries in (paid, tables["val"]))
+    return train_prompt_policy(train, val, plan.ppo, run, plan.reward)
 
 
 def choose(model: PPO, entries: Sequence[PromptTable], plan: PolicyPlan) -> np.ndarray:
@@ -218,11 +218,11 @@ def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
 
 
 def _without(tables: Tables, patients: Collection[str]) -> Tables:
-    """The tables of the other patients; where no training image is left, labelled ones of `val` take their place."""
+    """The tables of the other patients; where less than two training images are left, labelled ones of `val` join."""
     left = {
         name: [entry for entry in entries if entry.table.group_id not in patients] for name, entries in tables.items()
     }
-    return left if left["policy"] else {**left, "policy": _labelled(left["val"])}
+    return left if len(left["policy"]) > 1 else {**left, "policy": left["policy"] + _labelled(left["val"])}
 
 
 def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:

@@ -58,8 +58,8 @@ def test_only_what_has_beaten_the_model_as_it_is_is_deployed(values, policy, cho
     assert found.choice == choice
     assert found.patients == 30
     assert found.policy_gain.mean == pytest.approx((policy - values[0]).mean())
-    assert f"{found.policy_gain.signed} by PPO out of fold (p {found.policy_p:.3f})" in found.reason
-    assert f"by the best fixed prompt (p {found.fixed_p:.3f}; both corrected for 4 candidates" in found.reason
+    assert f"{found.policy_gain.signed} by PPO out of fold (p {found.policy_p:.2g})" in found.reason
+    assert f"chosen on them (p {found.fixed_p:.2g}); p is corrected for 4 candidates" in found.reason
 
 
 def test_without_a_gap_the_fixed_prompt_is_deployed_even_if_the_policy_surely_gains_a_little():

@@ -104,3 +104,9 @@ def test_labels_are_named_by_what_they_chose() -> None:
     assert {reward: labels_used(tables, plan_of(reward=reward)) for reward in expected} == expected
     bare = {"policy": entries(4, 0, labelled=False), "val": entries(3, 2, labelled=False)}
     assert labels_used(bare, plan_of()) == {"reward": {}, "weights": {}, "deployment": {}}
+
+
+def test_stop_needs_a_reward_of_labels() -> None:
+    for reward in ("net", "mix"):
+        with pytest.raises(ValueError, match=rf"--stop is for rewards of labels \(dice, .*dice\+recall\).* {reward}$"):
+            policy_plan("quick", reward=reward, ppo=PPOSettings(stop=True))

@@ -1,5 +1,6 @@
 """The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.evaluation.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.evaluation.deployment import decide
@@ -70,3 +72,18 @@ def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: P
     assert note(model_path="some/other") == ()
     (tmp_path / "recipe.json").write_text("{}")
     assert note() == ()
+
+
+def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "final_model" for name in ("b", "c", "a")]
+    for age, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 + age, 1000 + age))
+    found = newest((str(tmp_path / "*" / "final_model"),))
+    assert found == folders[-1]
+    assert f"3 folders match, the newest is evaluated: {found}" in capsys.readouterr().out
+    assert newest((str(folders[0]),)) == folders[0]
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; .*sa2va-rl prompts quick"):
+        newest((str(tmp_path / "nothing"),))
