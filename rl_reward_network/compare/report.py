@@ -81,9 +81,9 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the intervals must know."""
+        """What a reader of the intervals must know, beside what `lines` say."""
         base = self.rows[0]
-        few = few_patients_note(base.to_base.groups) + few_patients_note(base.val.groups, "validation patients")
+        few = few_patients_note(base.val.groups, "validation patients")
         return (*few, ONE_TRAINING if base.seed_spread is None else SEVERAL_TRAININGS)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from rl_reward_network.compare.measure import RoadResult
 from rl_reward_network.compare.parts import Cost
 from rl_reward_network.compare.roads import BASE, ROADS, Road
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap, group_means
+from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_bootstrap, group_means
 from rl_reward_network.evaluation.max_t import LEVEL, MaxT, fewest_groups, max_t
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
@@ -184,6 +184,7 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
             f"The cheapest that is not significantly worse than the best: {cheapest.road.title}; "
             f"{_price_words(cheapest)}."
         )
+    lines += few_patients_note(best.to_base.groups)
     lines.append(f"Deploy the best: sa2va-rl segment --run {shlex.quote(f'{folder}/best')} image.png")
     if cheapest is not best:
         lines.append(f"Deploy the cheapest: sa2va-rl segment --run {shlex.quote(f'{folder}/cheapest')} image.png")
@@ -201,7 +202,7 @@ def _best_line(best: TableRow, compared: int) -> str:
         return f"Cannot tell: {patients} test patients, and no test can decide below {fewest_groups()}; {keep}."
     return (
         f"No road is significantly better than the model as it is on {patients} test patients (adjusted for {compared} "
-        f"roads): {keep}."
+        f"road{'s' * (compared > 1)}): {keep}."
     )
 
 

@@ -95,6 +95,7 @@ def test_a_small_sure_gain_is_not_hidden_behind_a_larger_doubtful_one() -> None:
 def test_headline_table_and_p_column_give_the_same_numbers() -> None:
     rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("ascent", 0.51, 0.503))
     lines = verdict_lines(rows, choose(rows, images()), images(), "x")
+    assert f"{PATIENTS} test patients, fewer than 20: the intervals are rough." in lines
     assert f"({rows[1].to_base.signed}, p {p_words(rows[1].p)})" in lines[0]
     assert p_words(0.0004) == "< 0.001"
 
@@ -117,7 +118,7 @@ def test_without_a_significant_gain_the_model_stays() -> None:
     found = choose(rows, images())
     assert found.best == found.cheapest == BASE
     line = verdict_lines(rows, found, images(), "x")[0]
-    assert "(adjusted for 1 roads): keep the model as it is" in line
+    assert "(adjusted for 1 road): keep the model as it is" in line
 
 
 def test_no_road_is_better_than_a_plain_segmenter() -> None:
