@@ -1,7 +1,7 @@
 """Where the time of the quick runs goes, phase by phase, and how much less it is than in another version.
 
     python -m benchmarks.quick                                  # all quick runs, each from nothing but the packages
-    python -m benchmarks.quick --runs step2 --against v0.11     # beside another commit, command by command, in turn
+    python -m benchmarks.quick --runs step2 --against COMMIT    # beside another commit, command by command, in turn
 
 The commands are those of the shell files. CPU seconds, of a command with all its threads and processes, can be compared
 on a machine with other work, too; seconds on the clock only where nothing else runs.
