@@ -120,12 +120,12 @@ def _images(
 
 def _declared(image: dict[str, Any], where: str) -> Size | None:
     """The (H, W) of an image by its record; None without it."""
-    size = (image.get("height"), image.get("width"))
+    size: tuple[Any, Any] = (image.get("height"), image.get("width"))
     if not any(size):
         return None
     if not all(type(side) in (int, float) and side > 0 and side == int(side) for side in size):
         raise ValueError(f"{where}: height, width are {size}, expected the image's size in pixels; export it again")
-    return int(size[0] or 0), int(size[1] or 0)
+    return int(size[0]), int(size[1])
 
 
 def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tuple[dict[str, list[Outline]], list[str]]:
