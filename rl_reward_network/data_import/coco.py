@@ -151,8 +151,9 @@ def _outlines(file: Path, content: dict[str, Any], names: dict[str, str]) -> tup
                 " again"
             )
         else:
-            flat = isinstance(parts, dict) or not any(isinstance(part, list | dict) for part in parts)
-            outlines[str(image)].append(Outline(names[str(category)], [parts] if flat else parts, where))
+            one = isinstance(parts, dict) or not any(isinstance(part, list | dict) for part in parts)
+            several = [parts] if one else list(parts)
+            outlines[str(image)].append(Outline(names[str(category)], several, where))
     return outlines, faults
 
 

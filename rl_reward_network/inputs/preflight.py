@@ -51,7 +51,7 @@ class ImageStatistics:
     @property
     def share(self) -> float | None:
         """Share of the pixels that are foreground; None without a mask."""
-        return self.mask and self.mask.share
+        return None if self.mask is None else self.mask.share
 
     @property
     def filled(self) -> bool:
