@@ -17,6 +17,7 @@ SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as 
 MOST_PIXELS = 178_956_970  # Pillow refuses more
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
+OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 START = 200  # bytes that tell what a file is that is no image
 
@@ -161,7 +162,7 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
             return colours
     elif "transparency" in image.info:
         return np.asarray(image.convert("RGBA"))
-    return np.asarray(image)
+    return np.asarray(image.convert("RGB") if image.mode in OTHER_COLOURS else image)
 
 
 def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:

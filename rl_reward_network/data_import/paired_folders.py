@@ -115,17 +115,19 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
 def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
     """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
 
-    The image may lie in a folder more, of any name, or one name may be the beginning of the other, up to a separator.
+    Each may lie in a folder more, of any name, or one name may be the beginning of the other, up to a separator.
     """
     indices: list[dict[PurePosixPath, list[Path]]] = [defaultdict(list), defaultdict(list)]
     for key, (image, *_) in by_key.items():
-        folders = key.parts[:-1]
-        for place in range(len(folders)):
-            indices[0][PurePosixPath(*folders[:place], *folders[place + 1 :], key.name)].append(image)
+        for shorter in [key, *_without_a_folder(key)]:
+            indices[0][shorter].append(image)
         for beginning in _beginnings(key):
             indices[1][beginning].append(image)
-    for index in indices:
-        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in wanted.items()}
+    shorter = {
+        mask: [*names, *(n for name in names for n in _without_a_folder(name))] for mask, names in wanted.items()
+    }
+    for index, tried in zip(indices, (shorter, wanted), strict=True):
+        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in tried.items()}
         if _one_each(found.values()):
             return {mask: image for mask, (image,) in found.items()}
     found = {
@@ -133,6 +135,12 @@ def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath
         for mask, names in wanted.items()
     }
     return {mask: image for mask, (image,) in found.items()} if _one_each(found.values()) else {}
+
+
+def _without_a_folder(key: PurePosixPath) -> list[PurePosixPath]:
+    """The key without each of its folders in turn."""
+    folders = key.parts[:-1]
+    return [PurePosixPath(*folders[:place], *folders[place + 1 :], key.name) for place in range(len(folders))]
 
 
 def _one_each(found: Collection[list[Path]]) -> bool:

@@ -50,6 +50,10 @@ def check_masks(items: dict[str, Item], names: list[str]) -> None:
         ("images/{}_training.png", "1st_manual/{}_manual1.png", "{}_training.png"),
         ("images/{}.png", "masks/{}_vessels.png", "{}.png"),
         ("{}.png", "{}_1stHO.png", "{}.png"),
+        ("valImages/{}.png", "valMasks/{}.png", "val/{}.png"),
+        ("images/{}.png", "annotations/trimaps/{}.png", "{}.png"),
+        ("CXR_png/{}.png", "ManualMask/leftMask/{}.png", "CXR_png/{}.png"),
+        ("Task1_Training_Input/{}.png", "Task1_Training_GroundTruth/{}_segmentation.png", "train/{}.png"),
     ],
 )
 def test_images_find_their_masks(tmp_path: Path, images: str, masks: str, names: str) -> None:
