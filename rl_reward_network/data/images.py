@@ -19,6 +19,7 @@ QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
 OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
+DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
 START = 200  # bytes that tell what a file is that is no image
 
 
@@ -265,6 +266,10 @@ def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
     """Why Pillow refuses a file, and the remedy."""
     if found := not_fetched(start):
         return found
+    if start[128:132] == DICOM_MARK:
+        return "a DICOM file", "import its folder by sa2va-rl data import"
+    if start.startswith(GZIP_MARK):
+        return "a gzip file, perhaps a volume", "write each slice as PNG"
     if isinstance(error, PermissionError):
         return str(error), "check its permissions"
     if not start:
