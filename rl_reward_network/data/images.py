@@ -17,7 +17,9 @@ SMALLEST = 8  # pixels of a side; the observation of the prompt policy needs as 
 MOST_PIXELS = 178_956_970  # Pillow refuses more
 QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap height and width
 WHITEST = 2**16 - 1
+OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
+DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
 START = 200  # bytes that tell what a file is that is no image
 
 
@@ -161,7 +163,7 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
             return colours
     elif "transparency" in image.info:
         return np.asarray(image.convert("RGBA"))
-    return np.asarray(image)
+    return np.asarray(image.convert("RGB") if image.mode in OTHER_COLOURS else image)
 
 
 def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:
@@ -264,6 +266,10 @@ def _unreadable(error: Exception, start: bytes) -> tuple[str, str]:
     """Why Pillow refuses a file, and the remedy."""
     if found := not_fetched(start):
         return found
+    if start[128:132] == DICOM_MARK:
+        return "a DICOM file", "import its folder by sa2va-rl data import"
+    if start.startswith(GZIP_MARK):
+        return "a gzip file, perhaps a volume", "write each slice as PNG"
     if isinstance(error, PermissionError):
         return str(error), "check its permissions"
     if not start:

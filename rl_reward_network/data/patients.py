@@ -9,7 +9,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
 
-PARTS = re.compile(r"[^\W\d_]+|\d+")
+PARTS = re.compile(r"\d+|[^\d ]+")
 WORDS = {"patient", "patients", "pat", "pt", "p", "subject", "subj", "sub", "s", "case", "id", "pid", "no", "nr"}
 LATIN = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "æ": "ae", "å": "aa"})
 
@@ -21,7 +21,8 @@ def patient_key(name: str) -> str:
     True
     """
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-    parts = [str(int(part)) if part.isdecimal() else part for part in PARTS.findall(folded)]
+    marks = "".join(one if one.isalnum() or unicodedata.category(one)[0] == "M" else " " for one in folded)
+    parts = [str(int(part)) if part.isdecimal() else part for part in PARTS.findall(marks)]
     return " ".join(parts) or folded.strip()
 
 

@@ -8,9 +8,10 @@ import unicodedata
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-IMAGES = {"image", "images", "img", "imgs", "jpegimages"}
+IMAGES = {"image", "images", "img", "imgs", "jpegimages", "input", "inputs"}
 MASKS = {
     *("mask", "masks", "label", "labels", "annotation", "annotations", "ann", "gt", "groundtruth", "manual"),
+    *("target", "targets"),
     *("seg", "segmentation", "segmentations", "segmentationclass", "segmentationobject"),
 }
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val"} | {
@@ -32,10 +33,15 @@ def role_of(relative: PurePosixPath) -> str:
     return next((role for folder in reversed(relative.parts[:-1]) if (role := _folder_role(folder))), "")
 
 
+def _words(name: str) -> list[str]:
+    """The words in the name of a folder, in lower case; a capital in the last one begins another ("trainMasks")."""
+    return re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+$)", " ", name).lower())
+
+
 def _folder_role(name: str) -> str:
     """The role that the name of a folder says, by its first or last word ("train_masks", "1st_manual")."""
-    words = re.findall(r"[^\W\d_]+", name.lower())
-    said = {"".join(words), *words[:1], *words[-1:]}
+    words, parts = re.findall(r"[^\W\d_]+", name.lower()), _words(name)
+    said = {"".join(words), *words[:1], *words[-1:], *parts[-1:]}  # not the first part: "imagesTr" is a word
     return "mask" if said & MASKS else "image" if said & IMAGES else ""
 
 
@@ -48,7 +54,7 @@ def without_role(relative: PurePosixPath) -> PurePosixPath:
     parts = relative.parts
     for place in reversed(range(len(parts) - 1)):
         if _folder_role(parts[place]):
-            kept = [PARTS[word] for word in re.findall(r"[^\W\d_]+", parts[place].lower()) if word in PARTS]
+            kept = [PARTS[word] for word in _words(parts[place]) if word in PARTS]
             return PurePosixPath(*parts[:place], *kept[:1], *parts[place + 1 :])
     return relative
 

@@ -121,7 +121,8 @@ def _read_plain(
     _, masks = images_and_masks(paths, root)
     paths = [path for path in paths if path not in set(masks)]
     if not paths:
-        raise ValueError(f"{root}: {FLAG}: no images here; expected files {', '.join(IMAGE_SUFFIXES)}")
+        named = f" ({len(masks)} pictures are masks by their folder or name)" if masks else ""
+        raise ValueError(f"{root}: {FLAG}: no images here{named}; expected files {', '.join(IMAGE_SUFFIXES)}")
     pattern, samples, deep = compile_group_regex(group_regex), [], {}
     found = {path: match.groupdict() for path in paths if (match := pattern.search(path.name))}
     patients = one_spelling(groups["group"] for groups in found.values() if groups["group"])

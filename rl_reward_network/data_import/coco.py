@@ -83,7 +83,7 @@ def _coco_files(source: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
         files = [path for path in files if path.parent == source or path.parent.name.lower() == "annotations"]
     contents, faults = json_files(files[:MAX_FILES])
     ours = {path: content for path, content in contents.items() if isinstance(content, dict) and content.keys() >= KEYS}
-    return ours, faults
+    return ours, list(faults.values())
 
 
 def _category_names(content: dict[str, Any], file: Path) -> dict[str, str]:

@@ -65,6 +65,8 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
         name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
+            if "Rows" in header and not _other_kind(header):
+                check_sides((header.Rows, header.get("Columns") or 0), path)
         except ValueError as error:
             broken[name] = str(error)
             continue
@@ -119,7 +121,6 @@ def _items(
 ) -> list[Item]:
     """The chosen frames of a file; ValueError if a mask may be of any of them, or two are of one."""
     total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)
-    check_sides((header.Rows, header.get("Columns") or 0), path)
     chosen = {"first": [0], "middle": [total // 2], "all": list(range(total))}[frames]
     if len(chosen) > 1 and stem in masks:
         raise ValueError(f"{masks[stem][0]} is the mask of one of {total} frames; name it {path.stem}_<n>, n from 1")

@@ -15,10 +15,9 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
-from rl_reward_network.data.images import missing_file, not_fetched, start_of
+from rl_reward_network.data.images import DICOM_MARK, missing_file, not_fetched, start_of
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
-MAGIC = b"DICM"  # after 128 bytes
 BARE = (b"\x02\0", b"\x08\0")  # without a preamble: the groups of tags that come first
 MAY_BE_EMPTY = ("VOILUTFunction", "WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
 DEEPEST = 16  # bits of what is written
@@ -119,7 +118,7 @@ def begins_as_dicom(path: Path) -> bool:
     """Whether a file has DICOM's mark; or begins with tags, without a preamble, and has no suffix of another format."""
     start, suffix = start_of(path), path.suffix.lower()
     bare = start[:2] in BARE and start[3:4] == b"\0" and (suffix in ("", *SUFFIXES) or suffix[1:].isdecimal())
-    return bare or start[128:132] == MAGIC
+    return bare or start[128:132] == DICOM_MARK
 
 
 def _whole(path: Path) -> Dataset:

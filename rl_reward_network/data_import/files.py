@@ -3,7 +3,7 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from rl_reward_network.artefacts import read_json
@@ -48,7 +48,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that are named but cannot be used: links without a target, pictures whose names are not UTF-8.
+    """Refuse files that are named but cannot be used: links without a target, and pictures by their names.
+
+    The name of a picture must be UTF-8, and the same on Windows, since annotations.json may be written there.
 
     Raises:
         ValueError: names the first few and the remedy.
@@ -57,11 +59,22 @@ def check_files(folder: Path) -> None:
     for path in files:
         if path.suffix.lower() in NAMED:
             check_name(path)
+            _check_separators(path, folder)
     lost = [path for path in files if path.name.lower().endswith(READ) and path.is_symlink() and not path.exists()]
     if lost:
         raise ValueError(
             f"{folder}: {len(lost)} link(s) whose target is missing: {listed(lost, folder)}; fetch the files (git annex"
             " get, datalad get), or delete the links"
+        )
+
+
+def _check_separators(path: Path, folder: Path) -> None:
+    """Refuse a backslash in a name, which archives made by Windows leave, and a letter with a colon before it."""
+    relative = path.relative_to(folder)
+    if PureWindowsPath(relative).parts != relative.parts:
+        raise ValueError(
+            f"{path}: a name with a backslash, or with a colon after its first letter, is read as folders; unpack"
+            " the archive again by another program (7z, bsdtar), or rename it"
         )
 
 
@@ -88,15 +101,15 @@ def unread_note(folder: Path, named: bool = True) -> list[str]:
     return notes
 
 
-def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], list[str]]:
-    """File -> content, and what is wrong with the files that hold no JSON, which may be of no concern."""
+def json_files(paths: Iterable[Path]) -> tuple[dict[Path, Any], dict[Path, str]]:
+    """File -> content, and file -> fault of those that hold no JSON, which may be of no concern."""
     contents: dict[Path, Any] = {}
-    faults = []
+    faults: dict[Path, str] = {}
     for path in paths:
         try:
             contents[path] = read_json(path)
         except ValueError as error:
-            faults.append(f"{error}, or move it out of the folder")
+            faults[path] = f"{error}, or move it out of the folder"
     return contents, faults
 
 

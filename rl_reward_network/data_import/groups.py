@@ -1,6 +1,7 @@
 """The group (patient) and series of each image: from the layout, a table, a regular expression, or none."""
 
 import csv
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -82,7 +83,7 @@ def _from_table(items: Sequence[Item], path: Path) -> Groups:
     names = [_name_in(item, rows) for item in items]
     shared = _shared_names(items)
     for item, name in zip(items, names, strict=True):
-        if name in shared and name != item.found_as:
+        if name in shared and name != _plain(item.found_as):
             raise ValueError(
                 f"{path}: column image holds {name!r}, which is the name of several images, {item.found_as} among"
                 " them; give their paths below the source"
@@ -112,10 +113,15 @@ def _read_table(path: Path) -> dict[str, dict[str, str]]:
     for number, row in enumerate(rows, 2):
         if bool(row["image"]) != bool(row["group"]):
             raise ValueError(f"{path}: line {number}: image is {row['image']!r}, group is {row['group']!r}; fill both")
-    rows = [row for row in rows if row["image"]]  # spreadsheets append empty rows
+    rows = [{**row, "image": _plain(row["image"])} for row in rows if row["image"]]  # spreadsheets append empty rows
     if double := [name for name, count in Counter(row["image"] for row in rows).items() if count > 1]:
         raise ValueError(f"{path}: column image holds {double[0]!r} more than once; keep one row")
     return {row["image"]: row for row in rows}
+
+
+def _plain(name: str) -> str:
+    """A name with forward slashes and each umlaut as one character, as tables and files may not both have it."""
+    return unicodedata.normalize("NFC", name.replace("\\", "/"))
 
 
 def _name_in(item: Item, rows: dict[str, dict[str, str]]) -> str:
@@ -125,7 +131,7 @@ def _name_in(item: Item, rows: dict[str, dict[str, str]]) -> str:
 
 def _names(item: Item) -> list[str]:
     """The path of an item, that without suffix, its written name, that without suffix, its file name, its stem."""
-    found, written = PurePosixPath(item.found_as), PurePosixPath(item.name)
+    found, written = PurePosixPath(_plain(item.found_as)), PurePosixPath(_plain(item.name))
     names = [str(name) for path in (found, written) for name in (path, path.with_suffix(""))]
     return list(dict.fromkeys([*names, found.name, found.stem]))
 

@@ -45,7 +45,7 @@ class Found:
         faults: what is wrong, each with its file and remedy; nothing is written while there is one.
         notes: what is left out, or was decided.
         private: whether names of groups and series are written as keyed hashes only.
-        broken: written name -> fault of a file that cannot be opened; --skip leaves it out.
+        broken: name -> fault of an image or its drawing that cannot be read; `items` lacks it, --skip leaves it out.
     """
 
     items: list[Item]

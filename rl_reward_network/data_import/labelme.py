@@ -7,7 +7,7 @@ from typing import Any
 from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.mask_files import Size
 from rl_reward_network.data.roles import images_and_masks
-from rl_reward_network.data_import.files import files_below, json_files, listed, names_of
+from rl_reward_network.data_import.files import files_below, json_files, listed, names_of, relative_path
 from rl_reward_network.data_import.items import Found, file_item
 from rl_reward_network.data_import.polygons import Outline, OutlineMasks
 
@@ -33,7 +33,8 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     _, masks = images_and_masks(pictures, source)
     images = [path for path in pictures if path not in set(masks)]
     drawn: dict[Path, OutlineMasks] = {}
-    contents, faults = json_files(files_below(source, ".json"))
+    contents, unreadable = json_files(files_below(source, ".json"))
+    faults = list[str]()
     for path, content in contents.items():
         try:
             if not (isinstance(content, dict) and isinstance(content.get("shapes"), list)):
@@ -44,12 +45,15 @@ def read_labelme(source: Path, frames: str = "") -> Found:
             drawn[image] = OutlineMasks(tuple(_outlines(path, content["shapes"])), _declared(path, content), str(path))
         except ValueError as error:
             faults.append(str(error))
+    lost = {path.with_suffix("") for path in unreadable}  # their images are annotated: not imported as unlabelled
+    images = [path for path in images if path in drawn or path.with_suffix("") not in lost]
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
     bare = sum(item.load_masks is None for item in items)
     notes = [f"{bare} image(s) without a JSON file, imported as unlabelled"] if bare else []
     notes += [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
-    return Found(items, {}, faults, notes)
+    broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
+    return Found(items, {}, faults, notes, broken=broken)
 
 
 def _image_of(path: Path, content: dict[str, Any], images: set[Path]) -> Path:

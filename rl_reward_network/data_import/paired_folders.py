@@ -115,24 +115,29 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
 def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
     """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
 
-    The image may lie in a folder more, of any name, or one name may be the beginning of the other, up to a separator.
+    One of the two may lie in a folder more, of any name, or one name may be the beginning of the other, up to a
+    separator.
     """
-    indices: list[dict[PurePosixPath, list[Path]]] = [defaultdict(list), defaultdict(list)]
+    deeper: dict[PurePosixPath, list[Path]] = defaultdict(list)
+    longer: dict[PurePosixPath, list[Path]] = defaultdict(list)
     for key, (image, *_) in by_key.items():
-        folders = key.parts[:-1]
-        for place in range(len(folders)):
-            indices[0][PurePosixPath(*folders[:place], *folders[place + 1 :], key.name)].append(image)
+        for place in _without_a_folder(key):
+            deeper[place].append(image)
         for beginning in _beginnings(key):
-            indices[1][beginning].append(image)
-    for index in indices:
-        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in wanted.items()}
+            longer[beginning].append(image)
+    higher = {mask: [place for name in names for place in _without_a_folder(name)] for mask, names in wanted.items()}
+    shorter = {mask: _beginnings(names[0])[::-1] for mask, names in wanted.items()}
+    for index, tried in ((deeper, wanted), (by_key, higher), (longer, wanted), (by_key, shorter)):
+        found = {mask: next((index[name] for name in names if name in index), []) for mask, names in tried.items()}
         if _one_each(found.values()):
             return {mask: image for mask, (image,) in found.items()}
-    found = {
-        mask: next((by_key[name] for name in reversed(_beginnings(names[0])) if name in by_key), [])
-        for mask, names in wanted.items()
-    }
-    return {mask: image for mask, (image,) in found.items()} if _one_each(found.values()) else {}
+    return {}
+
+
+def _without_a_folder(key: PurePosixPath) -> list[PurePosixPath]:
+    """The key without each of its folders in turn."""
+    folders = key.parts[:-1]
+    return [PurePosixPath(*folders[:place], *folders[place + 1 :], key.name) for place in range(len(folders))]
 
 
 def _one_each(found: Collection[list[Path]]) -> bool:

@@ -22,9 +22,10 @@ NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names
 
 
 def recognise_yolo(source: Path) -> str:
-    """ "YOLO polygons"; "" without text files in a folder "labels"."""
+    """ "YOLO polygons"; "" without a text file of an image in a folder "labels"."""
     images, labels = files_below(source, *IMAGE_SUFFIXES), _label_files(source)
-    return f"YOLO polygons (images with {len(labels)} text files)" if images and labels else ""
+    fitting = {_key(path, source) for path in images} & {_key(path, source) for path in labels}
+    return f"YOLO polygons (images with {len(labels)} text files)" if fitting else ""
 
 
 def read_yolo(source: Path, frames: str = "") -> Found:
@@ -45,7 +46,7 @@ def read_yolo(source: Path, frames: str = "") -> Found:
     keys = Counter(_key(path, source) for path in images)
     faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
     written = names_of(images, source)
-    items = []
+    items, broken = [], dict[str, str]()
     for path in images:
         texts, masks = labels.pop(_key(path, source), []), None
         faults += several_masks(texts, source)
@@ -53,13 +54,14 @@ def read_yolo(source: Path, frames: str = "") -> Found:
             try:
                 masks = OutlineMasks(tuple(_outlines(texts[0], names)), where=str(texts[0]), shares=True)
             except ValueError as error:
-                faults.append(str(error))
+                broken[written[path]] = str(error)
+                continue
         items.append(file_item(source, path, written[path], masks))
     notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
     notes += [f"{len(mask_files)} picture(s) of masks, left out: {listed(mask_files, source)}"] if mask_files else []
     bare = sum(item.load_masks is None for item in items)
     notes += [f"{bare} image(s) without a text file, imported as unlabelled"] if bare else []
-    return Found(items, names, faults, notes)
+    return Found(items, names, faults, notes, broken=broken)
 
 
 def _label_files(source: Path) -> list[Path]:

@@ -46,7 +46,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _checked(path: Path) -> Path:
-    if not path.exists():
+    if not (path.exists() or path.is_symlink()):
         raise ValueError(f"{path}: no such file or folder; name images, or a folder of them")
     image_size(path)
     return path

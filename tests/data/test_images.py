@@ -226,6 +226,8 @@ def test_what_is_no_still_image_is_one_error_with_a_remedy(tmp_path, read, kind,
         (b"\n<!DOCTYPE html><html>login</html>", r"a web page .*download it again"),
         (b"<?xml version='1.0'?><Error>AccessDenied</Error>", r"a web page .*download it again"),
         (b"", "the file is empty.*download it again"),
+        (bytes(128) + b"DICM\2\0\0\0", "a DICOM file.*sa2va-rl data import"),
+        (b"\x1f\x8b\x08\0", "a gzip file, perhaps a volume.*write each slice as PNG"),
     ],
 )
 @pytest.mark.parametrize("read", [image_size, load_image, load_grid])

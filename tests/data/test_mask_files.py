@@ -199,3 +199,11 @@ def test_a_volume_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"m\.nii\.gz: a volume, which is not read; write each slice as PNG"):
         load_mask(tmp_path / "m.nii.gz", SIZE)
+
+
+def test_a_cmyk_mask_has_no_alpha(tmp_path: Path) -> None:
+    """Its fourth channel is black ink."""
+    Image.fromarray(as_255(MASK)).convert("RGB").convert("CMYK").save(tmp_path / "m.tif")
+    masks = load_class_masks(tmp_path / "m.tif", SIZE)
+    assert list(masks) == ["255"]
+    assert (masks["255"] == MASK).all()

@@ -17,6 +17,7 @@ ONE = [
     ["0000012345", "12345"],
     ["Stra\u00dfe", "STRASSE"],
     ["DOE^JANE", "Doe Jane", "doe_jane"],
+    ["\u0930\u093e\u092e 1", "\u0930\u093e\u092e_01"],
 ]
 
 
@@ -26,7 +27,17 @@ def test_spellings_of_one_patient_have_one_key(names: list[str]) -> None:
 
 
 def test_patients_have_keys_of_their_own() -> None:
-    names = [group[0] for group in ONE] + ["Patient 70", "Patient 17", "7", "1.2", "12", "***", "%", "p7a"]
+    names = [group[0] for group in ONE] + [
+        "Patient 70",
+        "Patient 17",
+        "7",
+        "1.2",
+        "12",
+        "***",
+        "%",
+        "p7a",
+        "\u0930\u0940\u092e 1",
+    ]
     assert len({patient_key(name) for name in names}) == len(names)
 
 

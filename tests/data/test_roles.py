@@ -7,7 +7,7 @@ import pytest
 from rl_reward_network.data.roles import image_keys, images_and_masks, role_of, without_role
 
 FOLDERS = {
-    "image": ("images", "JPEGImages", "train_images", "img_dir", "Images (2)"),
+    "image": ("images", "JPEGImages", "train_images", "img_dir", "Images (2)", "trainImages", "inputs"),
     "mask": (
         "masks",
         "Ground Truth",
@@ -17,8 +17,12 @@ FOLDERS = {
         "SegmentationClass",
         "labels-ah",
         "ann_dir",
+        "TrainMasks",
+        "ManualMask",
+        "Task1_Training_GroundTruth",
+        "target",
     ),
-    "": ("photos", "P07", "imagesTr", "labelsTr", "maskara", "480p"),
+    "": ("photos", "P07", "imagesTr", "labelsTr", "maskara", "Unmasked", "480p"),
 }
 
 
@@ -33,6 +37,7 @@ def test_parts_of_the_data_stay_in_the_name() -> None:
     assert [str(without_role(PurePosixPath(place))) for place in places] == [
         *("train/1.png", "train/1.png", "test/1.png", "test/1.png")
     ]
+    assert str(without_role(PurePosixPath("valMasks/1.png"))) == "val/1.png"
 
 
 @pytest.mark.parametrize(

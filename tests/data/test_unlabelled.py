@@ -109,6 +109,10 @@ def test_what_cannot_be_read_is_named(data: tuple[Path, list[Sample], Split], tm
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty: --unlabelled_root: no images here"):
         open_unlabelled(tmp_path / "empty", *data[1:])
+    Image.new("RGB", (9, 9)).save(tmp_path / "empty/a.png")
+    (tmp_path / "empty").rename(tmp_path / "masks")
+    with pytest.raises(ValueError, match=r"no images here \(1 pictures are masks by their folder or name\)"):
+        open_unlabelled(tmp_path, *data[1:])
     root = write_tiny_data(tmp_path / "new", images=1, size=48)
     other = [replace(sample, text="airway") for sample in data[1]]
     with pytest.raises(ValueError, match="other phrases than the data"):

@@ -16,7 +16,7 @@ def item(found_as: str, **fields: str) -> Item:
 ITEMS = [item("images/a/1.png"), item("images/a/2.png"), item("images/b/1.png")]
 
 
-@pytest.mark.parametrize("names", [("a/1.png", "a/2", "images/b/1.png")])
+@pytest.mark.parametrize("names", [("a/1.png", "a/2", "images/b/1.png"), ("images\\a\\1.png", "a\\2", "b\\1")])
 @pytest.mark.parametrize("form", ["{},{}", "{};{}", "{}\t{}"])
 def test_a_table_names_images_with_or_without_folder_and_suffix(
     tmp_path: Path, names: tuple[str, ...], form: str
@@ -108,3 +108,8 @@ def test_a_patient_in_two_spellings_is_one_group() -> None:
         [item(f"{name}.png") for name in ("Patient 7-1", "patient_07-2", "p8-1")], None, "(?P<group>.+)-"
     )
     assert [group for group, _ in groups] == ["Patient 7", "Patient 7", "p8"]
+
+
+def test_a_table_and_a_file_may_write_an_umlaut_in_different_forms(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("image,group\nM\u00fcller 1.png,7\n", "utf-8")
+    assert groups_of([item("Mu\u0308ller 1.png")], str(tmp_path / "p.csv"), None)[0] == [("7", None)]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rl_reward_network.data_import.labelme import read_labelme, recognise_labelme
+from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from tests.data_import.sources import SIZE, box_polygon, picture, save, truth, write_json
 
 
@@ -118,4 +119,17 @@ def test_pictures_of_masks_are_no_images_and_rubbish_is_a_fault(tmp_path: Path) 
     found = read_labelme(tmp_path)
     assert [item.name for item in found.items] == ["0.png", "1.png", "2.png"]
     assert any("1 picture(s) of masks, left out: 0_mask.png" in note for note in found.notes)
-    assert ["a.json: not valid JSON" in fault and "move it out" in fault for fault in found.faults] == [True]
+    (fault,) = found.broken.values()
+    assert "a.json: not valid JSON" in fault
+    assert "move it out" in fault
+
+
+def test_an_image_whose_drawing_is_cut_off_is_left_out_with_it(tmp_path: Path) -> None:
+    write_labelme(tmp_path)
+    (tmp_path / "0.json").write_text('{"shapes": [')
+    found = read_labelme(tmp_path)
+    assert [item.name for item in found.items] == ["1.png", "2.png"], "it is not imported as unlabelled"
+    assert list(found.broken) == ["0.json"]
+    survey = survey_source(tmp_path, ImportOptions("none", skip=1))
+    survey.check()
+    assert "0.json: not valid JSON" in survey.skipped[0]

@@ -61,3 +61,19 @@ def test_rubbish_in_a_json_file_is_of_no_concern_to_other_layouts(tmp_path: Path
     for number, text in enumerate(("// x", "", "[1, 2", "\x00")):
         (tmp_path / f"{number}.json").write_text(text)
     assert recognise_layout(tmp_path)[0] == "paired"
+
+
+@pytest.mark.parametrize("text", ["ImageSets/Segmentation/default.txt", "masks/readme.txt"])
+def test_lists_in_a_folder_of_masks_are_no_yolo(tmp_path: Path, text: str) -> None:
+    write_pairs(tmp_path, "JPEGImages/{}.png", "SegmentationClass/{}.png")
+    (tmp_path / text).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / text).write_text("0\n1\n")
+    assert recognise_layout(tmp_path)[0] == "paired"
+
+
+@pytest.mark.parametrize("folder", ["images\\", "images/a\\", "images/a\\b/", "images/a:"])
+def test_names_that_would_be_read_as_folders_are_refused(tmp_path: Path, folder: str) -> None:
+    """The backslashes of an archive made by Windows; import.json's images could not be found again."""
+    write_pairs(tmp_path, folder + "{}.png", "masks/{}.png")
+    with pytest.raises(ValueError, match=r"0\.png: a name with a backslash.*; unpack the archive again"):
+        recognise_layout(tmp_path)

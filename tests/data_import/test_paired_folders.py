@@ -50,6 +50,10 @@ def check_masks(items: dict[str, Item], names: list[str]) -> None:
         ("images/{}_training.png", "1st_manual/{}_manual1.png", "{}_training.png"),
         ("images/{}.png", "masks/{}_vessels.png", "{}.png"),
         ("{}.png", "{}_1stHO.png", "{}.png"),
+        ("valImages/{}.png", "valMasks/{}.png", "val/{}.png"),
+        ("images/{}.png", "annotations/trimaps/{}.png", "{}.png"),
+        ("CXR_png/{}.png", "ManualMask/{}.png", "CXR_png/{}.png"),
+        ("Task1_Training_Input/{}.png", "Task1_Training_GroundTruth/{}_segmentation.png", "train/{}.png"),
     ],
 )
 def test_images_find_their_masks(tmp_path: Path, images: str, masks: str, names: str) -> None:
@@ -209,3 +213,9 @@ def test_links_that_lead_nowhere_are_a_fault_and_volumes_are_named(tmp_path: Pat
     assert any("1 .nii.gz (masks/4.nii.gz); volumes: write each slice" in note for note in survey.found.notes)
     (tmp_path / "masks/3.png").symlink_to(save(tmp_path / ".annex/3.png", as_255(truth(3))))
     assert survey_source(tmp_path, ImportOptions("none")).open_points == (), "a link that leads somewhere is followed"
+
+
+def test_a_mask_in_the_folder_of_another_patient_is_not_taken(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "images/p1/{}.png", "masks/p2/{}.png")
+    with pytest.raises(ValueError, match="no image has a mask of equal name"):
+        read_paired_folders(tmp_path)

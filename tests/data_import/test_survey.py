@@ -208,3 +208,11 @@ def test_images_without_a_mask_that_look_like_masks_are_a_fault(tmp_path: Path) 
     save(tmp_path / "images/lesion.png", as_255(truth(3)))
     (point,) = survey_source(tmp_path, ImportOptions("none")).open_points
     assert "1 image(s) without a mask hold a few flat colours, as masks do (images/lesion.png)" in point
+
+
+def test_a_dicom_file_of_few_pixels_is_skipped_too(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "1.dcm", np.arange(24 * 32).reshape(24, 32))
+    write_dicom(tmp_path / "2.dcm", np.arange(6 * 32).reshape(6, 32))
+    survey = survey_source(tmp_path, ImportOptions("none", skip=1))
+    survey.check()
+    assert "dicom_00002: the image has 32 x 6 pixels" in survey.skipped[0]

@@ -59,8 +59,11 @@ def test_polygons_are_read_with_the_names_of_their_classes(tmp_path: Path, part:
 def test_lines_that_are_no_polygons_are_faults(tmp_path: Path, text: str, message: str) -> None:
     write_yolo(tmp_path)
     (tmp_path / "labels/train/1.txt").write_text(text)
-    (fault,) = read_yolo(tmp_path).faults
+    found = read_yolo(tmp_path)
+    (fault,) = found.broken.values()
     assert f"1.txt: {message}" in fault
+    assert "train/1.png" in found.broken
+    assert "train/1.png" not in [item.name for item in found.items], "it is annotated"
 
 
 def test_two_texts_of_one_image_are_a_fault(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_names_may_lie_beside_the_labels(tmp_path: Path) -> None:
 def test_names_and_texts_that_cannot_be_read_are_told_with_their_file(tmp_path: Path) -> None:
     write_yolo(tmp_path)
     (tmp_path / "labels/train/1.txt").write_bytes(b"0 \xff")
-    (fault,) = read_yolo(tmp_path).faults
+    (fault,) = read_yolo(tmp_path).broken.values()
     assert "1.txt: not a text in UTF-8" in fault
     (tmp_path / "data.yaml").write_text("names:\n")
     assert read_yolo(tmp_path).class_ids == {}

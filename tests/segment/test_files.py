@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.segment.files import Target, check_free, targets, write_mask
+from rl_reward_network.segment.files import Target, check_free, image_files, targets, write_mask
 from tests.conftest import tube_image
 
 
@@ -37,3 +37,10 @@ def test_names_that_two_masks_would_share_are_refused(tmp_path: Path) -> None:
             targets(files, output, None)
     assert targets(twins[:1], None, "?!")[0].mask.name == "x_prompt_mask.png"
     assert len(targets(twins[:1], None, "word " * 100)[0].mask.name) < 80
+
+
+def test_a_link_to_nowhere_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "x.png").symlink_to(".git/annex/objects/x.png")
+    for path in (tmp_path, tmp_path / "x.png"):
+        with pytest.raises(ValueError, match=r"x\.png: a link whose target is missing; .*git annex get"):
+            image_files([path])

@@ -112,7 +112,7 @@ def to_rgb(image: ImageLike) -> Image.Image:
     """The image as PIL RGB.
 
     Raises:
-        ValueError: an array that is not uint8 (H, W, 3), a picture of more than 8 bit, or no image at all.
+        ValueError: an array that is not uint8 (H, W, 3), a picture of more than 8 bit or without pixels, or no image.
     """
     if not isinstance(image, ImageLike):
         open_it = f"; open it: PIL.Image.open({str(image)!r})" if isinstance(image, str | os.PathLike) else ""
@@ -121,6 +121,8 @@ def to_rgb(image: ImageLike) -> Image.Image:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ValueError(f"an image array must be uint8 (H, W, 3), got {image.dtype} {image.shape}{SCALE_IT}")
         image = Image.fromarray(image)
+    if not min(image.size):
+        raise ValueError(f"an image must have pixels, got {image.width} x {image.height} (width x height)")
     if is_deep(image) or is_cut(image):
         raise ValueError(f"a PIL image must have 8 bit per channel, got mode {image.mode} of 16 or 32{SCALE_IT}")
     return image.convert("RGB")

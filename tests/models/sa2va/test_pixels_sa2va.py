@@ -55,3 +55,9 @@ def test_an_opened_file_of_16_bit_colour_is_refused() -> None:
     file = io.BytesIO(cv2.imencode(".png", np.full((9, 9, 3), 3000, np.uint16))[1].tobytes())
     with pytest.raises(ValueError, match=r"8 bit per channel.*; scale it"):
         to_rgb(Image.open(file))
+
+
+@pytest.mark.parametrize("image", [np.zeros((0, 0, 3), np.uint8), Image.new("RGB", (0, 5))])
+def test_an_image_without_pixels_is_refused(image: Any) -> None:
+    with pytest.raises(ValueError, match=r"an image must have pixels, got 0 x [05] \(width x height\)"):
+        to_rgb(image)
