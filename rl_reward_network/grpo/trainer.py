@@ -114,9 +114,9 @@ class Sa2VAGRPOTrainer(Trainer):
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
-        rewards = self.rollout_generator.rewards
+        rewards, weights = self.rollout_generator.rewards, self.loop_weights.configured
         self.alike_rewards = AlikeRewards(
-            [loop for loop, terms in rewards.items() if any(term.weight for term in terms.values())]
+            [loop for loop, terms in rewards.items() if weights[loop] and any(term.weight for term in terms.values())]
         )
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
@@ -160,7 +160,8 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def needs_masks(self) -> bool:
         """Whether a loss depends on the mask of the mean action."""
-        return bool(self.args.pathwise_weight) or self.args.objective == "supervised"
+        supervised = self.args.objective == "supervised" and self.args.caption_to_mask_weight
+        return bool(self.args.pathwise_weight or supervised)
 
     @property
     def samples_masks(self) -> bool:
