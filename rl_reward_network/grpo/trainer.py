@@ -115,9 +115,8 @@ class Sa2VAGRPOTrainer(Trainer):
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
         rewards, weights = self.rollout_generator.rewards, self.loop_weights.configured
-        self.alike_rewards = AlikeRewards(
-            [loop for loop, terms in rewards.items() if weights[loop] and any(term.weight for term in terms.values())]
-        )
+        loops = [loop for loop, terms in rewards.items() if weights[loop] and any(t.weight for t in terms.values())]
+        self.alike_rewards = AlikeRewards(loops)
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
