@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -267,6 +268,7 @@ def test_the_average_is_a_model_of_its_own() -> None:
     assert not average.weight.requires_grad
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = average.no_such_name
+    assert torch.equal(deepcopy(average).weight, average.weight)
 
 
 def test_its_other_names_are_ours() -> None:

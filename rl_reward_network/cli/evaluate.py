@@ -34,8 +34,8 @@ class Args:
     split: Literal["test"] = "test"
     """Patients to evaluate on; those of val decide what is deployed, so results on them would be biased."""
     images: int | None = None
-    """At most this many images (of a GRPO run regions), one per series before a second; without it all, of prompts of
-    quick mode 80."""
+    """At most this many images (of a GRPO run regions), one per series before a second; without it all, but in quick
+    mode 80 images of a prompt policy and 120 regions."""
     data_root: Path | None = None
     """Where the data are now, if not where they were in training."""
     base_model: str | None = None

@@ -264,7 +264,9 @@ def check_together(args: Args, learned: bool) -> None:
     """
     check_at_least(args, 0, "watch_every")
     check_at_least(args, 1, "max_labelled")
-    check_settings(with_preset(args.grpo, args.mode, args.small))
+    settings = with_preset(args.grpo, args.mode, args.small)
+    alone = settings.pathwise_weight is None and not learned  # the preset needs the data only with a reward network
+    check_settings(replace(settings, pathwise_weight=0.0) if alone else settings)
     _check_unlabelled(args)
     _check_judge(args, learned)
     if args.grpo.objective == "supervised":

@@ -19,7 +19,7 @@ class AlikeRewards:
     """Counts the steps in a row in which the rewards of every group of a loop were alike.
 
     Args:
-        loops: those whose rewards have a weight.
+        loops: those that have a weight, and rewards with one.
 
     Attributes:
         steps: loop -> optimisation steps in a row; part of a checkpoint.

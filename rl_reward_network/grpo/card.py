@@ -114,7 +114,7 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "data": config["data"],
         "data fingerprint": origin["data_fingerprint"][:16],
         "rewards": _rewards(origin),
-        "mask policy": settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy),
+        "mask policy": _mask_policy(settings),
         "reward network": config.get("reward_net") or "none",
         "weight of the reward network's gradient": settings.get("pathwise_weight", Sa2VAGRPOConfig.pathwise_weight),
         "caption judge": origin["judge"]["model"] if origin["judge"] else judge,
@@ -129,6 +129,13 @@ def training_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         **{name.replace("_", " "): origin[name] for name in OF_QWEN_VL if origin.get(name)},
         "commit": config["commit"],
     }
+
+
+def _mask_policy(settings: Mapping[str, Any]) -> str:
+    """What loop 2 samples."""
+    if settings["objective"] == "supervised":
+        return "none: masks are not sampled"
+    return str(settings.get("mask_policy", Sa2VAGRPOConfig.mask_policy))
 
 
 def _rewards(origin: Mapping[str, Any]) -> str:

@@ -149,11 +149,16 @@ def with_preset(settings: GRPOSettings, mode: Mode, small: bool) -> GRPOSettings
     if settings.num_train_epochs is not None:
         preset["max_steps"] = -1
     missing = {name: value for name, value in preset.items() if getattr(settings, name) is None}
-    return _with_whole_groups(replace(settings, **missing))
+    whole: GRPOSettings = with_whole_groups(replace(settings, **missing))
+    return whole
 
 
-def _with_whole_groups(settings: GRPOSettings) -> GRPOSettings:
-    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions."""
+def with_whole_groups(settings: Any) -> Any:
+    """A batch smaller than a group becomes a whole one; a step of several passes keeps its number of captions.
+
+    Args:
+        settings: `GRPOSettings`, or a `MemorySettings`.
+    """
     batch, group = settings.per_device_train_batch_size, settings.num_generations
     passes = settings.gradient_accumulation_steps
     if batch is None or not 1 <= batch < group:

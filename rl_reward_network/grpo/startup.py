@@ -114,7 +114,8 @@ def _step(args: Any) -> str:
         each.append(f"{args.num_generations} captions")
     if args.caption_to_mask_weight:
         each.append(f"{args.num_mask_generations} masks")
-    true = "true captions and masks" if args.mask_to_caption_weight else "true masks"
+    weights = {"captions": args.mask_to_caption_weight, "masks": args.caption_to_mask_weight}
+    true = f"true {' and '.join(name for name, weight in weights.items() if weight)}"
     made = true if args.objective == "supervised" else " and ".join(each) or "their masks"
     shares = (
         f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"

@@ -114,10 +114,9 @@ class Sa2VAGRPOTrainer(Trainer):
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
-        rewards = self.rollout_generator.rewards
-        self.alike_rewards = AlikeRewards(
-            [loop for loop, terms in rewards.items() if any(term.weight for term in terms.values())]
-        )
+        rewards, weights = self.rollout_generator.rewards, self.loop_weights.configured
+        loops = [loop for loop, terms in rewards.items() if weights[loop] and any(t.weight for t in terms.values())]
+        self.alike_rewards = AlikeRewards(loops)
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
@@ -160,7 +159,8 @@ class Sa2VAGRPOTrainer(Trainer):
     @property
     def needs_masks(self) -> bool:
         """Whether a loss depends on the mask of the mean action."""
-        return bool(self.args.pathwise_weight) or self.args.objective == "supervised"
+        supervised = self.args.objective == "supervised" and self.args.caption_to_mask_weight
+        return bool(self.args.pathwise_weight or supervised)
 
     @property
     def samples_masks(self) -> bool:

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.flags import Rare, check_at_least, check_range
-from rl_reward_network.grpo.settings import LARGE, LORA_R, SMALL, GRPOSettings, Objective, check_settings
+from rl_reward_network.grpo.settings import (
+    LARGE,
+    LORA_R,
+    SMALL,
+    GRPOSettings,
+    Objective,
+    check_settings,
+    with_whole_groups,
+)
 from rl_reward_network.inputs.config import RegionConfig
 
 
@@ -59,7 +67,7 @@ class MemorySettings:
             ValueError: names the field, its value and what is expected.
         """
         shared = {field.name for field in fields(self)} & {field.name for field in fields(GRPOSettings)}
-        check_settings(GRPOSettings(**{name: getattr(self, name) for name in shared}))
+        check_settings(with_whole_groups(GRPOSettings(**{name: getattr(self, name) for name in shared})))
         check_at_least(self, 1, "lora_r", "segment_batch", "images")
         RegionConfig(max_dynamic_patch=self.max_dynamic_patch, feature_cache_gib=self.feature_cache_gib)
         check_range(self, "memory_gib", above=True)
@@ -69,7 +77,9 @@ class MemorySettings:
         return self if self.device else replace(self, device=device)
 
     def of_model(self, small: bool) -> "MemorySettings":
-        """The settings with the presets of a kind of model in place of None."""
+        """The settings with the presets of a kind of model in place of None, and whole groups as in training."""
         preset: dict[str, Any] = {**(SMALL if small else LARGE), "lora_r": LORA_R["small" if small else "large"]}
         names = ("lora_r", "per_device_train_batch_size", "max_completion_length")
-        return replace(self, **{name: preset[name] for name in names if getattr(self, name) is None})
+        missing = {name: preset[name] for name in names if getattr(self, name) is None}
+        whole: MemorySettings = with_whole_groups(replace(self, **missing))
+        return whole

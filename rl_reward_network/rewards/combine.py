@@ -94,14 +94,13 @@ def group_advantages(
     errors = {name: (noise or {}).get(name, np.zeros(len(known))) for name in terms}
     error = np.sqrt(np.sum([(weights[name] * values) ** 2 for name, values in errors.items()], axis=0))
     if how == "sum_then_normalize":
-        centred = _scaled(known, scale, np.maximum(floor, error)[:, None], whole_groups(rewards))
+        centred, of_all = _scaled(known, scale, np.maximum(floor, error)[:, None], whole_groups(rewards)), 1.0
     else:
-        centred = _scaled_apart(
-            filled, weights, {n: np.maximum(floor, values)[:, None] for n, values in errors.items()}
-        )
+        floors = {name: np.maximum(floor, values)[:, None] for name, values in errors.items()}
+        centred, of_all = _scaled_apart(filled, weights, floors)
     spread = np.ptp(centred, axis=1) > NO_SPREAD
     below = known.std(axis=1, ddof=1) < error if noise else None
-    return Advantages(np.where(spread[:, None], centred, 0.0), rewards, spread, below)
+    return Advantages(np.where(spread[:, None], centred / of_all, 0.0), rewards, spread, below)
 
 
 def ensemble_noise(members: np.ndarray) -> np.ndarray:
@@ -157,17 +156,16 @@ def _scaled(
 
 def _scaled_apart(
     terms: Mapping[str, np.ndarray], weights: Mapping[str, float], floors: Mapping[str, np.ndarray]
-) -> np.ndarray:
-    """Weighted sum (P, G) of the terms, each divided by its deviation in the group, over its deviation in all groups.
+) -> tuple[np.ndarray, float]:
+    """Weighted sum (P, G) of the terms, each divided by its deviation in the group, and its deviation in all groups.
 
-    The latter is that of the sum without floors, or it would undo what a floor (P, 1) does to a group.
+    The latter is that of the sum without floors (P, 1), or it would undo what a floor does to a group.
     """
     apart = {name: np.nan_to_num(values) for name, values in terms.items()}
     full = np.sum([weights[name] * _scaled(values, "group", 0.0) for name, values in apart.items()], axis=0)
     counted = np.any([whole_groups(values) for values in terms.values()], axis=0)
     parts = [weights[name] * _scaled(values, "group", floors[name]) for name, values in apart.items()]
-    scaled: np.ndarray = np.sum(parts, axis=0) / (_deviation(full[counted]) + TINY)
-    return scaled
+    return np.sum(parts, axis=0), _deviation(full[counted]) + TINY
 
 
 def _deviation(values: np.ndarray) -> float:

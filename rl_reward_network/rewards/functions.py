@@ -40,7 +40,7 @@ class EnsembleScores(NamedTuple):
     members: np.ndarray
 
 
-RewardFunction = Callable[..., list[float | None] | EnsembleScores]
+RewardFunction = Callable[..., Sequence[float | None] | EnsembleScores]
 GroupFunction = Callable[..., np.ndarray]  # of other terms, each float64 (P, G) with NaN where missing
 Mask = np.ndarray | None
 

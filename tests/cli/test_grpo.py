@@ -251,6 +251,13 @@ def test_bad_flags_end_before_anything_is_written(
     assert not list((tmp_path / "out").glob("sa2va_grpo_*"))
 
 
+def test_two_loops_of_weight_0_are_refused_before_data_are_read(tmp_path: Path) -> None:
+    flags = ["--data_root", str(tmp_path / "nowhere"), "--mask_to_caption_weight", "0", "--caption_to_mask_weight", "0"]
+    for more in ([], ["--objective", "supervised"]):
+        with pytest.raises(ValueError, match="are both 0: nothing would be trained"):
+            main(tyro.cli(Args, args=["quick", *flags, *more]))
+
+
 def test_a_reward_network_that_may_know_the_patients_is_refused(tmp_path: Path) -> None:
     images = write_tiny_data(tmp_path / "data")
     RewardNetwork(RewardNetworkConfig(channels=(8,), packing=2)).save_pretrained(tmp_path / "net")

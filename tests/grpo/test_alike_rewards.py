@@ -13,7 +13,7 @@ from rl_reward_network.grpo.alike_rewards import LONGEST, AlikeRewards
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.rewards.combine import Advantages
-from tests.grpo.nano import config, nano, regions
+from tests.grpo.nano import config, make_trainer, nano, regions
 
 
 def rollouts(**differ: bool) -> dict[str, LoopRollouts]:
@@ -51,6 +51,10 @@ def test_a_loop_without_weighted_rewards_has_nothing_to_be_alike() -> None:
         alike.note(rollouts(loop2=False))
         alike.end_step(alone(), step, 1)
     assert alike.steps == {"loop1": 0}
+
+
+def test_a_loop_without_weight_is_not_learned_from(tmp_path: Path) -> None:
+    assert make_trainer(tmp_path, caption_to_mask_weight=0.0).alike_rewards.loops == ["loop1"]
 
 
 def test_a_run_says_so_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

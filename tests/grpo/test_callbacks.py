@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.callbacks import StepCallback
+from rl_reward_network.grpo.loss.loop_weights import BOUNDS
 from rl_reward_network.models.ema import trainable_tensors
 from tests.grpo.nano import make_trainer
 
@@ -36,13 +37,17 @@ def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path)
     plain.train()
     first, second = trainer.state.log_history[:2]
     assert first["loop1/gradient_norm"] > 0
-    assert first["loop1/weight"] + first["loop2/weight"] == pytest.approx(2)
-    heavier = "loop1" if first["loop1/gradient_norm"] > first["loop2/gradient_norm"] else "loop2"
-    assert first[f"{heavier}/weight"] < 1
+    ratio = first["loop1/gradient_norm"] / first["loop2/gradient_norm"]
+    assert first["loop1/weight"] == pytest.approx(max(BOUNDS[0], 2 / (1 + ratio)), rel=1e-6)
+    assert first["loop2/weight"] == pytest.approx(max(BOUNDS[0], 2 * ratio / (1 + ratio)), rel=1e-6)
     assert "loop1/gradient_norm" not in second, "every tenth step"
     assert first["grad_norm"] == pytest.approx(plain.state.log_history[0]["grad_norm"], rel=1e-6)
     assert second["total_loss"] == pytest.approx(
-        sum(second[f"{loop}/loss"] * first[f"{loop}/weight"] for loop in ("loop1", "loop2")) + second["loss/answer"],
+        sum(
+            second[f"{loop}/policy_loss"] * first[f"{loop}/weight"] + 0.04 * second[f"{loop}/kl_div"]
+            for loop in ("loop1", "loop2")
+        )
+        + second["loss/answer"],
         abs=1e-6,
     )
 

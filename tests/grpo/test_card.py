@@ -90,6 +90,7 @@ def test_a_card_says_how_the_model_was_trained(run: tuple[Path, Any], merged: bo
     card = card_text(config, merged=merged)
     assert "# sa2va-nano, fine-tuned on true masks, supervised\n" in card
     assert "segmentation, supervised]" in card
+    assert "| mask policy | none: masks are not sampled |" in card
     assert not any(word in card.replace("GRPO_RUN", "") for word in ("GRPO", "reinforcement"))
 
 

@@ -18,7 +18,7 @@ from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div"}
 CAPTIONS = {"completion_length", "frac_truncated", "entropy"}
-MASKS = {"mask_iou_in_group", "sigma"}
+MASKS = {"mask_iou_in_group", "sigma", "no_seg_share"}
 OTHERS = {
     "total_loss",
     "loss/answer",

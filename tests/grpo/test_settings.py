@@ -38,10 +38,11 @@ def test_every_flag_is_a_field_of_the_trainers_configuration() -> None:
 def test_the_trainers_own_defaults_stay(tmp_path: Path) -> None:
     config, plain = Sa2VAGRPOConfig(output_dir=str(tmp_path)), TrainingArguments(output_dir=str(tmp_path))
     changed_by_us = {"remove_unused_columns", "ddp_find_unused_parameters", "logging_nan_inf_filter"}
-    changed_by_us |= {"average_tokens_across_devices", "logging_dir", "ddp_timeout"}
+    changed_by_us |= {"average_tokens_across_devices", "logging_dir", "ddp_timeout", "learning_rate"}
     for name in names(TrainingArguments) - changed_by_us:
         if not name.startswith("_"):
             assert getattr(config, name, None) == getattr(plain, name, None), name
+    assert config.learning_rate == 1e-5
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())

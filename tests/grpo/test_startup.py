@@ -42,6 +42,7 @@ def test_regions_and_what_is_made_of_each(model: Any) -> None:
     assert said(model, mask_to_caption_weight=0.0)[0].startswith("each step: 24 regions x 8 masks (")
     assert said(model, caption_to_mask_weight=0.0)[0].startswith("each step: 24 regions x 5 captions (")
     assert "x true captions and masks (" in said(model, objective="supervised")[0]
+    assert "x true captions (" in said(model, objective="supervised", caption_to_mask_weight=0.0)[0]
 
 
 def test_parameters_and_what_does_not_train(model: Any) -> None:

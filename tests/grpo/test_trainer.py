@@ -282,6 +282,15 @@ def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     assert drift[1.0][1] < 0.1 * drift[1.0][0]
 
 
+def test_supervised_training_without_loop_2_learns_no_masks(tmp_path: Path) -> None:
+    """It learns the answer with [SEG] all the same."""
+    trainer = make_trainer(tmp_path, objective="supervised", caption_to_mask_weight=0.0, max_steps=1)
+    trainer.train()
+    first = trainer.state.log_history[0]
+    assert "loss/mask" not in first
+    assert first["loss/answer"] > 0
+
+
 @pytest.mark.parametrize("loop2", [1.0, 0.0])
 def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path, loop2: float) -> None:
     """Its groups are paid 0, and without the reference answer nothing would be learned from them."""

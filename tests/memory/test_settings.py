@@ -27,6 +27,11 @@ def test_defaults_are_those_of_grpo() -> None:
     assert (ours.max_dynamic_patch, ours.feature_cache_gib) == (regions.max_dynamic_patch, regions.feature_cache_gib)
 
 
+def test_a_batch_below_a_group_is_a_whole_one_as_in_training() -> None:
+    settings = MemorySettings(per_device_train_batch_size=2, gradient_accumulation_steps=4).of_model(True)
+    assert (settings.per_device_train_batch_size, settings.gradient_accumulation_steps) == (4, 2)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [

@@ -104,6 +104,13 @@ def test_a_spread_of_noise_is_not_blown_up() -> None:
     np.testing.assert_allclose(plain.values[1], [-0.1, 0.1, -0.1, 0.1])
 
 
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_rounding_error_is_no_spread(how: Any) -> None:
+    result = group_advantages({"a": 0.7 + 1e-9 * A}, {"a": 1.0}, how)
+    assert not result.spread.any()
+    assert not result.values.any()
+
+
 def test_each_term_is_heard_when_it_is_scaled_first() -> None:
     small = {"a": A, "b": B}
     added = group_advantages(small, {"a": 1.0, "b": 1.0}, "sum_then_normalize", floor=1e-6)

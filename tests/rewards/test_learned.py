@@ -41,7 +41,9 @@ def test_numbers_and_order_are_those_of_the_network_and_the_image_is_in_unit_ran
         "dice": (np.float32, (5,)),
         "spread": (np.float32, (5,)),
         "members": (np.float32, (5, 2, 4)),
+        "member_scores": (np.float32, (5, 2)),
     }
+    np.testing.assert_allclose(result["member_scores"], expected[0].T, rtol=1e-4)
     assert np.array_equal(score_masks(network, IMAGE, MASKS), result["score"])
 
 

@@ -46,7 +46,7 @@ def direct_mask_loss(
     total, values = torch.zeros((), device=config.device), {}
     masks = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
     labelled = [(group, logits) for group, logits in masks if group.truth is not None]
-    if labelled and config.objective == "supervised":
+    if labelled and config.objective == "supervised" and config.caption_to_mask_weight:
         losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
         values["loss/mask"] = float(losses.detach().mean())
         total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks

@@ -44,14 +44,14 @@ class LoopRollouts:
     Args:
         columns: name -> list of P * G entries; see `rewards.functions`.
         terms: name -> float64 (P, G), NaN where missing; empty before they are computed.
-        noise: name -> float64 (P,), standard deviation of the errors of a term in each group; of some terms.
         advantages: advantages from all terms; None before they are computed.
+        noise: name -> float64 (P,), standard deviation of the errors of a term in each group; of some terms.
     """
 
     columns: dict[str, list[Any]]
     terms: dict[str, np.ndarray] = field(default_factory=dict)
-    noise: dict[str, np.ndarray] = field(default_factory=dict)
     advantages: Advantages | None = None
+    noise: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 MicroBatch = tuple[Sequence[RolloutGroup], Mapping[str, LoopRollouts]]

@@ -221,7 +221,7 @@ def test_the_key_is_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         caplog.text,
     ]
     stored = [path.read_bytes() for path in tmp_path.iterdir()]
-    assert len(stored) == 3  # the file, its log, its index
+    assert len(stored) == 4  # the file, its log, its index, and the lock of the folder
     for part in (KEY, KEY[:10]):
         assert not [text for text in shown if part in text]
         assert not [content for content in stored if part.encode() in content]
