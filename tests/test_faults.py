@@ -31,7 +31,7 @@ EVALUATE = [sys.executable, "-P", "-m", "rl_reward_network.cli", "evaluate", "--
 KILLS = 10
 STAGES = {  # printed when a stage begins, and when it is over
     "bank": ("masks:", "masks of reward patients:"),
-    "reward": ("member 1 of 3:", "calibrating on val patients:"),
+    "reward": ("3 members:", "calibrating on val patients:"),
     "ppo": ("PPO:", "prompt policy: "),
     "evaluation": ("test patients:", "report: "),
 }
