@@ -121,7 +121,7 @@ def test_killed_at_a_random_point_and_resumed(
     assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
     if stage != "evaluation":
         finished([*train, "--resume"], user, output)
-        # PPO over prompts takes seconds and begins anew; step 1 does, too, if it was killed before its first checkpoint.
+        # PPO over prompts begins anew, and so does step 1 if it was killed before its first checkpoint.
         assert re.search("run folder: .*, (resumed from|no checkpoint yet)", output.read_text())
     finished([*EVALUATE, str(run_of(outputs) / "final_model")], user, output)
     resumed = numbers(outputs)

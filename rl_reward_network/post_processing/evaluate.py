@@ -128,7 +128,8 @@ def evaluate_post(
     rows = _rows({name: masks[name] for name in order if name in masks}, chosen, test, plan.ppo.seed)
     ppo, oracle = (next(row for row in rows if row.name == name) for name in (POLICY, ORACLE))
     verdict = verdict_of(ppo, oracle, _over_its_usual(test, chosen[POLICY]))
-    notes = (*_notes(config, maps is not None), *few_patients_note(rows[0].to_as_is.groups))
+    few = (*few_patients_note(rows[0].to_as_is.groups), *Deployment.from_json(config["deployment"]).notes)
+    notes = (*_notes(config, maps is not None), *few)
     return PostResult(rows, verdict, config, tuple(test), masks, notes, (time.perf_counter() - start) / 60)
 
 

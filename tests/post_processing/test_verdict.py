@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from rl_reward_network.evaluation.bootstrap import Verdict
 from rl_reward_network.post_processing.edits import EditedImage
-from rl_reward_network.post_processing.evaluate import AS_IS, ORACLE, POLICY, SEQUENCE, _over_its_usual, _rows, verdict_of
+from rl_reward_network.post_processing.evaluate import (
+    AS_IS,
+    ORACLE,
+    POLICY,
+    SEQUENCE,
+    _over_its_usual,
+    _rows,
+    verdict_of,
+)
 from tests.post_processing.images import DILATE, ERODE, known_image, known_images
 
 RIGHT = {0: (DILATE,), 1: (ERODE,)}  # of even and of odd images

@@ -89,7 +89,7 @@ def test_another_seed_may_use_it_unless_its_own_is_asked_for(inputs: RunInputs, 
     assert find_reward_network(inputs, plan_of(inputs), seed=0) == trained / "best_reward_net"
 
 
-def test_a_network_of_a_version_without_coarse_windows_is_found_by_full_alone(inputs: RunInputs, tmp_path: Path) -> None:
+def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp_path: Path) -> None:
     elsewhere, plans = replace(inputs, config=replace(inputs.config, output_dir=tmp_path)), {}
     for mode in ("quick", "full"):
         plans[mode] = plan_of(inputs, mode)
