@@ -206,7 +206,7 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs
     }
     assert {path.name for path in trained.iterdir()} == {
         *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "logs"),
-        *("metrics.jsonl", "sheet.png", "split.json"),
+        *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
     }
     info = RewardNetwork.from_pretrained(trained / "best_reward_net").training_info
     assert set(info["train_groups"]) <= set(inputs.split.groups["reward"])
