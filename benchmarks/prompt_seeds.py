@@ -27,6 +27,7 @@ from rl_reward_network.evaluation.baselines import (
     DEFAULT,
     DEPLOYED,
     FIXED,
+    LAST,
     NET,
     ORACLE,
     POLICY,
@@ -38,8 +39,8 @@ from rl_reward_network.evaluation.bootstrap import few_patients_note
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.prompt_policy.policy import choose_prompts
-from rl_reward_network.prompt_policy.ppo import train_prompt_policy
+from rl_reward_network.prompt_policy.policy import choose_prompts, load_weights
+from rl_reward_network.prompt_policy.ppo import LAST_WEIGHTS, train_prompt_policy
 from rl_reward_network.prompt_policy.stage import PolicyPlan, decide_prompts, policy_plan
 from rl_reward_network.prompt_policy.tables import PromptTable, prompt_tables, ridge_choices
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
@@ -126,11 +127,14 @@ def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
     """Train on `policy`, decide on `policy` and `val`, compare on `test`."""
     contexts = {name: [entry.context for entry in entries] for name, entries in tables.items()}
     plain = {name: [entry.table for entry in entries] for name, entries in tables.items()}
+    chosen = {RIDGE: ridge_choices(tables["policy"], tables["test"], plan.reward)}
     with tempfile.TemporaryDirectory() as folder:
         model = train_prompt_policy(contexts["policy"], contexts["val"], plan.ppo, Path(folder))
+        chosen[POLICY] = choose_prompts(model, contexts["test"])
+        if (last := Path(folder) / LAST_WEIGHTS).exists():
+            load_weights(model.policy, last)
+        chosen[LAST] = choose_prompts(model, contexts["test"])  # which no label has chosen: the verdict is on them
     deployment = decide_prompts(tables, plan)
-    ridge = ridge_choices(tables["policy"], tables["test"], plan.reward)
-    chosen = {POLICY: choose_prompts(model, contexts["test"]), RIDGE: ridge}
     return compare(plain["val"], plain["test"], chosen, deployment, plan.ppo.seed)
 
 

@@ -67,7 +67,7 @@ class Tree:
         found: dict[str, Spent] = {}
         paths = (*self.work.glob("outputs/*/agreement.json"), *self.work.glob("outputs/*/final_model/config.json"))
         for path in sorted(set(paths) - self.seen):
-            kind = path.relative_to(self.work).parts[1].rpartition("_20")[0]
+            kind = path.relative_to(self.work).parts[1].partition("_20")[0]
             seconds = json.loads(path.read_text(encoding="utf-8")).get("seconds", {})
             found |= {f"  {kind}: {name}": Spent(value) for name, value in seconds.items()}
             self.seen.add(path)

@@ -54,7 +54,7 @@ def interrupted(command: list[str], folder: Path, at: str) -> tuple[int, str]:
     ("command", "at"),
     [
         pytest.param(STEP_1, "masks:", marks=pytest.mark.slow),
-        (STEP_1, "member 1 of 3:"),
+        (STEP_1, "3 members:"),
         pytest.param(STEP_1, "calibrating on val patients:", marks=pytest.mark.slow),
         pytest.param(STEP_1, "test patients:", marks=pytest.mark.slow),
         pytest.param(STEP_2, "PPO:", marks=pytest.mark.slow),
@@ -78,7 +78,7 @@ def test_in_the_imports_too(folder: Path) -> None:
 def test_the_shell_file_keeps_the_message_in_its_log(folder: Path) -> None:
     before = set((ROOT / "logs").glob("experiment3_*.log"))
     command = ["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "6"]
-    code, output = interrupted(command, folder, "member 1 of 3:")
+    code, output = interrupted(command, folder, "3 members:")
     assert code in (-signal.SIGINT, 130)
     assert STOPPED in output
     new = set((ROOT / "logs").glob("experiment3_*.log")) - before  # another test may write one, too
@@ -89,7 +89,7 @@ def test_the_shell_file_keeps_the_message_in_its_log(folder: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_run_is_resumed(folder: Path) -> None:
     """Interrupted in training, then resumed: it finishes in the same folder."""
-    interrupted([sys.executable, "-P", "-m", *STEP_1, "--seed", "3"], folder, "member 2 of 3:")
+    interrupted([sys.executable, "-P", "-m", *STEP_1, "--seed", "3"], folder, "3 members:")
     before = set((folder / "outputs").glob("reward_net_*"))
     done = subprocess.run(
         [sys.executable, "-P", "-m", *STEP_1, "--seed", "3", "--resume"],

@@ -1,12 +1,13 @@
 """The benchmark of the quick runs calls what the shell files call, and sets seconds beside seconds."""
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from benchmarks.quick import Run, Spent, commands, print_rows
+from benchmarks.quick import Run, Spent, Tree, commands, print_rows
 
 ROOT = Path(__file__).parents[1]
 SHELL_FILES = {
@@ -34,3 +35,12 @@ def test_a_command_is_compared_by_cpu_and_a_phase_by_the_clock(capsys: pytest.Ca
         "|   masks | 3.0 | - | 12.0 | - | 0.25 |",
         "| train | 9.0 | 2.0 |",
     ]
+
+
+def test_a_phase_is_named_by_the_kind_of_its_run_at_any_time_of_day(tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "reward_net_20261125_205208_201000"
+    run.mkdir(parents=True)
+    (run / "agreement.json").write_text(json.dumps({"seconds": {"training": 3.0}}))
+    tree = Tree(ROOT, tmp_path)
+    assert list(tree._phases()) == ["  reward_net: training"]
+    assert tree._phases() == {}, "each once"

@@ -159,7 +159,7 @@ def _reward_net_cost(run: Path) -> Cost:
 def _labels(config: dict[str, Any], searched: bool) -> dict[str, int]:
     """Labelled images that a policy, or what was found by search beside it, was trained or chosen on."""
     if "choice" not in config["deployment"]:  # of version 0.11 or earlier, which counted those of training alone
-        return dict(config["labels"])
+        return dict(config.get("labels", {}))
     uses = {use: of for use, of in config["labels"].items() if use != "weights" or not searched}
     return labels_of_splits(uses)
 

@@ -148,8 +148,11 @@ def compare(
     judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
     difference = judged.to_fixed if criterion == "dice" else None
     rival = _rival(judged, tables, seed) if criterion == "dice" else ""
-    verdict = verdict_on(difference, oracle_gap(val, deployment.best_fixed, seed), rival, judged.name)
-    return Comparison(tuple(tables), rows, criterion, deployment, verdict, _notes(test, tables))
+    gap = oracle_gap(val, deployment.best_fixed, seed)
+    verdict = verdict_on(difference, gap, rival, judged.name)
+    of_gap = few_patients_note(gap.groups, "validation patients") if gap and verdict.label == "no gap" else ()
+    notes = (*_notes(test, tables), *of_gap, *deployment.notes)
+    return Comparison(tuple(tables), rows, criterion, deployment, verdict, notes)
 
 
 def _rival(row: ComparisonRow, tables: Sequence[SampleTable], seed: int) -> str:

@@ -12,7 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.model_selection import GroupKFold
 
-from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, group_bootstrap, group_means, is_no_gap
+from rl_reward_network.evaluation.bootstrap import (
+    MIN_PATIENTS,
+    Estimate,
+    few_patients_note,
+    group_bootstrap,
+    group_means,
+    is_no_gap,
+)
 from rl_reward_network.evaluation.max_t import LEVEL, fewest_groups, max_t
 from rl_reward_network.evaluation.metrics import SampleTable
 
@@ -66,6 +73,11 @@ class Deployment:
             return cls("as it is", *fixed, 0, None, None, None, None, None, reason)
         names = ("policy_gain", "fixed_gain", "difference")
         return cls(**{**value, **{name: value[name] and Estimate(**value[name]) for name in names}})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether the intervals of the decision, where there are any, are rough."""
+        return () if self.policy_gain is None else few_patients_note(self.patients, "labelled patients of the decision")
 
     def words(self, fixed: str, as_it_is: str = "the model as it is (default prompt)") -> str:
         """What is deployed, in words; `fixed` is the best fixed choice in words."""

@@ -1,6 +1,7 @@
 """The evaluation of experiment 2: the policy beside thresholds, fixed sequences, greedy choices and the oracle."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -125,10 +126,10 @@ def evaluate_post(
     masks[THRESHOLD] = [image.soft > config["best_threshold"] for image in test]
     order = (AS_IS, THRESHOLD, SEQUENCE, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
     rows = _rows({name: masks[name] for name in order if name in masks}, chosen, test, plan.ppo.seed)
-    verdict = verdict_of(
-        next(row for row in rows if row.name == POLICY), next(row for row in rows if row.name == ORACLE)
-    )
-    notes = (*_notes(config, maps is not None), *few_patients_note(rows[0].to_as_is.groups))
+    ppo, oracle = (next(row for row in rows if row.name == name) for name in (POLICY, ORACLE))
+    verdict = verdict_of(ppo, oracle, _over_its_usual(test, chosen[POLICY]))
+    few = (*few_patients_note(rows[0].to_as_is.groups), *Deployment.from_json(config["deployment"]).notes)
+    notes = (*_notes(config, maps is not None), *few)
     return PostResult(rows, verdict, config, tuple(test), masks, notes, (time.perf_counter() - start) / 60)
 
 
@@ -215,8 +216,21 @@ def _rows(
     return tuple(rows)
 
 
-def verdict_of(policy: PostRow, oracle: PostRow) -> Verdict:
-    """The verdict on PPO against the best fixed sequence and the mask as it is; "no gap" where a sequence is enough."""
+def _over_its_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -> Estimate:
+    """Dice of a policy's sequences less that of the one that it chooses most often, for all images."""
+    usual = Counter(chosen).most_common(1)[0][0]
+    gains = [image.dice(operations) - image.dice(usual) for image, operations in zip(test, chosen, strict=True)]
+    return group_bootstrap(np.array(gains), [image.group_id for image in test])
+
+
+def verdict_of(policy: PostRow, oracle: PostRow, over_usual: Estimate) -> Verdict:
+    """The verdict on PPO against the best fixed sequence and the mask as it is; "no gap" where a sequence is enough.
+
+    Args:
+        policy, oracle: their rows.
+        over_usual: Dice of PPO less that of its most frequent sequence for all images. Without a gain over it PPO does
+            not choose by the image, whatever paid it and however bad the sequence is that the same reward has found.
+    """
     gain, gap = policy.to_sequence, oracle.to_sequence
     measured = f"PPO minus best fixed sequence on {gain.groups} test patients: {gain.signed} Dice."
     if gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP:
@@ -229,6 +243,9 @@ def verdict_of(policy: PostRow, oracle: PostRow) -> Verdict:
     if label == "better" and policy.to_as_is.sign <= 0:
         worse = f"it does not beat the mask as it is (PPO minus it: {policy.to_as_is.signed} Dice)"
         return Verdict("cannot tell", f"Cannot tell: {worse}. {measured}")
+    if label == "better" and over_usual.sign <= 0:
+        usual = f"it does not beat its most frequent sequence for all images ({over_usual.signed} Dice)"
+        return Verdict("cannot tell", f"Cannot tell: {usual}. {measured}")
     what = {
         "better": "Better: choosing operations per image helps.",
         "worse": "Worse: one sequence for all images is better than this policy.",

@@ -45,7 +45,7 @@ from rl_reward_network.runs.memory import peak_memory_gib
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
 SEARCHED = 48  # images of the searches for sequences and of the decision
-SHORTER = 3  # times fewer operations in a fit for the decision: those on images are slow
+SHORTER = 6  # times fewer operations in a fit for the decision: at first, each costs milliseconds on an image
 
 
 @dataclass(frozen=True)

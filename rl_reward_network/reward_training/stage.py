@@ -34,6 +34,7 @@ from rl_reward_network.runs.folder import (
     began_with,
     check_version,
     clock,
+    differences,
     only_here,
     portable,
 )
@@ -183,8 +184,7 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
     wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
 
     def fits(run: Path, _: Mapping[str, Any], finished: bool) -> bool:
-        info = RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info if finished else {}
-        return finished and all(info.get(name) == value for name, value in wanted.items())
+        return finished and not differences(RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info, wanted)
 
     run = next(runs_that_fit(inputs.config.output_dir, REWARD_RUN, fits), None)
     return run and run / BEST_REWARD_NET

@@ -100,8 +100,11 @@ def _of_this_version(config: Mapping[str, Any]) -> bool:
 
 
 def _without_new_off(began: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """`wanted` without settings that are off and unknown to the version of the run, nested ones included."""
-    kept = {name: now for name, now in wanted.items() if name in began or now is not False}
+    """`wanted` without settings that are off and unknown to the version of the run, nested ones included.
+
+    Off are False and the share 0.0; a whole number 0, such as a seed, is a value.
+    """
+    kept = {name: now for name, now in wanted.items() if name in began or str(now) not in ("False", "0.0")}
     return {
         name: _without_new_off(began[name], now)
         if isinstance(now, Mapping) and isinstance(began.get(name), Mapping)

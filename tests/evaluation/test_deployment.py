@@ -80,6 +80,15 @@ def test_too_few_patients_leave_the_model_as_it_is_in_one_line(patients):
     assert "\n" not in found.reason
 
 
+@pytest.mark.parametrize(("patients", "noted"), [(5, False), (6, True), (19, True), (20, False)])
+def test_the_intervals_of_a_decision_by_few_patients_are_called_rough(patients, noted):
+    groups = PATIENTS[:patients]
+    policy = RIGHT[:patients] if patients > 5 else None
+    notes = decide(LOOKS[:, :patients], policy, groups).notes
+    assert bool(notes) == noted
+    assert all(f"{patients} labelled patients of the decision, fewer than 20: the intervals" in note for note in notes)
+
+
 def test_six_patients_are_enough():
     """Holm over two candidates could not reach 0.05 there, nor 5 validation patients anything."""
     values = np.vstack([np.full(MIN_PATIENTS, 0.5), 0.6 + 0.01 * np.arange(MIN_PATIENTS)])

@@ -371,7 +371,7 @@ def test_an_evaluation_refuses_what_it_cannot_mean(inputs: RunInputs, reward_net
     run = trained(inputs, reward_net, "refused")
     args = evaluate_rl_finetuned_sa2va.Args(model_path=(str(run / "final_model"),))
     for images in (0, -1):
-        with pytest.raises(ValueError, match=f"--images: got {images}; give 1 or more"):
+        with pytest.raises(ValueError, match=f"images is {images}, expected 1 or more"):
             evaluate_rl_finetuned_sa2va.main(replace(args, images=images))
     with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
         segment.main(segment.Args((Path(__file__),), policy=run / "final_model", prompt="the rib"))

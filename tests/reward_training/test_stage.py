@@ -22,6 +22,7 @@ from rl_reward_network.reward_training.stage import (
     check_no_leak,
     find_reward_network,
     find_unfinished,
+    origin,
     reward_plan,
     run_reward_stage,
     sized,
@@ -86,6 +87,20 @@ def test_another_seed_may_use_it_unless_its_own_is_asked_for(inputs: RunInputs, 
     assert find_reward_network(other, plan_of(other)) == trained / "best_reward_net"
     assert find_reward_network(other, plan_of(other), seed=5) is None
     assert find_reward_network(inputs, plan_of(inputs), seed=0) == trained / "best_reward_net"
+
+
+def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp_path: Path) -> None:
+    elsewhere, plans = replace(inputs, config=replace(inputs.config, output_dir=tmp_path)), {}
+    for mode in ("quick", "full"):
+        plans[mode] = plan_of(inputs, mode)
+        info = {**origin(inputs, plans[mode]), "seed": 0}
+        info["settings"] = {name: value for name, value in info["settings"].items() if name != "coarse"}
+        run = tmp_path / f"reward_net_{mode}"
+        RewardNetwork(plans[mode].network, info).save_pretrained(run / "best_reward_net")
+        (run / "config.json").write_text(json.dumps({"stage": "reward network", "version": "0.11.0", "origin": info}))
+        (run / "agreement.json").write_text("{}")
+    assert find_reward_network(elsewhere, plans["full"]) == tmp_path / "reward_net_full" / "best_reward_net"
+    assert find_reward_network(elsewhere, plans["quick"]) is None, "it saw no coarse windows"
 
 
 def test_unfinished_and_damaged_networks_are_passed_over(inputs: RunInputs, trained: Path, tmp_path: Path) -> None:
@@ -191,7 +206,7 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs
     }
     assert {path.name for path in trained.iterdir()} == {
         *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "logs"),
-        *("metrics.jsonl", "sheet.png", "split.json"),
+        *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
     }
     info = RewardNetwork.from_pretrained(trained / "best_reward_net").training_info
     assert set(info["train_groups"]) <= set(inputs.split.groups["reward"])

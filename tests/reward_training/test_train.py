@@ -257,9 +257,13 @@ def test_the_learning_rate_rises_then_falls():
     assert rates[-1] == pytest.approx(1e-3 * config.learning_rate)
 
 
-def test_divergence_stops_the_run_and_names_the_remedy(tmp_path):
+@pytest.mark.parametrize("count", [1, 2])
+def test_divergence_stops_the_run_and_names_the_remedy(tmp_path, threads, count):
+    threads(count)
     with pytest.raises(ValueError, match=r"step \d: .* try another seed"):
         train_reward_network(TRAIN, VAL, replace(TINY, learning_rate=1e30), tmp_path, SMALL)
+    assert torch.get_num_threads() == count
+    assert not [thread.name for thread in threading.enumerate() if "Pool" in thread.name], "none is left behind"
 
 
 def test_presets_and_settings():

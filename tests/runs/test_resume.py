@@ -52,6 +52,11 @@ def test_what_was_there_and_is_not_any_more_differs_too() -> None:
     assert differences({"ppo": {}}, {"ppo": {"new": None}}) == ["ppo"], "a run of an earlier version"
     assert differences({"ppo": {"n_envs": 2}}, {"ppo": {"n_envs": 2, "stop": False}, "shuffle": False}) == []
     assert differences({"ppo": {"stop": True}}, {"ppo": {"stop": False}}) == ["ppo.stop was True, now False"]
+    assert differences({"settings": {"steps": 700}}, {"settings": {"steps": 700, "coarse": 0.0}}) == []
+    assert differences({"settings": {}}, {"settings": {"coarse": 0.6}}) == ["settings.coarse was None, now 0.6"]
+    assert differences({"settings": {"coarse": 0.6}}, {"settings": {"coarse": 0.0}}) == [
+        "settings.coarse was 0.6, now 0.0"
+    ]
     assert differences({"ppo": {}}, {"ppo": {"stop": True}}) == ["ppo.stop was None, now True"]
 
 
