@@ -86,10 +86,11 @@ make_own_environment() {  # .venv, anew unless it is whole
   return 2
 }
 
-# Does nothing when nothing changed; asks no network when all is there. The command sa2va-rl is a link into this folder,
-# so it is left out where that is read-only; the shell files need none.
+# Does nothing when nothing changed; asks no network when all is there. PIP_USER=0: where pip may not write into a conda
+# environment, it would turn to ~/.local, which every Python of that version sees. The command sa2va-rl is a link into this
+# folder, so it is left out where that is read-only; the shell files need none.
 install_packages() {  # $1: extras
-  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed" pip=("$VIRTUAL_ENV/bin/python" -m pip)
+  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed" pip=(env PIP_USER=0 "$VIRTUAL_ENV/bin/python" -m pip)
   wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $(python_version "$VIRTUAL_ENV") $root"
   ! grep -qsxF "$wanted $1" "$stamp" || return 0
   echo "installing what is missing into $VIRTUAL_ENV (once; later runs skip this)"
