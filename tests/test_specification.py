@@ -1,5 +1,7 @@
 """The command lines of the original specification: each is parsed, with the meaning that it has there."""
 
+import copy
+import pickle
 import re
 import shlex
 from collections.abc import Sequence
@@ -267,6 +269,9 @@ def test_the_average_is_a_model_of_its_own() -> None:
     assert not average.weight.requires_grad
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = average.no_such_name
+    for again in (copy.deepcopy(average), pickle.loads(pickle.dumps(average))):
+        assert torch.equal(again.weight, average.weight)
+        assert again.decay == 0.9
 
 
 def test_its_other_names_are_ours() -> None:

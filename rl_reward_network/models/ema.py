@@ -121,4 +121,6 @@ class EMAModel:
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["model"], name)
+        if name == "model":  # a copy asks before it has one
+            raise AttributeError(name)
+        return getattr(self.model, name)
