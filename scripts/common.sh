@@ -4,9 +4,9 @@ export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the l
 [[ ! -t 1 ]] || export SA2VA_RL_TERMINAL="${SA2VA_RL_TERMINAL:-$(tty <&1)}"  # for progress bars, which are in no log
 
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
-prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user typed
-  local command="$1" name="$2"  # -> MODE, INPUT_FLAGS, LOG
-  shift 2
+prepare() {  # $1: command of sa2va-rl; then all that the user typed
+  local command="$1"  # -> MODE, INPUT_FLAGS
+  shift
   ! help_asked "$@" || show_help "$command" "$@"
   MODE="${1:-}"
   check_mode "$MODE" "$(basename "$0")"
@@ -16,9 +16,9 @@ prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user t
   [[ "$command" != compare ]] || show_one_gpu
   ensure_environment ""
   input_flags angiograms "$@"
-  new_log "$name"
 }
 
+# After `check_command`: flags that are refused leave nothing behind.
 new_log() {  # $1: logs/NAME_ -> LOG, with the time, beside the runs where OUTPUT_DIR names them
   LOG="${OUTPUT_DIR:-$root}/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
   mkdir -p "$(dirname "$LOG")" || { echo "set OUTPUT_DIR to a folder of yours" >&2; exit 2; }

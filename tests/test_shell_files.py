@@ -208,6 +208,14 @@ def test_logs_lie_beside_the_runs(called: Called, tmp_path: Path, file: str) -> 
     assert (tmp_path / "elsewhere" / "runs" / "logs").is_dir()
 
 
+@pytest.mark.parametrize("file", COMMANDS)
+def test_flags_that_are_refused_leave_nothing_behind(called: Called, tmp_path: Path, file: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    done, _ = called(file, "quick", "--wrong", OUTPUT_DIR="elsewhere/runs")
+    assert (done.returncode, done.stderr) == (2, "error: --wrong\n")
+    assert sorted({*tmp_path.iterdir()} - {tmp_path / "calls"}) == before
+
+
 @pytest.mark.parametrize(
     ("gpu", "visible", "flag", "alone"),
     [
