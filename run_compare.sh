@@ -5,11 +5,12 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare compare logs/compare_ "$@"
+prepare compare "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command compare "$MODE" "${flags[@]}"
+new_log logs/compare_
 {
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"

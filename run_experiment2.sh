@@ -5,11 +5,12 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare operations logs/experiment2_ "$@"
+prepare operations "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command operations "$MODE" "${flags[@]}"
+new_log logs/experiment2_
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {

@@ -4,10 +4,11 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare reward logs/experiment3_ "$@"
+prepare reward "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command reward "$MODE" "${flags[@]}"
+new_log logs/experiment3_
 {
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" "$@"

@@ -6,11 +6,12 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/common.sh"
-prepare prompts logs/step2_finetune_ "$@"
+prepare prompts "$@"
 shift
 flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+--n_envs "$N_ENVS"}
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command prompts "$MODE" "${flags[@]}"
+new_log logs/step2_finetune_
 output="$(mktemp)"
 trap 'rm -f "$output"' EXIT
 {

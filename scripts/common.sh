@@ -4,9 +4,9 @@ export PYTHONUNBUFFERED=1  # messages appear at once, on the screen and in the l
 [[ ! -t 1 ]] || export SA2VA_RL_TERMINAL="${SA2VA_RL_TERMINAL:-$(tty <&1)}"  # for progress bars, which are in no log
 
 # The beginning of a shell file: help, the mode, the packages, and the flags that the environment variables stand for.
-prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user typed
-  local command="$1" name="$2"  # -> MODE, INPUT_FLAGS, LOG
-  shift 2
+prepare() {  # $1: command of sa2va-rl; then all that the user typed
+  local command="$1"  # -> MODE, INPUT_FLAGS
+  shift
   ! help_asked "$@" || show_help "$command" "$@"
   MODE="${1:-}"
   check_mode "$MODE" "$(basename "$0")"
@@ -16,9 +16,9 @@ prepare() {  # $1: command of sa2va-rl, $2: logs/NAME_; then all that the user t
   [[ "$command" != compare ]] || show_one_gpu
   ensure_environment ""
   input_flags angiograms "$@"
-  new_log "$name"
 }
 
+# After `check_command`: flags that are refused leave nothing behind.
 new_log() {  # $1: logs/NAME_ -> LOG, with the time, beside the runs where OUTPUT_DIR names them
   LOG="${OUTPUT_DIR:-$root}/$1$(date +%Y%m%d_%H%M%S)_$$.log"  # two runs may begin in one second
   mkdir -p "$(dirname "$LOG")" || { echo "set OUTPUT_DIR to a folder of yours" >&2; exit 2; }
@@ -86,10 +86,11 @@ make_own_environment() {  # .venv, anew unless it is whole
   return 2
 }
 
-# Does nothing when nothing changed; asks no network when all is there. The command sa2va-rl is a link into this folder,
-# so it is left out where that is read-only; the shell files need none.
+# Does nothing when nothing changed; asks no network when all is there. PIP_USER=0: where pip may not write into a conda
+# environment, it would turn to ~/.local, which every Python of that version sees. The command sa2va-rl is a link into this
+# folder, so it is left out where that is read-only; the shell files need none.
 install_packages() {  # $1: extras
-  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed" pip=("$VIRTUAL_ENV/bin/python" -m pip)
+  local wanted stamp="$VIRTUAL_ENV/.rl_reward_network_installed" pip=(env PIP_USER=0 "$VIRTUAL_ENV/bin/python" -m pip)
   wanted="$(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum) $(python_version "$VIRTUAL_ENV") $root"
   ! grep -qsxF "$wanted $1" "$stamp" || return 0
   echo "installing what is missing into $VIRTUAL_ENV (once; later runs skip this)"

@@ -34,12 +34,14 @@ from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
 GOLDEN = SHARED / "golden" / "case_a"
 CHASE = SHARED / "realdata" / "chase_db1"
 needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the official model's reference outputs are not here")
 needs_chase = pytest.mark.skipif(not CHASE.exists(), reason="the CHASE_DB1 photographs are not here")
 
+STAMP = ".rl_reward_network_installed"
 SMALLEST = ["--total_timesteps", "64", "--reward_steps", "4"]  # of the main job: under a minute
 SPECIAL = [
     *("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<img>", "</img>", "<IMG_CONTEXT>"),
@@ -303,7 +305,19 @@ def shell(command: list[str], folder: Path, **environment: str) -> subprocess.Co
 
 @pytest.fixture(scope="session")
 def installed() -> None:
-    """The shell files install what is not there; here everything is."""
-    stamp = Path(sys.prefix) / ".rl_reward_network_installed"
-    if not stamp.exists():
-        pytest.skip("this environment was not made by run_tests.sh, so the shell files would install into it")
+    """The shell files install what is not there, and this folder in place of another clone; here nothing is due."""
+    if not is_installed(Path(sys.prefix), "{}.{}".format(*sys.version_info)):
+        pytest.skip("this folder's run_tests.sh did not make this environment: the shell files would install into it")
+
+
+def is_installed(environment: Path, version: str) -> bool:
+    """Whether the shell files would install nothing into an environment of that Python."""
+    stamp = environment / STAMP
+    return stamp.exists() and stamp_line(version) in stamp.read_text().splitlines()
+
+
+def stamp_line(version: str) -> str:
+    """What `install_packages` of scripts/common.sh leaves in an environment of that Python, without extras."""
+    script = 'echo "$(cat "$1/requirements.txt" "$1/pyproject.toml" | cksum) $2 $1 "'
+    command = ["bash", "-c", script, "bash", str(ROOT), version]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip("\n")

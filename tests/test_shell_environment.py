@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PIP = "import os, sys\nopen(os.environ['CALLS'], 'a').write(sys.prefix + ' ' + ' '.join(sys.argv[1:]) + '\\n')\n"
+PIP = """import os, sys
+assert os.environ["PIP_USER"] == "0", "installs into ~/.local"
+open(os.environ["CALLS"], "a").write(sys.prefix + " " + " ".join(sys.argv[1:]) + "\\n")
+"""
 PYTHON3 = """#!/usr/bin/env bash
 [[ "$*" != *"-m pip"* ]] || { echo "global $*" >> "$CALLS"; exit; }
 [[ "$1 $2" == "-m venv" ]] || exec "$REAL" "$@"
@@ -174,3 +177,8 @@ def test_a_read_only_checkout_is_not_written_to(machine: Machine) -> None:
     assert (refused.returncode, none) == (2, [])
     assert "read-only, so no .venv can be made there: activate a virtual environment" in refused.stderr
     assert sorted(machine.project.rglob("*")) == before
+
+
+def test_packages_never_go_into_the_home_of_the_user(machine: Machine) -> None:
+    """The pip of these tests refuses any other PIP_USER than 0; clusters set it to 1."""
+    assert machine.used(PIP_USER="1") == f"{machine.project}/.venv"

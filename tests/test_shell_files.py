@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import STAMP, is_installed, stamp_line
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
     "run_experiment1.sh": "prompts",
@@ -43,9 +45,7 @@ def called(tmp_path: Path) -> Called:
     binaries.mkdir(parents=True)
     (binaries / "python").write_text(FAKE)
     (binaries / "python").chmod(0o755)
-    stamp = f'echo "$(cat {ROOT}/requirements.txt {ROOT}/pyproject.toml | cksum) 3.11 {ROOT} "'
-    wanted = subprocess.run(["bash", "-c", stamp], capture_output=True, text=True, check=True).stdout
-    (tmp_path / "venv" / ".rl_reward_network_installed").write_text(wanted)
+    (tmp_path / "venv" / STAMP).write_text(stamp_line("3.11") + "\n")
 
     def call(file: str, *words: str, **environment: str) -> tuple[Any, list[dict[str, str]]]:
         own = {"PATH": f"{binaries}:{os.environ['PATH']}", "VIRTUAL_ENV": str(tmp_path / "venv"), "CALLS": str(calls)}
@@ -86,7 +86,7 @@ def test_every_flag_is_shown_by_help_all(called: Called, file: str) -> None:
 
 @pytest.mark.parametrize("file", COMMANDS)
 def test_help_without_packages_installs_none(called: Called, tmp_path: Path, file: str) -> None:
-    (tmp_path / "venv" / ".rl_reward_network_installed").unlink()
+    (tmp_path / "venv" / STAMP).unlink()
     done, calls = called(file, "--help")
     assert (done.returncode, calls) == (0, [])
     assert "as soon as the first run has installed the packages" in done.stdout
@@ -206,6 +206,14 @@ def test_logs_lie_beside_the_runs(called: Called, tmp_path: Path, file: str) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("log: elsewhere/runs/logs/")
     assert (tmp_path / "elsewhere" / "runs" / "logs").is_dir()
+
+
+@pytest.mark.parametrize("file", COMMANDS)
+def test_flags_that_are_refused_leave_nothing_behind(called: Called, tmp_path: Path, file: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    done, _ = called(file, "quick", "--wrong", OUTPUT_DIR="elsewhere/runs")
+    assert (done.returncode, done.stderr) == (2, "error: --wrong\n")
+    assert sorted({*tmp_path.iterdir()} - {tmp_path / "calls"}) == before
 
 
 @pytest.mark.parametrize(
@@ -349,10 +357,20 @@ def test_a_part_that_was_killed_late_ran_out_of_time() -> None:
     assert done.stdout.splitlines() == ["ok", "failed", "out of time", "out of time", killed]
 
 
+def test_an_environment_of_another_clone_is_no_place_for_tests(tmp_path: Path) -> None:
+    """The shell files would install this clone in place of the other one."""
+    assert not is_installed(tmp_path, "3.11")
+    (tmp_path / STAMP).write_text(stamp_line("3.11") + "\n" + stamp_line("3.11") + "[test]\n")
+    assert is_installed(tmp_path, "3.11")
+    assert not is_installed(tmp_path, "3.12")
+    (tmp_path / STAMP).write_text(stamp_line("3.11").replace(str(ROOT), "/elsewhere") + "\n")
+    assert not is_installed(tmp_path, "3.11")
+
+
 def test_packages_that_cannot_be_installed_end_the_check_of_a_gpu(
     called: Called, tmp_path: Path, on_cpu: dict[str, str]
 ) -> None:
-    stamp = tmp_path / "venv" / ".rl_reward_network_installed"
+    stamp = tmp_path / "venv" / STAMP
     stamp.unlink()
     done, calls = called("scripts/gpu_check.sh", NO_NETWORK="yes", **on_cpu)
     assert done.returncode == 1

@@ -1,9 +1,10 @@
 """The command lines of the original specification: each is parsed, with the meaning that it has there."""
 
+import copy
+import pickle
 import re
 import shlex
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -268,7 +269,9 @@ def test_the_average_is_a_model_of_its_own() -> None:
     assert not average.weight.requires_grad
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = average.no_such_name
-    assert torch.equal(deepcopy(average).weight, average.weight)
+    for again in (copy.deepcopy(average), pickle.loads(pickle.dumps(average))):
+        assert torch.equal(again.weight, average.weight)
+        assert again.decay == 0.9
 
 
 def test_its_other_names_are_ours() -> None:

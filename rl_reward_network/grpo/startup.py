@@ -11,11 +11,14 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 FLASH = "flash_attention_2"
 AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
+BEHIND_SEG = (
+    "no loss of this run goes past the [SEG] embedding; --mask_policy bernoulli, the gradient of a reward network "
+    "(--pathwise_weight) and --objective supervised do"
+)
 WHY_FROZEN = {
     "language model": "LoRA trains in its place",
-    "SAM 2 prompt encoder": "no loss reaches it: Sa2VA prompts by the [SEG] embedding, not by points or boxes",
-    "SAM 2 mask decoder": "--mask_policy gaussian samples the [SEG] embedding before it; --mask_policy bernoulli, or "
-    "the gradient of a reward network (--pathwise_weight), trains it",
+    "SAM 2 prompt encoder": BEHIND_SEG,
+    "SAM 2 mask decoder": BEHIND_SEG,
     "SAM 2 memory": "for video alone",
 }
 

@@ -121,6 +121,6 @@ class EMAModel:
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "model":  # a copy that is not filled yet
+        if name == "model":  # a copy asks before it has one
             raise AttributeError(name)
         return getattr(self.model, name)

@@ -57,10 +57,10 @@ def check_flash_attn(device: str) -> None:
 
 def check_device(device: str) -> None:
     """Raise a ValueError for an unavailable GPU, or a string that is no device of this project (mps is none)."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+    if not (parts := re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", device)):
         raise ValueError(f"device is {device!r}, expected cpu, cuda or cuda:INDEX")
     count = torch.cuda.device_count()
-    if torch.device(device).type == "cuda" and (torch.device(device).index or 0) >= count:
+    if device != "cpu" and int(parts[1] or 0) >= count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         remedy = f"give an index below {count}" if count else "give -1, the CPU"

@@ -41,7 +41,9 @@ def test_weights_loaded_straight_to_a_device_are_the_same(tiny_checkpoint: Path)
         assert torch.equal(value, placed.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("device", ["gpu", "mps", "cuda:", "cuda:-1", "cuda:1.0", "CUDA", " cpu", "cpu:1", "", "meta"])
+@pytest.mark.parametrize(
+    "device", ["gpu", "mps", "cuda:", "cuda:-1", "cuda:1.0", "CUDA", " cpu", "cpu:1", "", "meta", "cuda:08"]
+)
 def test_a_string_that_is_no_device_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match=f"^device is '{device}', expected cpu, cuda or cuda:INDEX$"):
         check_device(device)
@@ -53,6 +55,8 @@ def test_gpus_are_counted_among_the_visible_ones(monkeypatch: pytest.MonkeyPatch
     check_device("cuda:1")
     with pytest.raises(ValueError, match=r"'cuda:2', but 2 GPUs are visible \(CUDA_VISIBLE_DEVICES is '4,5'\); give"):
         check_device("cuda:2")
+    with pytest.raises(ValueError, match=r"'cuda:2000000000000000000000', but 2 GPUs"):  # torch cannot parse it
+        check_device("cuda:2000000000000000000000")
 
 
 def test_the_remedy_for_another_gpu_names_the_card_under_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
