@@ -96,6 +96,7 @@ class Judge:
 
 def test_a_run_writes_all_that_it_says(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == [
+        ".lock",
         "checkpoint-1",
         "checkpoint-2",
         "config.json",
