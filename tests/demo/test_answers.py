@@ -64,8 +64,8 @@ def test_an_interval_is_shown_where_there_is_one(answers: Answers, examples: lis
     shown = replace(answers, maker=replace(answers.maker, network=fitted)).segment(str(examples[0]), "one", False, 0.5)
     assert re.search(r"^Predicted Dice \[90 % interval\]: 0\.\d{3} \[0\.\d{3}, [01]\.\d{3}\], score", shown.words, re.M)
     assert "No 90 %" not in shown.words
-    few = replace(fitted.config, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.02, 10)})
-    assert interval_refusal(few) == "it needs 30 validation patients, got 10"
+    few = replace(fitted.config, intervals={"Sa2VA": DiceInterval(-1.0, 1.0, 0.02, 8)})
+    assert interval_refusal(few) == "it needs 9 validation patients, got 8"
 
 
 def test_the_weight_moves_the_fused_mask_from_sa2va_to_the_network(answers: Answers, examples: list[Path]) -> None:
