@@ -32,7 +32,7 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
-from rl_reward_network.evaluation.bootstrap import few_patients_note, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import few_patients_note, mean_interval
 from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.evaluate import load_base
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -217,12 +217,12 @@ def show(args: Args) -> None:
     table = Table(f"test patients of look {args.look}", "Dice", "each seed", box=box.MARKDOWN)
     for name in rows:
         table.add_row(
-            ROWS[name], str(group_bootstrap(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name])
+            ROWS[name], str(mean_interval(values[name], groups)), ", ".join(f"{one:.3f}" for one in each[name])
         )
     console.print(table, end="\n\n")
     table = Table("difference", "Dice", "each seed", box=box.MARKDOWN)
     for name, other in ((name, other) for name, other in DIFFERENCES if name in rows):
-        gain = group_bootstrap(values[name] - values[other], groups).signed
+        gain = mean_interval(values[name] - values[other], groups).signed
         seeds = ", ".join(f"{a - b:+.3f}" for a, b in zip(each[name], each[other], strict=True))
         table.add_row(f"{ROWS[name]} - {ROWS[other]}", gain, seeds)
     console.print(table, end="\n\n")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.evaluation.bootstrap import few_patients_note, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import few_patients_note, mean_interval
 from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
 from rl_reward_network.segment.sequence_files import SequenceTarget, sequence_targets
 from rl_reward_network.segment.sequence_maker import SegmentedSequence, load_sequence_maker
@@ -96,7 +96,7 @@ def show_dice(results: Sequence[SegmentedSequence]) -> None:
     annotated = [result for result in results if result.dice]
     if len(annotated) > 1:
         groups = [str(number) for number, result in enumerate(annotated) for _ in result.dice]
-        dice = group_bootstrap(np.array([value for result in annotated for value in result.dice]), groups)
+        dice = mean_interval(np.array([value for result in annotated for value in result.dice]), groups)
         print(f"\nDice over {len(annotated)} sequences: {dice} (95 % interval)")
         for note in few_patients_note(len(annotated), "sequences"):
             print(note)

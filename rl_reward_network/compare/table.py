@@ -13,7 +13,7 @@ import numpy as np
 from rl_reward_network.compare.measure import RoadResult
 from rl_reward_network.compare.parts import Cost
 from rl_reward_network.compare.roads import BASE, ROADS, Road
-from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_bootstrap, group_means
+from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_means, mean_interval
 from rl_reward_network.evaluation.max_t import LEVEL, MaxT, fewest_groups, max_t
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
@@ -125,10 +125,10 @@ def make_table(results: Mapping[str, Sequence[RoadResult]], images: TestImages) 
             TableRow(
                 road,
                 tuple(of_road),
-                {name: group_bootstrap(values[name], images.groups) for name in metrics},
-                group_bootstrap(values["dice"] - base, images.groups),
+                {name: mean_interval(values[name], images.groups) for name in metrics},
+                mean_interval(values["dice"] - base, images.groups),
                 p.get(road.name),
-                group_bootstrap(_mean_val(of_road), images.val_groups),
+                mean_interval(_mean_val(of_road), images.val_groups),
                 _seed_spread(of_road, images.groups),
             )
         )
@@ -234,7 +234,7 @@ def _plain_segmenter_line(rows: Mapping[str, TableRow], images: TestImages) -> s
     tested = _test(results, others, OWN, images)
     better = [name for name, sign in zip(others, tested.signs, strict=True) if sign > 0]
     top = max(better or others, key=lambda name: rows[name].val.mean)
-    difference = group_bootstrap(_mean_test(results[top], "dice") - own_dice, images.groups)
+    difference = mean_interval(_mean_test(results[top], "dice") - own_dice, images.groups)
     measured = (
         f"{rows[top].road.title} less {rows[OWN].road.title}: {difference.signed} Dice on the test patients, "
         f"p {p_words(float(tested.p[others.index(top)]))}"

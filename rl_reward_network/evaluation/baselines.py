@@ -13,8 +13,8 @@ from rl_reward_network.evaluation.bootstrap import (
     Estimate,
     Verdict,
     few_patients_note,
-    group_bootstrap,
     group_means,
+    mean_interval,
     verdict_on,
 )
 from rl_reward_network.evaluation.deployment import Deployment, comparable, oracle_gap, stack
@@ -162,7 +162,7 @@ def _rival(row: ComparisonRow, tables: Sequence[SampleTable], seed: int) -> str:
     of them has chosen by the image, whatever paid it. All must be beaten, so no correction for several tests is needed.
     """
     dice, groups = stack(tables, "dice"), [table.group_id for table in tables]
-    gains = [group_bootstrap(expected(row.weights, tables, "dice") - one, groups, seed) for one in dice.T]
+    gains = [mean_interval(expected(row.weights, tables, "dice") - one, groups, seed) for one in dice.T]
     index = min((index for index, gain in enumerate(gains) if gain.sign <= 0), key=lambda i: gains[i].mean, default=-1)
     return "" if index < 0 else f"the prompt with index {index} ({row.name} minus it: {gains[index].signed} Dice)"
 
@@ -203,10 +203,10 @@ def _row(
     """One row with its intervals; all rows resample the same patients."""
     groups = [table.group_id for table in tables]
     columns = ["score"] if criterion == "score" else ["score", *MASK_REWARDS]
-    means = {column: group_bootstrap(expected(weights[name], tables, column), groups, seed) for column in columns}
+    means = {column: mean_interval(expected(weights[name], tables, column), groups, seed) for column in columns}
 
     def difference(other: str) -> Estimate:
-        return group_bootstrap(expected(weights[name] - weights[other], tables, criterion), groups, seed)
+        return mean_interval(expected(weights[name] - weights[other], tables, criterion), groups, seed)
 
     to_fixed = difference(FIXED)
     gap = 0.0

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import INTERVALS, Estimate, Verdict, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import INTERVALS, Estimate, Verdict, mean_interval
 from rl_reward_network.evaluation.figures import png
 from rl_reward_network.evaluation.legends import mask_legend
 from rl_reward_network.evaluation.overlays import BLUE, GREEN, ORANGE, draw_mask
@@ -144,7 +144,7 @@ def compare_models(
         if known.any():
             known_groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
             old, new = before[metric][known], after[metric][known]
-            estimates = [group_bootstrap(values, known_groups, seed) for values in (old, new, new - old)]
+            estimates = [mean_interval(values, known_groups, seed) for values in (old, new, new - old)]
             rows.append(Difference(metric, *estimates))
     return tuple(rows)
 

@@ -66,7 +66,7 @@ def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     return np.add.reduceat(values[..., order], np.cumsum(counts) - counts, axis=-1) / counts
 
 
-def group_bootstrap(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+def mean_interval(values: np.ndarray, groups: Sequence[str], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
     """The mean over patients, each patient with the same weight, and its 95 % interval.
 
     The interval is Student's t of the patients' means below `RESAMPLED` patients, else their bootstrap, whose
@@ -173,11 +173,11 @@ def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str
     groups = [group for group, is_known in zip(groups, known, strict=True) if is_known]
     network, other = network[known], other[known]
     left_out = "" if known.all() else f" ({(~known).sum()} with an empty true mask are left out)"
-    gain = group_bootstrap(network - other, groups)
+    gain = mean_interval(network - other, groups)
     advice = ""
     if gain.mean > 0:
         advice = f": a plain segmenter {'serves' if gain.sign > 0 else 'may serve'} these images better than {than}"
-    network_dice, other_dice = (group_bootstrap(values, groups) for values in (network, other))
+    network_dice, other_dice = (mean_interval(values, groups) for values in (network, other))
     return (
         f"The reward network's own segmentation of these images has Dice {network_dice}, {what} {other_dice}{advice}"
         f"{left_out}."

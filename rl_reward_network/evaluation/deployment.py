@@ -16,9 +16,9 @@ from rl_reward_network.evaluation.bootstrap import (
     MIN_PATIENTS,
     Estimate,
     few_patients_note,
-    group_bootstrap,
     group_means,
     is_no_gap,
+    mean_interval,
 )
 from rl_reward_network.evaluation.max_t import LEVEL, fewest_groups, max_t
 from rl_reward_network.evaluation.metrics import SampleTable
@@ -120,12 +120,12 @@ def decide(
         return Deployment("as it is", best, fixed_by, patients, None, None, None, None, None, reason)
     gains = np.vstack([values, policy]) - values[AS_IT_IS]
     tested = max_t(gains, groups)
-    fixed_gain, policy_gain = (group_bootstrap(gains[row], groups, seed) for row in (best, -1))
+    fixed_gain, policy_gain = (mean_interval(gains[row], groups, seed) for row in (best, -1))
     difference = policy - best_out_of_fold(values, groups)
-    gap = group_bootstrap(values.max(axis=0) - values[best], groups, seed)
+    gap = mean_interval(values.max(axis=0) - values[best], groups, seed)
     over_fixed = max_t(difference[None], groups).signs[0] > 0 and not is_no_gap(gap)
     choice = _choice(tested.signs[-1] > 0, tested.signs[best] > 0, over_fixed)
-    measured = group_bootstrap(difference, groups, seed)
+    measured = mean_interval(difference, groups, seed)
     fixed_p, policy_p = float(tested.p[best]), float(tested.p[-1])
     reason = (
         f"on {patients} labelled patients outside the test split the gain over the model as it is, in Dice, is "
@@ -218,7 +218,7 @@ def oracle_gap(tables: Sequence[SampleTable], best_fixed: int, seed: int) -> Est
     if column == "score":
         return None
     dice = stack([tables[index] for index in indices], "dice")
-    return group_bootstrap(dice.max(axis=1) - dice[:, best_fixed], [tables[index].group_id for index in indices], seed)
+    return mean_interval(dice.max(axis=1) - dice[:, best_fixed], [tables[index].group_id for index in indices], seed)
 
 
 def comparable(tables: Sequence[SampleTable]) -> tuple[list[int], str]:

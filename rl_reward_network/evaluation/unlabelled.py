@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.evaluation import page
-from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, mean_interval
 from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation, within
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice
@@ -164,14 +164,14 @@ def _row(name: str, part: JudgedImages, seed: int) -> UnlabelledRow:
         _before_after(part.spreads, part.groups, seed),
         _before_after(gold.dices, gold.groups, seed) if gold.groups else None,
         len(gold.groups),
-        group_bootstrap(part.own_scores, part.groups, seed),
+        mean_interval(part.own_scores, part.groups, seed),
         float(np.median(part.own_spreads)),
     )
 
 
 def _before_after(values: np.ndarray, groups: Sequence[str], seed: int) -> tuple[Estimate, Estimate, Estimate]:
     before, after = values.T
-    estimates = [group_bootstrap(column, groups, seed) for column in (before, after, after - before)]
+    estimates = [mean_interval(column, groups, seed) for column in (before, after, after - before)]
     return estimates[0], estimates[1], estimates[2]
 
 

@@ -15,8 +15,8 @@ from rl_reward_network.evaluation.bootstrap import (
     Estimate,
     Verdict,
     few_patients_note,
-    group_bootstrap,
     group_means,
+    mean_interval,
 )
 from rl_reward_network.evaluation.deployment import Deployment, labels_sentence
 from rl_reward_network.evaluation.metrics import TABLE_METRICS, mask_metrics
@@ -205,11 +205,9 @@ def _rows(
     rows = []
     for name, values in measured.items():
         means = {
-            metric: group_bootstrap(np.array([one[metric] for one in values]), groups, seed) for metric in TABLE_METRICS
+            metric: mean_interval(np.array([one[metric] for one in values]), groups, seed) for metric in TABLE_METRICS
         }
-        to_as_is, to_sequence = (
-            group_bootstrap(dices[name] - dices[other], groups, seed) for other in (AS_IS, SEQUENCE)
-        )
+        to_as_is, to_sequence = (mean_interval(dices[name] - dices[other], groups, seed) for other in (AS_IS, SEQUENCE))
         closed = to_sequence.mean / gap if gap >= NO_GAP else None
         in_words = tuple(words(operations) for operations in chosen.get(name, ()))
         rows.append(PostRow(name, means, tuple(dices[name].tolist()), to_as_is, to_sequence, closed, in_words))
@@ -220,7 +218,7 @@ def _over_its_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -
     """Dice of a policy's sequences less that of the one that it chooses most often, for all images."""
     usual = Counter(chosen).most_common(1)[0][0]
     gains = [image.dice(operations) - image.dice(usual) for image, operations in zip(test, chosen, strict=True)]
-    return group_bootstrap(np.array(gains), [image.group_id for image in test])
+    return mean_interval(np.array(gains), [image.group_id for image in test])
 
 
 def verdict_of(policy: PostRow, oracle: PostRow, over_usual: Estimate) -> Verdict:

@@ -22,7 +22,7 @@ from rl_reward_network.evaluation.before_after import (
     summary,
     write_before_after,
 )
-from rl_reward_network.evaluation.bootstrap import Estimate, group_bootstrap
+from rl_reward_network.evaluation.bootstrap import Estimate, mean_interval
 from tests.evaluation.test_report import Page
 
 GROUPS = [f"g{number}" for number in range(8)]
@@ -72,8 +72,8 @@ def test_many_groups_are_drawn_by_the_seed() -> None:
     gain, groups = np.random.default_rng(0).random(40), [f"g{number}" for number in range(40)]
     for seed in (0, 7):
         (actual,) = compare_models({"iou": np.zeros(40)}, {"iou": gain}, groups, seed)
-        assert actual.gain == group_bootstrap(gain, groups, seed)
-    assert group_bootstrap(gain, groups, 0) != group_bootstrap(gain, groups, 7)
+        assert actual.gain == mean_interval(gain, groups, seed)
+    assert mean_interval(gain, groups, 0) != mean_interval(gain, groups, 7)
 
 
 def test_items_without_a_number_on_one_side_are_left_out() -> None:

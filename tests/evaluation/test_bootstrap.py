@@ -5,8 +5,8 @@ from scipy import stats
 from rl_reward_network.evaluation.bootstrap import (
     Estimate,
     few_patients_note,
-    group_bootstrap,
     group_means,
+    mean_interval,
     tail_probability,
     verdict_on,
 )
@@ -15,13 +15,13 @@ from rl_reward_network.evaluation.bootstrap import (
 def test_patients_count_the_same_however_many_images_they_have():
     values, groups = np.array([1.0, 1, 1, 1, 0]), ["a", "a", "a", "a", "b"]
     np.testing.assert_array_equal(group_means(values, groups), [1, 0])
-    assert group_bootstrap(values, groups).mean == 0.5
+    assert mean_interval(values, groups).mean == 0.5
 
 
 def test_equal_seeds_give_equal_intervals():
     rng = np.random.default_rng(0)
     values, groups = rng.random(120), [str(index % 40) for index in range(120)]
-    first, second, other = (group_bootstrap(values, groups, seed) for seed in (1, 1, 2))
+    first, second, other = (mean_interval(values, groups, seed) for seed in (1, 1, 2))
     assert first == second != other
     assert first.low < first.mean < first.high
     assert first.groups == 40
@@ -29,7 +29,7 @@ def test_equal_seeds_give_equal_intervals():
 
 def test_interval_equals_scipys_bootstrap_over_patients():
     values = np.random.default_rng(0).gamma(2, size=35)
-    ours = group_bootstrap(values, [str(index) for index in range(35)], resamples=20000)
+    ours = mean_interval(values, [str(index) for index in range(35)], resamples=20000)
     level = 1 - 2 * tail_probability(35)
     theirs = stats.bootstrap(
         (values,), np.mean, n_resamples=20000, method="percentile", confidence_level=level, rng=1
@@ -40,8 +40,8 @@ def test_interval_equals_scipys_bootstrap_over_patients():
 def test_the_interval_of_few_patients_is_students_t_without_a_seed():
     values = np.random.default_rng(0).gamma(2, size=29)
     groups = [str(index) for index in range(29)]
-    ours = group_bootstrap(values, groups, seed=1)
-    assert ours == group_bootstrap(values, groups, seed=2)
+    ours = mean_interval(values, groups, seed=1)
+    assert ours == mean_interval(values, groups, seed=2)
     theirs = stats.ttest_1samp(values, 0).confidence_interval()
     np.testing.assert_allclose([ours.low, ours.high], theirs)
 
@@ -53,19 +53,19 @@ def test_intervals_cover_the_truth_about_95_times_in_100(patients):
     for trial in range(1000):
         # images of a patient share most of their value: an interval over images would be far too narrow
         values = np.repeat(rng.normal(0.7, 0.1, patients), 5) + rng.normal(0, 0.02, 5 * patients)
-        estimate = group_bootstrap(values, groups, seed=trial)
+        estimate = mean_interval(values, groups, seed=trial)
         covered += estimate.low <= 0.7 <= estimate.high
     assert 0.93 <= covered / 1000 <= 0.97
 
 
 def test_a_constant_paired_difference_is_certain():
     values, groups = np.random.default_rng(0).random(10), list("aabbccddee")
-    estimate = group_bootstrap((values + 0.25) - values, groups)
+    estimate = mean_interval((values + 0.25) - values, groups)
     np.testing.assert_allclose([estimate.mean, estimate.low, estimate.high], 0.25)
 
 
 def test_one_patient_has_no_interval():
-    estimate = group_bootstrap(np.array([0.25, 0.75]), ["a", "a"])
+    estimate = mean_interval(np.array([0.25, 0.75]), ["a", "a"])
     assert estimate == Estimate(0.5, None, None, 1)
     assert str(estimate) == "0.500"
     assert str(Estimate(0.5, 0.25, 0.75, 2)) == "0.500 [0.250, 0.750]"
@@ -81,7 +81,7 @@ def test_reports_say_that_intervals_of_few_patients_are_rough():
 @pytest.mark.parametrize(("values", "groups"), [([], []), ([1.0], ["a", "b"]), ([1.0, float("nan")], ["a", "b"])])
 def test_values_without_a_group_or_a_number_are_refused(values, groups):
     with pytest.raises(ValueError, match="values: got"):
-        group_bootstrap(np.array(values), groups)
+        mean_interval(np.array(values), groups)
 
 
 GAP, NO_GAP = Estimate(0.05, 0.03, 0.07, 9), Estimate(0.004, 0.002, 0.009, 9)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.evaluation.bootstrap import group_bootstrap
+from rl_reward_network.evaluation.bootstrap import mean_interval
 from rl_reward_network.evaluation.unlabelled import (
     GOLD,
     LEFT_OUT,
@@ -89,9 +89,9 @@ def test_means_over_patients_by_part() -> None:
     first = unlabelled.pick(unlabelled.own_spreads <= 0.05)
     gain = first.dices[:, 1] - first.dices[:, 0]
     assert used.dice is not None
-    assert used.dice[2] == group_bootstrap(gain, first.groups, 3)
-    assert used.score[0] == group_bootstrap(first.scores[:, 0], first.groups, 3)
-    assert used.spread[1] == group_bootstrap(first.spreads[:, 1], first.groups, 3)
+    assert used.dice[2] == mean_interval(gain, first.groups, 3)
+    assert used.score[0] == mean_interval(first.scores[:, 0], first.groups, 3)
+    assert used.spread[1] == mean_interval(first.spreads[:, 1], first.groups, 3)
     assert used.own_spread == 0.02
     assert section.notes[0].startswith("2 of 8 unlabelled images were left out of training")
     patients = len(set(tests.groups))
