@@ -101,6 +101,7 @@ def test_the_table_agrees_with_the_masks(finished: Path) -> None:
         "best fixed prompt",
         "argmax of the reward net",
         "ridge per prompt",
+        "PPO, last weights",
         "PPO",
         "deployed",
         "oracle",
