@@ -86,7 +86,8 @@ def test_the_seconds_of_a_step_are_those_of_the_last_one(tmp_path: Path, monkeyp
         settings.num_iterations, settings.max_minutes = 1, None
         for pause in (0.5, 0.1):  # the first step, with loading before it
             time.sleep(pause)
-            callback.on_step_end(settings, SimpleNamespace(global_step=1), None)
+            control = SimpleNamespace(should_log=False, should_save=False)
+            callback.on_step_end(settings, SimpleNamespace(global_step=1, max_steps=2), control)
         time.sleep(0.5)  # checkpoint and checks
 
     monkeypatch.setattr(real_size, "command", command)

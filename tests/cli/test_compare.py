@@ -133,8 +133,10 @@ def test_weights_are_reused_only_with_the_same_model_dtype_and_prompt(
         grpo_inputs = open_grpo_inputs(words.inputs, words.regions)
         model, _ = load_sa2va_model("sa2va-nano")
         plan = grpo_flags.make_plan(words, grpo_inputs, None)
-        write_json(run / "config.json", {"origin": describe(grpo_inputs, plan, weights_fingerprint(model))})
+        origin = describe(grpo_inputs, plan, weights_fingerprint(model))
+        write_json(run / "config.json", {"stage": "grpo", "origin": origin})
         (run / "final_model").mkdir()
+        write_json(run / "final_model" / "config.json", {})
     assert first.find() == run
     again = grpo_command(replace(small, **config), PromptConfig(**prompting))
     assert again.find() == (run if same else None)
