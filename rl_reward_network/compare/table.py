@@ -13,8 +13,8 @@ import numpy as np
 from rl_reward_network.compare.measure import RoadResult
 from rl_reward_network.compare.parts import Cost
 from rl_reward_network.compare.roads import BASE, ROADS, Road
-from rl_reward_network.evaluation.bootstrap import Estimate, few_patients_note, group_means, mean_interval
-from rl_reward_network.evaluation.max_t import LEVEL, MaxT, fewest_groups, max_t
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS, Estimate, few_patients_note, group_means, mean_interval
+from rl_reward_network.evaluation.max_t import LEVEL, MaxT, max_t
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
 
@@ -198,8 +198,8 @@ def _best_line(best: TableRow, compared: int) -> str:
     if best.road.name != BASE:
         return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}."
     keep = f"keep the model as it is, Dice {dice}"
-    if patients < fewest_groups():
-        return f"Cannot tell: {patients} test patients, and no test can decide below {fewest_groups()}; {keep}."
+    if patients < MIN_PATIENTS:
+        return f"Cannot tell: {patients} test patients, and no test can decide below {MIN_PATIENTS}; {keep}."
     return (
         f"No road is significantly better than the model as it is on {patients} test patients (adjusted for {compared} "
         f"road{'s' * (compared > 1)}): {keep}."

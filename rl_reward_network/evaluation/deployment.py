@@ -20,7 +20,7 @@ from rl_reward_network.evaluation.bootstrap import (
     is_no_gap,
     mean_interval,
 )
-from rl_reward_network.evaluation.max_t import LEVEL, fewest_groups, max_t
+from rl_reward_network.evaluation.max_t import LEVEL, max_t
 from rl_reward_network.evaluation.metrics import SampleTable
 
 FOLDS = 3  # fits of the policy for its own decision; each takes as long as the training
@@ -86,7 +86,7 @@ class Deployment:
 
 def can_decide(groups: Sequence[str]) -> bool:
     """Whether there are enough labelled patients for any difference, however clear, to be significant."""
-    return len(set(groups)) >= fewest_groups()
+    return len(set(groups)) >= MIN_PATIENTS
 
 
 def decide(
@@ -116,7 +116,7 @@ def decide(
     patients = len(set(groups))
     if policy is None or not can_decide(groups):
         few = f"{patients or 'no'} labelled patient{'s' * (patients > 1)}"
-        reason = f"{few} outside the test split: below {fewest_groups()} no test can tell whether anything is better"
+        reason = f"{few} outside the test split: below {MIN_PATIENTS} no test can tell whether anything is better"
         return Deployment("as it is", best, fixed_by, patients, None, None, None, None, None, reason)
     gains = np.vstack([values, policy]) - values[AS_IT_IS]
     tested = max_t(gains, groups)
@@ -192,7 +192,7 @@ def best_out_of_fold(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
 
 def best_choice(values: np.ndarray, groups: Sequence[str]) -> int:
     """The row of `values`, float (P, N), with the highest mean over patients; the first of equal ones."""
-    return int(np.argmax([group_means(row, groups).mean() for row in values]))
+    return int(group_means(values, groups).mean(axis=-1).argmax())
 
 
 def best_fixed_prompt(tables: Sequence[SampleTable]) -> tuple[int, str]:

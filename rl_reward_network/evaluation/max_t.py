@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Literal
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from rl_reward_network.evaluation.bootstrap import group_means
 LEVEL = 0.05  # of every decision
 FLIPS = 9999  # random sign flips; all of them, so that the test is exact, up to 13 patients: 2^13 is below
 EQUAL = 1e-12  # root mean square of the differences below which a row equals its reference, but for rounding
-
-Alternative = Literal["two-sided", "greater"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,24 +43,8 @@ class MaxT:
         return np.where(self.p <= LEVEL, np.sign(self.t), 0).astype(int)
 
 
-def smallest_p(groups: int, alternative: Alternative = "two-sided") -> float:
-    """The p-value when all patients agree, the smallest that `max_t` can give: 2^-G, twice that if two-sided."""
-    return max(0.5**groups * (2 if alternative == "two-sided" else 1), 1 / (FLIPS + 1))
-
-
-def fewest_groups(alternative: Alternative = "two-sided", level: float = LEVEL) -> int:
-    """The number of patients below which no difference, however clear, can be told: 6 two-sided, 5 one-sided.
-
-    Raises:
-        ValueError: the level is not in [0.001, 1): a smaller one cannot be reached with `FLIPS` random flips.
-    """
-    if not 0.001 <= level < 1:
-        raise ValueError(f"level: got {level}, expected 0.001 <= level < 1")
-    return next(groups for groups in range(1, 20) if smallest_p(groups, alternative) <= level)
-
-
-def max_t(differences: np.ndarray, groups: Sequence[str], alternative: Alternative = "two-sided") -> MaxT:
-    """Step-down max-t test of every row's mean over patients against 0, adjusted for all rows.
+def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
+    """Two-sided step-down max-t test of every row's mean over patients against 0, adjusted for all rows.
 
     Under the null hypothesis, the differences of a patient are as likely the negative of what was measured, in all rows
     together. All sign flips of the patients are tried up to 13 patients, else `FLIPS` random ones of a fixed seed.
@@ -71,7 +52,6 @@ def max_t(differences: np.ndarray, groups: Sequence[str], alternative: Alternati
     Args:
         differences: float (m, N), of m rows on N images; m may be 0. A row with a NaN is not tested.
         groups: the patient of each image.
-        alternative: "greater" tests only whether a row is better.
 
     Raises:
         ValueError: no images, or another number of groups or axes.
@@ -91,9 +71,7 @@ def max_t(differences: np.ndarray, groups: Sequence[str], alternative: Alternati
         units = _units(means[tested])
         cosine, null = units.mean(axis=1), _flips(count) @ units.T / count
         t[tested] = _t_statistic(cosine, count)
-        if alternative == "two-sided":
-            cosine, null = np.abs(cosine), np.abs(null)
-        p[tested] = _step_down(cosine, null, exact=2**count <= FLIPS)
+        p[tested] = _step_down(np.abs(cosine), np.abs(null), exact=2**count <= FLIPS)
     return MaxT(t, p, count)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.evaluation.max_t import fewest_groups, max_t, smallest_p
+from rl_reward_network.evaluation.bootstrap import MIN_PATIENTS
+from rl_reward_network.evaluation.max_t import FLIPS, max_t
 
 
 def t_values(means):
@@ -14,11 +15,10 @@ def t_values(means):
     return np.where(np.abs(means).max(axis=1) == 0, 0, t)
 
 
-def brute_force(means, two_sided=True):
+def brute_force(means):
     """Step-down max-t by all sign flips, written from the definition."""
-    size = np.abs if two_sided else lambda t: t
-    observed = size(t_values(means))
-    null = [size(t_values(means * np.array(flip))) for flip in product((1, -1), repeat=means.shape[1])]
+    observed = np.abs(t_values(means))
+    null = [np.abs(t_values(means * np.array(flip))) for flip in product((1, -1), repeat=means.shape[1])]
     p, left, so_far = np.zeros(len(means)), list(range(len(means))), 0.0
     while left:
         top = max(left, key=lambda row: observed[row])
@@ -29,13 +29,12 @@ def brute_force(means, two_sided=True):
 
 
 @pytest.mark.parametrize("patients", [2, 3, 6, 9])
-@pytest.mark.parametrize("two_sided", [True, False])
-def test_few_patients_are_tested_exactly(patients, two_sided):
+def test_few_patients_are_tested_exactly(patients):
     rng = np.random.default_rng(patients)
     means = rng.normal([[0.0], [0.8], [0.8], [-1.5]], 1, (4, patients))
     means[2] = means[1] + rng.normal(0, 0.1, patients)  # nearly the same method
-    result = max_t(means, [f"p{index:02d}" for index in range(patients)], "two-sided" if two_sided else "greater")
-    np.testing.assert_allclose(result.p, brute_force(means, two_sided))
+    result = max_t(means, [f"p{index:02d}" for index in range(patients)])
+    np.testing.assert_allclose(result.p, brute_force(means))
     np.testing.assert_allclose(result.t, t_values(means))
     assert result.groups == patients
 
@@ -45,8 +44,7 @@ def test_one_row_of_many_patients_agrees_with_the_t_test_and_is_repeatable():
     groups = list(range(60))
     p = max_t(gains, groups).p
     assert p == max_t(gains, groups).p == pytest.approx(stats.ttest_1samp(gains[0], 0).pvalue, abs=0.02)
-    assert max_t(gains, groups, "greater").p == pytest.approx(p / 2, abs=0.01)
-    assert max_t(gains + 5, groups).p == pytest.approx(smallest_p(60))  # never 0
+    assert max_t(gains + 5, groups).p == pytest.approx(1 / (FLIPS + 1))  # never 0
 
 
 def test_a_row_equal_to_its_reference_changes_nothing():
@@ -55,7 +53,7 @@ def test_a_row_equal_to_its_reference_changes_nothing():
     np.testing.assert_array_equal(with_equal.p[:2], max_t(gains, list("abcdefgh")).p)
     np.testing.assert_array_equal(with_equal.p[2:], 1)
     np.testing.assert_array_equal(with_equal.t[2:], 0)
-    assert max_t(np.zeros((3, 20)), list("abcdefghijklmnopqrst"), "greater").p.tolist() == [1, 1, 1]
+    assert max_t(np.zeros((3, 20)), list("abcdefghijklmnopqrst")).p.tolist() == [1, 1, 1]
 
 
 def test_equal_gains_of_all_patients_are_the_clearest():
@@ -100,14 +98,10 @@ def test_families_without_a_difference_are_rejected_in_five_percent():
 
 
 def test_too_few_patients_for_a_decision():
-    assert [smallest_p(count) for count in (1, 5, 6)] == [1, 1 / 16, 1 / 32]
-    assert (fewest_groups(), fewest_groups("greater"), fewest_groups(level=0.01)) == (6, 5, 8)
-    for count in (5, 6):
+    for count, smallest in ((1, 1), (5, 1 / 16), (6, 1 / 32)):
         best = max_t(np.linspace(0.1, 0.2, count)[None], list(range(count)))
-        assert best.p == smallest_p(count)
-        assert best.signs == [count >= fewest_groups()]
-    with pytest.raises(ValueError, match="level: got 0"):
-        fewest_groups(level=0)
+        assert best.p == smallest
+        assert best.signs == [count >= MIN_PATIENTS]
 
 
 def test_what_is_no_table_of_differences_is_refused():
