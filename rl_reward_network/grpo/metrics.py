@@ -1,9 +1,7 @@
 """Values of the curves: recorded by tag during an optimisation step, averaged when the Trainer logs."""
 
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from accelerate.utils import gather_object
 
@@ -47,19 +45,6 @@ def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float
     return {name: float(sum(values[name] for values in processes)) for name in processes[0]}
 
 
-class Phases:
-    """Seconds of this process by phase, since it began or resumed the run."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def clock(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to a phase."""
-        start = time.monotonic()
-        yield
-        self._seconds[name] += time.monotonic() - start
-
-    def seconds(self, total: float) -> dict[str, float]:
-        """Of each phase, such as rollouts with their rewards and validations; the rest of `total` is the learning."""
-        return {**self._seconds, "learning": total - sum(self._seconds.values())}
+def with_learning(phases: Mapping[str, float], total: float) -> dict[str, float]:
+    """Seconds of each phase, such as rollouts with their rewards, and validations; the rest of `total` is learning."""
+    return {**phases, "learning": total - sum(phases.values())}

@@ -24,6 +24,7 @@ from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts, validation_prompts, within_budget
 from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.metrics import with_learning
 from rl_reward_network.grpo.outcome import Outcome
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import GRPOPrompt
@@ -175,7 +176,7 @@ def run_grpo_stage(
         facts = None if outcome is None else outcome.facts
         peak = peak_memory_gib(inputs.device)
         spent = {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts, "peak_memory_gib": peak}
-        spent["seconds"] = trainer.phases.seconds(trainer.seconds - trainer.earlier_seconds)
+        spent["seconds"] = with_learning(trainer.phases, trainer.seconds - trainer.earlier_seconds)
         _save(trainer, run, spent)
 
 

@@ -32,7 +32,7 @@ from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, direct_mask_
 from rl_reward_network.grpo.loss.objective import StepCounts, answer_loss, count_step, loop_losses, loss_metrics
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.metrics import Phases, StepMetrics, summed_counts
+from rl_reward_network.grpo.metrics import StepMetrics, summed_counts
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
@@ -45,6 +45,7 @@ from rl_reward_network.models.lora import lora_off
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.familiar import Familiarity
 from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.runs.folder import clock
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"
@@ -121,7 +122,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
         self.start_time, self.earlier_seconds = time.monotonic(), 0.0
-        self.phases = Phases()
+        self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
 
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
@@ -213,11 +214,7 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _generate_step(self) -> list[list[RolloutGroup]]:
         batches = self._prompt_batches()
-        with (
-            self.phases.clock("rollouts"),
-            hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS),
-            hint_to_resume(self),
-        ):
+        with clock(self.phases, "rollouts"), hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
             if self.args.objective == "supervised":
                 return [self.groups_from_references(prompts) for _, prompts in batches]
             step = [self._generate_and_score(prompts, number) for number, prompts in batches]

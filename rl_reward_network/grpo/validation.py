@@ -20,6 +20,7 @@ from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import learned_reward
+from rl_reward_network.runs.folder import clock
 from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, EMPTY, SILENT = "val/score", "val/empty_share", "val/no_seg_share"
@@ -103,7 +104,7 @@ class ValidationCallback(TrainerCallback):
         self.best_weights = trainable_state(self.trainer.sa2va) if best_is_now else state["peak"]
 
     def _validate(self, step: int) -> None:
-        with self.trainer.phases.clock("validation"):
+        with clock(self.trainer.phases, "validation"):
             points = self._points()
         self.steps.append(step)
         self._alarm(step, points)

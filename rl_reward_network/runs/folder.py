@@ -148,10 +148,10 @@ def only_here(run: Path) -> Iterator[None]:
 
 @contextmanager
 def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Store the duration of the block in `seconds[name]`."""
+    """Add the duration of the block to `seconds[name]`."""
     start = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - start
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def read_object(path: Path) -> dict[str, Any]:
