@@ -127,10 +127,8 @@ class Sa2VAGRPOTrainer(Trainer):
     def reset_reference(self) -> None:
         """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
-        # Supervised training needs none, and without captions there is nothing to draw or to describe.
-        has_partner = (
-            self.args.ema_decay and self.args.objective == "grpo" and any(prompt.caption for prompt in self.prompts)
-        )
+        captioned = any(prompt.caption for prompt in self.prompts)  # else there is nothing to draw or to describe
+        has_partner = self.args.ema_decay and self.args.objective == "grpo" and captioned  # supervised: needs none
         self.ema = EMA(self.sa2va, self.args.ema_decay) if has_partner else None
         self.rollout_generator.ema = self.ema
 
@@ -214,7 +212,11 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def _generate_step(self) -> list[list[RolloutGroup]]:
         batches = self._prompt_batches()
-        with clock(self.phases, "rollouts"), hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS), hint_to_resume(self):
+        with (
+            clock(self.phases, "rollouts"),
+            hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS),
+            hint_to_resume(self),
+        ):
             if self.args.objective == "supervised":
                 return [self.groups_from_references(prompts) for _, prompts in batches]
             step = [self._generate_and_score(prompts, number) for number, prompts in batches]
