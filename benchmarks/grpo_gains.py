@@ -21,8 +21,8 @@ from rich.table import Table
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import grpo as train_sa2va_rl
 from rl_reward_network.cli.app import run
-from rl_reward_network.evaluation.before_after import label
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+from rl_reward_network.report.before_after import label
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.runs.folder import FINAL
 

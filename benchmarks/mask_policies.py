@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.evaluation.figures import png
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.loss.policy import GRPOPolicy
@@ -36,6 +35,7 @@ from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.report.figures import png
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
 SPREADS = {

@@ -22,11 +22,11 @@ from rich.progress import track
 from rich.table import Table
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.compare.measure import RoadResult
-from rl_reward_network.compare.parts import Cost
-from rl_reward_network.compare.roads import BASE, ROADS
-from rl_reward_network.compare.table import TestImages, choose, make_table, verdict_lines
-from rl_reward_network.evaluation.deployment import decide, out_of_fold
+from rl_reward_network.methods.measure import RoadResult
+from rl_reward_network.methods.parts import Cost
+from rl_reward_network.methods.roads import BASE, ROADS
+from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
+from rl_reward_network.report.deployment import decide, out_of_fold
 
 VAL_PATIENTS = 24
 PROMPTS = 11

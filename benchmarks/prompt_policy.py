@@ -28,10 +28,10 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.prompt_policy.config import PromptPPOConfig
-from rl_reward_network.prompt_policy.policy import NET_ARCH, architecture
-from rl_reward_network.prompt_policy.ppo import new_ppo, one_thread, train_prompt_policy
-from rl_reward_network.prompt_policy.stage import policy_plan
+from rl_reward_network.ppo.config import PromptPPOConfig
+from rl_reward_network.ppo.policy import NET_ARCH, architecture
+from rl_reward_network.ppo.ppo import new_ppo, one_thread, train_prompt_policy
+from rl_reward_network.ppo.stage import policy_plan
 
 
 @dataclass(frozen=True)

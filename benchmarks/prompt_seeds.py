@@ -23,7 +23,14 @@ from rich.table import Table
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.observation import IMAGE_FEATURES
-from rl_reward_network.evaluation.baselines import (
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.ppo.policy import choose_prompts, load_weights
+from rl_reward_network.ppo.ppo import LAST_WEIGHTS, train_prompt_policy
+from rl_reward_network.ppo.stage import PolicyPlan, decide_prompts, policy_plan
+from rl_reward_network.ppo.tables import PromptTable, prompt_tables, ridge_choices
+from rl_reward_network.report.baselines import (
     DEFAULT,
     DEPLOYED,
     FIXED,
@@ -35,14 +42,7 @@ from rl_reward_network.evaluation.baselines import (
     Comparison,
     compare,
 )
-from rl_reward_network.evaluation.bootstrap import few_patients_note
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import open_inputs
-from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.prompt_policy.policy import choose_prompts, load_weights
-from rl_reward_network.prompt_policy.ppo import LAST_WEIGHTS, train_prompt_policy
-from rl_reward_network.prompt_policy.stage import PolicyPlan, decide_prompts, policy_plan
-from rl_reward_network.prompt_policy.tables import PromptTable, prompt_tables, ridge_choices
+from rl_reward_network.report.bootstrap import few_patients_note
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 

@@ -32,7 +32,6 @@ from rl_reward_network.data.sample import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms
-from rl_reward_network.evaluation.bootstrap import few_patients_note, mean_interval
 from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.evaluate import load_base
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -44,6 +43,7 @@ from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.report.bootstrap import few_patients_note, mean_interval
 from rl_reward_network.rewards import familiar
 from rl_reward_network.rewards.familiar import own_segmentation
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps

@@ -21,7 +21,7 @@ from rl_reward_network.cli.grpo_flags import LoRAArgs
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.prompt_policy.config import PPOSettings
+from rl_reward_network.ppo.config import PPOSettings
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training.stage import reward_plan
 from tests.conftest import write_tiny_data
@@ -99,7 +99,7 @@ def make(folder: Path) -> None:
     patch.object(reward_stage, "reward_plan", small_plan).start()
     finetune_sa2va_with_rl.main(step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_finished"))
     cut_2 = step_2_args(folder, run_folder=runs / "sa2va_rl_finetune_cut_off")
-    cut_off(f"{ours}.prompt_policy.stage.save_tables", lambda: finetune_sa2va_with_rl.main(cut_2))
+    cut_off(f"{ours}.ppo.stage.save_tables", lambda: finetune_sa2va_with_rl.main(cut_2))
     cut_off(f"{ours}.reward_training.train.save_checkpoint", lambda: train_reward_network.main(step_1_args(folder)))
     for path in runs.glob("reward_net_2*"):
         path.rename(runs / f"reward_net_{'finished' if (path / 'agreement.json').exists() else 'cut_off'}")

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from rl_reward_network.compare.roads import GROUPS, Group, roads_of
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.methods.roads import GROUPS, Group, roads_of
 from rl_reward_network.runs.folder import COMPARE_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.compare.stage import ComparePlan
     from rl_reward_network.inputs.loading import RunInputs
+    from rl_reward_network.methods.stage import ComparePlan
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def check(args: Args) -> "ComparePlan":
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
     if args.run_folder and not args.resume:
         check_new(args.run_folder)
-    from rl_reward_network.compare.stage import ComparePlan
     from rl_reward_network.inputs.loading import check_inputs
+    from rl_reward_network.methods.stage import ComparePlan
     from rl_reward_network.models.sa2va.loading_sa2va import check_first_gpu
 
     if "weights" in args.roads:
@@ -80,9 +80,9 @@ def main(args: Args) -> None:
     """Open the inputs, train what is missing, measure, and print the verdict."""
     plan = check(args)
     from rl_reward_network.cli.compare_parts import PartCommands
-    from rl_reward_network.compare.stage import run_compare_stage
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.methods.stage import run_compare_stage
+    from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
     resumed = _to_resume(args, inputs, plan) if args.resume else None
@@ -107,7 +107,7 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "ComparePlan") -> Path:
     Raises:
         ValueError: there is none; lists those that exist.
     """
-    from rl_reward_network.compare.stage import origin_of
+    from rl_reward_network.methods.stage import origin_of
     from rl_reward_network.runs.find import runs_that_fit
     from rl_reward_network.runs.resume import nothing_to_resume
 

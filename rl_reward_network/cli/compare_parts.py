@@ -9,8 +9,13 @@ import tyro
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import grpo_flags, operations, prompts, reward
-from rl_reward_network.compare.parts import PartCommand
-from rl_reward_network.compare.roads import (
+from rl_reward_network.env.actions import prompt_of
+from rl_reward_network.grpo.inputs import open_grpo_inputs
+from rl_reward_network.grpo.stage import grpo_runs
+from rl_reward_network.inputs.config import PromptConfig, RunConfig
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.methods.parts import PartCommand
+from rl_reward_network.methods.roads import (
     AFTER,
     GRADIENT,
     GRPO_LABELS,
@@ -21,18 +26,13 @@ from rl_reward_network.compare.roads import (
     REWARD_NET,
     SUPERVISED,
 )
-from rl_reward_network.compare.stage import MERGED
-from rl_reward_network.env.actions import prompt_of
-from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.stage import grpo_runs
-from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.methods.stage import MERGED
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.post_processing.stage import find_post_run
-from rl_reward_network.prompt_policy.stage import find_policy_run
+from rl_reward_network.ppo.post_stage import find_post_run
+from rl_reward_network.ppo.stage import find_policy_run
 from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 from rl_reward_network.reward_training.train import PRESETS
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET

@@ -20,9 +20,9 @@ from rich.table import Table
 from rl_reward_network.flags import check_at_least
 
 if TYPE_CHECKING:
-    from rl_reward_network.evaluation.before_after import BeforeAfter
-    from rl_reward_network.evaluation.report import EvaluationResult
-    from rl_reward_network.post_processing.evaluate import PostResult
+    from rl_reward_network.ppo.post_evaluate import PostResult
+    from rl_reward_network.report.before_after import BeforeAfter
+    from rl_reward_network.report.report import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     check_at_least(args, 1, "images", "segment_batch")
     check_at_least(args, -1, "gpu")
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.evaluate import grpo_model
+    from rl_reward_network.report.index import write_index
 
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
@@ -81,8 +81,8 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
-    from rl_reward_network.prompt_policy.evaluate import MovedInputs, run_evaluation_stage
-    from rl_reward_network.prompt_policy.policy import policy_folder
+    from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
+    from rl_reward_network.ppo.policy import policy_folder
 
     moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
@@ -99,9 +99,9 @@ def _edits_masks(folder: Path) -> bool:
 
 
 def _evaluate_operations(folder: Path, args: Args) -> Path:
-    from rl_reward_network.evaluation.page import made_by
-    from rl_reward_network.post_processing.evaluate import evaluate_post
-    from rl_reward_network.post_processing.report import write_post_report
+    from rl_reward_network.ppo.post_evaluate import evaluate_post
+    from rl_reward_network.ppo.post_report import write_post_report
+    from rl_reward_network.report.page import made_by
     from rl_reward_network.runs.folder import FINAL
 
     if args.show_names:
@@ -164,8 +164,8 @@ def newest(paths: tuple[str, ...]) -> Path:
 
 def show_comparison(result: "EvaluationResult") -> None:
     """Print the rows of the table and the verdict."""
-    from rl_reward_network.evaluation.report import deployed_sentence
-    from rl_reward_network.prompt_policy.evaluate import FROZEN_CALLS
+    from rl_reward_network.ppo.evaluate import FROZEN_CALLS
+    from rl_reward_network.report.report import deployed_sentence
 
     comparison = result.comparison
     table = Table(title=f"mean over patients ({comparison.criterion}), minus default and best fixed", box=box.SIMPLE)

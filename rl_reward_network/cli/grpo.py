@@ -46,11 +46,11 @@ def check(args: Args) -> None:
 def main(args: Args) -> None:
     """Open the data, train, print where the model is."""
     check(args)
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.stage import run_grpo_stage
     from rl_reward_network.grpo.startup import meanings
+    from rl_reward_network.report.index import write_index
     from rl_reward_network.runs.resume import run_line
 
     inputs = open_grpo_inputs(args.inputs, args.regions)

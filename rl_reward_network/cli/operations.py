@@ -15,13 +15,13 @@ import tyro
 
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.post_processing.config import PostReward, PostSettings, with_preset
-from rl_reward_network.prompt_policy.config import Mode
+from rl_reward_network.ppo.config import Mode
+from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset
 from rl_reward_network.runs.folder import FINAL, POST_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
-    from rl_reward_network.post_processing.stage import PostPlan
+    from rl_reward_network.ppo.post_stage import PostPlan
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def check(args: Args) -> "PostPlan":
     if args.inputs.unlabelled_root is not None:
         raise ValueError("--unlabelled_root does nothing here: experiment 2 has no such images; leave it out")
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.post_processing.stage import post_plan
+    from rl_reward_network.ppo.post_stage import post_plan
 
     check_inputs(args.inputs)
     if args.run_folder and not args.resume:
@@ -68,9 +68,9 @@ def check(args: Args) -> "PostPlan":
 def main(args: Args) -> None:
     """Open the inputs and train the policy."""
     plan = check(args)
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.post_processing.stage import run_post_stage
+    from rl_reward_network.ppo.post_stage import run_post_stage
+    from rl_reward_network.report.index import write_index
     from rl_reward_network.runs.resume import run_line
 
     inputs = open_inputs(args.inputs, args.prompting)
@@ -92,7 +92,7 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "PostPlan") -> Path:
         ValueError: there is none; lists the runs that exist.
     """
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.post_processing.stage import check_settings, find_post_run, origin_of
+    from rl_reward_network.ppo.post_stage import check_settings, find_post_run, origin_of
     from rl_reward_network.runs.resume import nothing_to_resume
 
     network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)

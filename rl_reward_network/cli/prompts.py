@@ -16,7 +16,7 @@ import tyro
 from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.prompt_policy.config import Mode, PPOSettings, Preset, with_preset
+from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, with_preset
 from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.runs.folder import (
     BEST_REWARD_NET,
@@ -30,7 +30,7 @@ from rl_reward_network.runs.folder import (
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
-    from rl_reward_network.prompt_policy.stage import PolicyPlan
+    from rl_reward_network.ppo.stage import PolicyPlan
     from rl_reward_network.reward_training.stage import RewardPlan
 
 
@@ -74,7 +74,7 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
         )
     with_preset(args.ppo, args.mode, args.preset)  # before the imports, which take seconds
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.prompt_policy.stage import policy_plan
+    from rl_reward_network.ppo.stage import policy_plan
     from rl_reward_network.reward_training.stage import reward_plan
 
     plan = policy_plan(
@@ -90,10 +90,10 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
 def main(args: Args) -> None:
     """Open the inputs, find or train a reward network, train the policy."""
     plan, rewards = check(args)
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.prompt_policy.stage import policy_samples, run_policy_stage
+    from rl_reward_network.ppo.stage import policy_samples, run_policy_stage
+    from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_reward_network, named
     from rl_reward_network.runs.resume import run_line
 
@@ -127,7 +127,7 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "Re
     Raises:
         ValueError: there is none; lists the runs that exist.
     """
-    from rl_reward_network.prompt_policy.stage import check_settings, find_policy_run, has_begun, origin_of
+    from rl_reward_network.ppo.stage import check_settings, find_policy_run, has_begun, origin_of
     from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
     from rl_reward_network.runs.resume import nothing_to_resume
 

@@ -85,8 +85,8 @@ def check(args: Args) -> "RewardPlan":
 def main(args: Args) -> None:
     """Open the inputs, train, and print how far the network can be trusted."""
     plan = check(args)
-    from rl_reward_network.evaluation.index import write_index
     from rl_reward_network.inputs.loading import open_inputs
+    from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_unfinished, origin, run_reward_stage
     from rl_reward_network.runs.resume import nothing_to_resume, run_line
 

@@ -146,7 +146,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     `stop`: whether there is an action that ends the episode; default False.
     `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
 
-    Importing `rl_reward_network` registers the id. `rl_reward_network.prompt_policy.contexts` builds contexts from
+    Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
     the folder of a run, or from images, masks and scores:
 
     ```python
@@ -238,7 +238,7 @@ def spaces(contexts: Sequence[PromptContext], stop: bool = False) -> tuple[gym.s
     if not contexts:
         raise ValueError(
             "contexts is empty, expected at least one PromptContext; build them with contexts_from_run(run_dir) or "
-            "contexts_from_masks(images, masks, scores) of rl_reward_network.prompt_policy.contexts"
+            "contexts_from_masks(images, masks, scores) of rl_reward_network.ppo.contexts"
         )
     for name in ("scores", "features"):
         sizes = {len(getattr(context, name)) for context in contexts}

@@ -15,15 +15,6 @@ from transformers.trainer_utils import get_last_checkpoint
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.notes import import_notes
-from rl_reward_network.evaluation.before_after import (
-    BeforeAfter,
-    ReportItem,
-    compare_models,
-    label,
-    write_before_after,
-)
-from rl_reward_network.evaluation.bootstrap import few_patients_note, plain_segmenter
-from rl_reward_network.evaluation.page import Origin, made_by
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -44,6 +35,15 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.report.before_after import (
+    BeforeAfter,
+    ReportItem,
+    compare_models,
+    label,
+    write_before_after,
+)
+from rl_reward_network.report.bootstrap import few_patients_note, plain_segmenter
+from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.masks import dice

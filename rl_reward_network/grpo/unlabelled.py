@@ -8,7 +8,10 @@ from accelerate.utils import broadcast_object_list
 
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data.unlabelled import unchanged
-from rl_reward_network.evaluation.unlabelled import (
+from rl_reward_network.grpo.inputs import GRPOInputs, validation_prompts
+from rl_reward_network.grpo.measure import Measured, unpacked
+from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
+from rl_reward_network.report.unlabelled import (
     IMAGES,
     JudgedImages,
     UnlabelledSection,
@@ -16,9 +19,6 @@ from rl_reward_network.evaluation.unlabelled import (
     judged_row,
     unlabelled_section,
 )
-from rl_reward_network.grpo.inputs import GRPOInputs, validation_prompts
-from rl_reward_network.grpo.measure import Measured, unpacked
-from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
 from rl_reward_network.rewards.familiar import Familiarity, LoadImage, familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 

@@ -12,7 +12,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES, image_size
-from rl_reward_network.evaluation.overlays import ORANGE, paint_mask
+from rl_reward_network.report.overlays import ORANGE, paint_mask
 
 PROMPT_KEY = "sa2va_prompt"  # of the text in a PNG that holds the prompt of the mask
 MAX_LETTERS = 60  # of a prompt in a file name

@@ -14,7 +14,7 @@ from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
-from rl_reward_network.prompt_policy.policy import deployed_prompt
+from rl_reward_network.ppo.policy import deployed_prompt
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.files import Target, check_free, write_mask

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from rl_reward_network.compare.deployed import DeployedRoad, load_deployed
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.depth import Levels
+from rl_reward_network.methods.deployed import DeployedRoad, load_deployed
 from rl_reward_network.segment.files import Target, check_free, write_mask
 from rl_reward_network.segment.loading import image_levels
 from rl_reward_network.segment.maker import Segmented

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import whole_file
-from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
-from rl_reward_network.evaluation.page import csv_text
-from rl_reward_network.evaluation.sequences import FrameMeasures, measure_frames, summarise_frames
 from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
+from rl_reward_network.report.page import csv_text
+from rl_reward_network.report.sequences import FrameMeasures, measure_frames, summarise_frames
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.sequence_check import CheckedSequence
 from rl_reward_network.segment.sequence_files import animation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl_reward_network.cli.evaluate import newest, show_changes
-from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models
+from rl_reward_network.report.before_after import BeforeAfter, compare_models
 
 
 def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
+from rl_reward_network.env.operations import OPERATIONS
 from rl_reward_network.env.post_process_env import PostProcessEnv
-from rl_reward_network.post_processing.operations import OPERATIONS
-from tests.post_processing.images import DILATE, ERODE, known_image, known_images
+from tests.env.edited_images import DILATE, ERODE, known_image, known_images
 
 STOP = len(OPERATIONS) - 1
 

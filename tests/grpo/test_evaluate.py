@@ -17,7 +17,6 @@ import torch
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.data.splits import spread
-from rl_reward_network.evaluation.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.grpo import evaluate as evaluation_file
 from rl_reward_network.grpo.evaluate import PICTURED, grpo_model, load_base, pictured, run_grpo_evaluation
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -31,13 +30,14 @@ from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.report.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.rewards.learned import foreground_prob, score_masks
 from rl_reward_network.rewards.masks import dice
 from tests.conftest import write_tiny_data
-from tests.evaluation.test_report import Page
 from tests.grpo.nano import nano
 from tests.grpo.test_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes
 from tests.models.test_reward_network import network_of
+from tests.report.test_report import Page
 
 ITEMS = 2
 METRICS = {

@@ -11,9 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.trainer_callback import PrinterCallback
 
-from rl_reward_network.evaluation.overlays import GREEN, ORANGE
 from rl_reward_network.grpo import logs as logs_file
 from rl_reward_network.grpo.logs import GRPOLogs, picture_row
+from rl_reward_network.report.overlays import GREEN, ORANGE
 from tests.grpo.nano import make_trainer
 
 LOOP = {"reward_mean", "reward_std", "frac_zero_std", "loss", "policy_loss", "kl_div"}

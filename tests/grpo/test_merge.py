@@ -14,7 +14,6 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
-from rl_reward_network.evaluation.before_after import BeforeAfter, compare_models, summary
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.grpo.plan import GRPOPlan
@@ -26,6 +25,7 @@ from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.report.before_after import BeforeAfter, compare_models, summary
 from tests.grpo.nano import nano, regions, shake
 
 SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]

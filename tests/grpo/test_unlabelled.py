@@ -10,7 +10,6 @@ import pytest
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import grpo, grpo_flags, reward
-from rl_reward_network.evaluation.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
@@ -19,12 +18,13 @@ from rl_reward_network.grpo.stage import check_same, describe, run_grpo_stage
 from rl_reward_network.grpo.unlabelled import with_unlabelled
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.rewards import familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from tests.conftest import write_tiny_data
 from tests.grpo.test_stage import ONE_STEP, PLAN, changed
 from tests.models.test_reward_network import network_of
-from tests.prompt_policy.test_unlabelled import write_new_patients
+from tests.ppo.test_unlabelled import write_new_patients
 
 
 @pytest.fixture(scope="module")

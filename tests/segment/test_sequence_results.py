@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.evaluation.overlays import GREEN, ORANGE
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.report.overlays import GREEN, ORANGE
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
 from rl_reward_network.segment.sequence_files import SequenceTarget, write_sequence_mask

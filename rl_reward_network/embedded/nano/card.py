@@ -14,9 +14,9 @@ from rl_reward_network.embedded.datasets import read_looks
 from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, TARGETS
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.evaluation.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.card import WHOLE_MODEL
+from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.masks import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look

@@ -1,0 +1,299 @@
+"""The evaluation of a prompt policy: all prompts on test patients, the policy beside its baselines, the report."""
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.embedded.datasets import is_rendered
+from rl_reward_network.env.actions import action_masks
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.saved import saved_config
+from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.models.reward_network import RewardNetwork, error_map
+from rl_reward_network.ppo.config import TEST_IMAGES
+from rl_reward_network.ppo.policy import (
+    choose_prompts,
+    has_stop,
+    load_policy,
+    load_weights,
+    read_policy_config,
+)
+from rl_reward_network.ppo.ppo import LAST_WEIGHTS
+from rl_reward_network.ppo.stage import BANDIT_RUN
+from rl_reward_network.ppo.tables import (
+    TABLES,
+    PromptTable,
+    exchange_rewards,
+    load_tables,
+    prompt_tables,
+    ridge_choices,
+)
+from rl_reward_network.ppo.unlabelled import policy_section
+from rl_reward_network.report.baselines import (
+    BANDIT,
+    DEPLOYED,
+    LAST,
+    ORACLE,
+    POLICY,
+    RIDGE,
+    Comparison,
+    compare,
+    overlay_picks,
+)
+from rl_reward_network.report.bootstrap import plain_segmenter
+from rl_reward_network.report.deployment import Deployment, labels_sentence
+from rl_reward_network.report.overlays import Overlay
+from rl_reward_network.report.page import Origin, made_by
+from rl_reward_network.report.report import EvaluationResult, write_report
+from rl_reward_network.reward_training.stage import check_no_leak
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.table import OF_LABELS
+from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
+
+FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
+SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
+
+
+@dataclass(frozen=True)
+class MovedInputs:
+    """Paths and devices that may differ from training; None is the value of training."""
+
+    data_root: Path | None = None
+    """Folder of the data, if it was moved since training."""
+    base_model: str | None = None
+    """Folder of Sa2VA, if it was moved since training."""
+    gpu: int | None = None
+    """Index of the GPU, -1 for the CPU; by default as in training."""
+    segment_batch: int | None = None
+    """Prompts decoded at once (SEGMENT_BATCH); by default as in training."""
+
+
+def run_evaluation_stage(
+    final_model: Path, where: MovedInputs, images: int | None = None, show_names: bool = False
+) -> tuple[EvaluationResult, Path]:
+    """Compare a policy with its baselines, and write `<run>/evaluation/`.
+
+    Args:
+        final_model: folder of a policy, in its run folder.
+        where: paths and devices that differ from training.
+        images: at most this many test images, one per series before a second; the folder is then called
+            `evaluation_<number>`. None is all, in quick mode 80.
+        show_names: write the names of images and patients into the report, not their hashes.
+
+    Returns:
+        The result, and the path of report.html.
+
+    Raises:
+        ValueError: the run is incomplete, or data, model or reward network differ from training.
+    """
+    if images is not None and images < 1:
+        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
+    start, run = time.perf_counter(), final_model.parent
+    config = read_policy_config(final_model)
+    rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
+    inputs = _open_as_trained(config, where, run)
+    network = _reward_network(config, inputs, run).to(inputs.config.device)
+    maps = ForegroundMaps.beside(run, network)
+    samples, fewer = pick_test_samples(inputs, config["plan"]["mode"], images)
+    entries = prompt_tables(inputs, samples, maps, f"{SPLIT} patients", config["plan"]["vision_features"])
+    policy = load_policy(final_model)
+    chosen = _chosen(config, policy, entries)
+    comparison = _compared(config, final_model, trained_on, entries, chosen)
+    result = EvaluationResult(
+        comparison,
+        inputs.prompts,
+        _about(config, inputs, (time.perf_counter() - start) / 60),
+        (
+            *fewer,
+            *_labels_note(config),
+            *segmenter_note(entries, comparison),
+            *rehearsal_note(inputs),
+            *import_notes(inputs.config.data_root),
+        ),
+        _overlays(inputs, comparison, maps, samples),
+        rollouts,
+        _names(inputs, samples) if show_names else {},
+        _origin(config, inputs, final_model, {**vars(where), "images": images, "show_names": show_names}),
+        policy_section(inputs, config, final_model, maps, (samples, chosen)),
+    )
+    return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
+
+
+def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple[list[Sample], tuple[str, ...]]:
+    """The test images of an evaluation, as in `run_evaluation_stage`, and a note if quick mode leaves any out."""
+    samples = inputs.pick(SPLIT, images or TEST_IMAGES.get(mode, len(inputs.samples)))
+    total = len(inputs.pick(SPLIT, len(inputs.samples)))
+    if images or len(samples) == total:
+        return samples, ()
+    return samples, (f"quick: {len(samples)} of {total} test images; evaluate --images {total} takes all.",)
+
+
+def _chosen(config: dict[str, Any], policy: ActorCriticPolicy, entries: list[PromptTable]) -> np.ndarray:
+    """A policy's prompts on the test images, int64 (N,)."""
+    plan, contexts = config["plan"], [entry.context for entry in entries]
+    steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
+    return choose_prompts(policy, contexts, steps, observe_scores, has_stop(config))
+
+
+def _last_weights(final_model: Path) -> ActorCriticPolicy:
+    """The policy with the weights of its last step, which labels did not choose."""
+    policy, archive = load_policy(final_model), final_model.parent / LAST_WEIGHTS
+    if archive.exists():
+        load_weights(policy, archive)
+    return policy
+
+
+def _compared(
+    config: dict[str, Any],
+    final_model: Path,
+    trained_on: dict[str, list[PromptTable]],
+    entries: list[PromptTable],
+    chosen: np.ndarray,
+) -> Comparison:
+    """The comparison on the test images, with the policy's prompts int64 (N,)."""
+    plan, stop = config["plan"], has_stop(config)
+    contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
+    steps, reward = plan["ppo"]["max_steps"], plan["reward"]
+    shuffled = plan.get("shuffle_rewards", False)
+    paid = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
+    picks = {POLICY: chosen, RIDGE: ridge_choices(paid, entries, reward)}
+    if config.get("labels", {}).get("weights"):
+        picks[LAST] = _chosen(config, _last_weights(final_model), entries)
+    if stop:
+        picks[BANDIT] = choose_prompts(load_policy(final_model.parent / BANDIT_RUN / FINAL), contexts)
+    deployment = Deployment.from_json(config["deployment"])
+    val = [entry.table for entry in trained_on["val"]]
+    return compare(val, tables, picks, deployment, config["world"]["seed"], 1 if stop else steps)
+
+
+def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
+    """The inputs of the run; a split that no longer fits the data, or another model, is an error."""
+    settings, limits = saved_config(run, config, where.data_root, where.base_model)
+    gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
+    limits = replace(limits, segment_batch=where.segment_batch or limits.segment_batch)
+    inputs = open_inputs(replace(settings, gpu=gpu), limits, run / "split.json", config["prompts"])
+    if config["model_fingerprint"] != (fingerprint := inputs.segmenter.fingerprint):
+        raise ValueError(
+            f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {fingerprint}; "
+            f"evaluate on the kind of device it was trained on ({config['device']}), name its model by --base_model, "
+            "or train again"
+        )
+    return inputs
+
+
+def _reward_network(config: dict[str, Any], inputs: RunInputs, run: Path) -> RewardNetwork:
+    """The reward network of this run, checked by its fingerprint."""
+    path = run / REWARD_NET
+    network = RewardNetwork.from_pretrained(path)
+    check_no_leak(inputs.split, network, path)
+    if network.fingerprint != config["reward_net_fingerprint"]:
+        raise ValueError(f"{path}: weights differ from training; copy the run folder again, or run step 2 again")
+    return network
+
+
+def _rollouts(path: Path) -> tuple[dict[str, Any], ...]:
+    """The rows of the training's metrics.jsonl."""
+    try:
+        return tuple(json.loads(line) for line in path.read_text().splitlines())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); run step 2 again") from None
+
+
+def _overlays(
+    inputs: RunInputs, comparison: Comparison, maps: ForegroundMaps, samples: list[Sample]
+) -> tuple[Overlay, ...]:
+    """Best, median and worst image of the deployed choice, with the masks of the default and of the deployed prompt."""
+    ids, overlays = [sample.sample_id for sample in samples], []
+    deployed = comparison.row(DEPLOYED).weights.argmax(axis=1)
+    for title, place in overlay_picks(comparison).items():
+        index = ids.index(comparison.tables[place].sample_id)
+        image = samples[index].load_image()
+        masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
+        mask = masks[deployed[place]]
+        errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
+        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mask, errors))
+    return tuple(overlays)
+
+
+def _labels_note(config: dict[str, Any]) -> tuple[str, ...]:
+    """A note on which labels chose what; runs of 0.11 and earlier did not record it."""
+    if "choice" not in config["deployment"]:
+        return ()
+    learned = config["plan"]["reward"] not in OF_LABELS
+    note = "The reward network paid. " * learned + labels_sentence(config["labels"])
+    if config["labels"]["weights"]:
+        note += f" The verdict is on the row {LAST}, which no label has chosen."
+    return (note,)
+
+
+def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[str, ...]:
+    """A note on whether a plain segmenter, such as the reward network, beats any choice of prompts."""
+    labelled = [entry for entry in entries if entry.table.metrics is not None]  # as in `comparison`
+    if not labelled:
+        return ()
+    segmenter_dice = np.array([np.nan if entry.own_dice is None else entry.own_dice for entry in labelled])
+    groups = [entry.table.group_id for entry in labelled]
+    best = comparison.values(comparison.row(ORACLE), "dice")
+    return (plain_segmenter(segmenter_dice, best, groups, "the best prompt of each image", "any choice of prompts"),)
+
+
+def rehearsal_note(inputs: RunInputs) -> tuple[str, ...]:
+    """A note on the embedded model when it is evaluated on images that were not rendered for it."""
+    if inputs.config.model_path != DEFAULT_MODEL or is_rendered(inputs.config.data_root):
+        return ()
+    return (f"{DEFAULT_MODEL} has learned rendered pictures only; name a real Sa2VA by MODEL_PATH.",)
+
+
+def _names(inputs: RunInputs, samples: list[Sample]) -> dict[str, str]:
+    """The file name of each image below images/ and the name of each patient, by their hashes."""
+    images = inputs.config.data_root / "images"
+    files = {sample.sample_id: sample.image_path.relative_to(images).as_posix() for sample in samples}
+    return files | {sample.group_id: sample.group for sample in samples}
+
+
+def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags: dict[str, Any]) -> Origin:
+    """The header of the report, with links into the run and to that of its reward network."""
+    run, model = final_model.parent, f"{Path(config['world']['model_path']).name}, {config['model_fingerprint']}"
+    data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
+    flags = {"model_path": final_model, **flags}
+    origin = made_by("evaluate", flags, data, model, config.get("version", UNKNOWN), run / "logs")
+    files = {"run of the policy": run, "what it learned from": run / TABLES, "its metrics": run / "metrics.jsonl"}
+    return replace(
+        origin, files={**origin.files, **files, **reward_run_files(run, config["reward_net_info"].get("named"))}
+    )
+
+
+def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[str, Any]:
+    """Provenance of the numbers, for the report."""
+    plan, bank, spent, network = config["plan"], config["bank"], config["seconds"], config["reward_net_info"]
+    since = " (since it was resumed)" if config["resumed"] else ""
+    return {
+        "mode": f"{plan['mode']}, preset {plan['preset']}",
+        "reward": plan["reward"] + (", exchanged between images (control)" if plan.get("shuffle_rewards") else ""),
+        "split": SPLIT,
+        "Sa2VA": Path(config["world"]["model_path"]).name,
+        "model fingerprint": config["model_fingerprint"],
+        "data": inputs.summary,
+        "data fingerprint": config["data_fingerprint"][:16],
+        "reward network": ", ".join(
+            [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
+        ),
+        "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} "
+        + (f"steps, up to {plan['ppo']['max_steps']} prompts per image" if has_stop(config) else "prompts tried"),
+        "seed": inputs.config.seed,
+        "commit": config["commit"],
+        "step 2: masks computed / read, images encoded": (
+            f"{bank['computed']} / {bank['reused']}, {bank['encoded']}{since}"
+        ),
+        "step 2: minutes": ", ".join(f"{name} {value / 60:.2f}" for name, value in spent.items()) + since,
+        FROZEN_CALLS: f"{inputs.bank.computed} / {inputs.bank.reused}, {inputs.bank.encoded}",
+        "evaluation: minutes": f"{minutes:.1f}",
+    }

@@ -1,0 +1,329 @@
+"""Experiment 2 as a whole: the soft masks of the frozen model, the searches, PPO, and what to deploy."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+from tqdm import tqdm
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.env.actions import prompts_of
+from rl_reward_network.env.edits import EditedImage
+from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
+from rl_reward_network.env.observation import observe_image
+from rl_reward_network.env.operations import GuideImage
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.ppo.config import Mode, PromptPPOConfig
+from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset
+from rl_reward_network.ppo.post_policy import Operations, choose_operations, save_post_policy
+from rl_reward_network.ppo.post_ppo import train_post_policy
+from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
+from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
+from rl_reward_network.reward_training.stage import check_no_leak
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.runs.find import began_alike, runs_that_fit
+from rl_reward_network.runs.folder import (
+    FINAL,
+    POST_RUN,
+    REWARD_NET,
+    check_new,
+    check_origin,
+    check_version,
+    clock,
+    only_here,
+    read_run_config,
+)
+from rl_reward_network.runs.memory import peak_memory_gib
+
+IMAGES = {"quick": 96, "full": 240}
+VAL_IMAGES = {"quick": 48, "full": 100}
+SEARCHED = 48  # images of the searches for sequences and of the decision
+SHORTER = 6  # times fewer operations in a fit for the decision: at first, each costs milliseconds on an image
+
+
+@dataclass(frozen=True)
+class PostPlan:
+    """Settings of experiment 2.
+
+    Args:
+        mode: quick or full.
+        images: training images at most.
+        val_images: images of the validation.
+        vision_features: whether the observation has Sa2VA's pooled image features.
+        reward: what pays: dice, dice+recall, or net, the reward network's score.
+        shuffle_rewards: the control: PPO is paid by the truth of another training image.
+        ppo: settings of PPO.
+    """
+
+    mode: str
+    images: int
+    val_images: int
+    vision_features: bool
+    reward: PostReward
+    shuffle_rewards: bool
+    ppo: PromptPPOConfig
+
+
+def post_plan(
+    mode: Mode,
+    reward: PostReward = "dice",
+    seed: int = 0,
+    ppo: PostSettings | None = None,
+    shuffle_rewards: bool = False,
+) -> PostPlan:
+    """The preset of the mode, with the user's changes.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+    if shuffle_rewards and reward == "net":
+        raise ValueError("--shuffle_rewards exchanges true masks between images, and --reward net has none; use dice")
+    config = with_preset(ppo or PostSettings(), mode, seed)
+    return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, config)
+
+
+def what_pays(reward: str, network: bool) -> str:
+    """Which reward pays PPO, in a sentence; `network` is whether a reward network is given."""
+    if reward == "net":
+        return "The reward network's score pays PPO, also on labelled images."
+    return f"True masks pay PPO ({reward}){'; the reward network only stands in the report' * network}."
+
+
+def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Path, resume: bool = False) -> None:
+    """Train the post-processing policy in `run`.
+
+    Writes final_model/, reward_net/ (a copy, where there is one), config.json, split.json, checkpoint.pt, metrics.jsonl
+    and logs/.
+
+    Args:
+        inputs: data, split, frozen model and its masks.
+        plan: settings.
+        reward_net: folder of a reward network; needed for the reward `net` alone.
+        run: a new run folder, or that of an interrupted run.
+        resume: resume the interrupted run, which must have the same settings.
+
+    Raises:
+        ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or
+            `run` holds another run, one of another version, or another process works in it.
+    """
+    network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
+    if plan.reward == "net" and network is None:
+        raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
+    if network is not None and reward_net is not None:
+        check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
+    if resume:
+        check_settings(run, inputs, plan, network)
+    print(what_pays(plan.reward, network is not None))
+    samples = post_samples(inputs, plan)
+    with only_here(run):
+        config = read_run_config(run) if resume else _describe(run, inputs, plan, network)
+        seconds: dict[str, float] = {}
+        paid_by_net = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
+        maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
+        with clock(seconds, "masks"):
+            train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
+        with clock(seconds, "searches"):
+            searched = searched_images(train, val)  # in the control, too: PPO alone is paid otherwise
+            sequences = list(best_sequences(searched, plan.ppo.max_steps))
+            fixed = sequences[0]
+            for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
+            threshold = best_threshold(train)
+        with clock(seconds, "PPO"):
+            model = fit(train, val, plan, run)
+        with clock(seconds, "decision"):
+            deployment = decide_operations((train, val), searched, sequences, plan)
+        description = {
+            "deployment": asdict(deployment),
+            "fixed_sequence": list(fixed),
+            "best_threshold": threshold,
+            "sequences": [list(operations) for operations in for_ridge],
+            "labels": labels_used(inputs, (train, val), searched, plan),
+            "seconds": seconds,
+            "peak_memory_gib": peak_memory_gib(inputs.config.device),
+            "resumed": resume,
+        }
+        vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
+        save_post_policy(model, run / FINAL, {**config, **description}, len(vision) if plan.vision_features else 0)
+
+
+def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
+    """The images to train and to validate on.
+
+    Paid by labels, the patients of the reward network's training are used as well: no network judges them here.
+
+    Raises:
+        ValueError: there are none, or a file is damaged.
+    """
+    if plan.reward == "net":
+        return {"train": inputs.pick("policy", plan.images), "val": inputs.pick("val", plan.val_images)}
+    halves = [inputs.pick(name, plan.images // 2, labelled=True) for name in ("reward", "policy")]
+    return {"train": halves[0] + halves[1], "val": inputs.pick("val", plan.val_images, labelled=True)}
+
+
+def edited_images(
+    inputs: RunInputs, plan: PostPlan, samples: Sequence[Sample], maps: ForegroundMaps | None, desc: str
+) -> list[EditedImage]:
+    """Images with the soft mask of the default prompt, ready to be edited."""
+    return [_edited(inputs, plan, sample, maps) for sample in tqdm(samples, f"masks of {desc}", unit="image")]
+
+
+def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundMaps | None) -> EditedImage:
+    image = sample.load_image()
+    answer = default_answer(inputs, image)
+    soft = inputs.segmenter.upsample(answer.mask_logits, image.shape[:2])[0]
+    features = observe_image(image, answer.vision_features if plan.vision_features else None)
+    scorer = None if maps is None else maps.scorer(image)
+    truth = sample.load_mask()
+    return EditedImage(sample.sample_id, sample.group_id, GuideImage(image), soft, features, truth, scorer, plan.reward)
+
+
+def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
+    """Sa2VA's answer to the default prompt alone, from the mask bank; image is uint8 (H, W, 3)."""
+    whole = inputs.bank
+    return MaskBank(whole.folder, whole.segment, whole.fingerprint, prompts_of(inputs.prompts[:1])).answer(image)
+
+
+def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
+    """The images, each paid by the truth of another one of the same size."""
+    if len(train) < 2:
+        raise ValueError(f"--shuffle_rewards: {len(train)} training image, expected 2 or more; give more data")
+    order = np.random.default_rng(seed).permutation(len(train))
+    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    paid = []
+    for index, image in enumerate(train):
+        donor = train[donors[index]].truth
+        assert donor is not None
+        if donor.shape != image.soft.shape:
+            raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
+        paid.append(replace(image, paid_by=donor, _states={}, _values={}))
+    return paid
+
+
+def fit(train: Sequence[EditedImage], val: Sequence[EditedImage], plan: PostPlan, run: Path) -> PPO:
+    """PPO on the training images, which in the control are paid by the truths of others; curves go into `run`."""
+    paid = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
+    return train_post_policy(paid, val, plan.ppo, run)
+
+
+def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) -> list[EditedImage]:
+    """At most `SEARCHED` images, one per patient before a second.
+
+    They are labelled. Where others are not, and these are of too few patients for a decision, all training images.
+    """
+    everything = (*train, *val)
+    labelled = [image for image in everything if image.truth is not None]
+    enough = len(labelled) == len(everything) or can_decide([image.group_id for image in labelled])
+    images = labelled if enough else train
+    seen: Counter[str] = Counter()
+    ranks = []
+    for image in images:
+        ranks.append(seen[image.group_id])
+        seen[image.group_id] += 1
+    return [images[index] for index in np.argsort(ranks, kind="stable")[:SEARCHED]]
+
+
+def decide_operations(
+    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
+    searched: Sequence[EditedImage],
+    sequences: Sequence[Operations],
+    plan: PostPlan,
+) -> Deployment:
+    """What is deployed: the policy, the best fixed sequence, or the masks as they are.
+
+    All are measured by Dice on the labelled images among those of the search. PPO is judged out of fold, in `FOLDS`
+    fits, each without a part of the patients and `SHORTER` times as short.
+
+    Args:
+        images: for training, and for validation.
+        searched: see `searched_images`.
+        sequences: which the search has tried there, the best by the reward first.
+        plan: settings.
+    """
+    labelled = [image for image in searched if image.truth is not None]
+    groups, tried = [image.group_id for image in labelled], [(), *(one for one in sequences if one)]
+    values = np.array([[image.dice(operations) for image in labelled] for operations in tried])
+    by = f"{words(sequences[0])}, by the reward on {len({image.group_id for image in searched})} patients"
+    policy = None
+    if can_decide(groups):
+        print(f"{FOLDS} shorter fits of PPO decide what is deployed: each is judged on patients that it has not seen")
+        steps = max(plan.ppo.total_timesteps // SHORTER, plan.ppo.fewest_timesteps)
+        shorter = replace(plan, ppo=replace(plan.ppo, total_timesteps=steps))
+
+        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
+            train, val = ([image for image in part if image.group_id not in patients] for part in images)
+            with tempfile.TemporaryDirectory() as folder:
+                model = fit(train if len(train) > 1 else train + val, val or train, shorter, Path(folder))
+            held = [labelled[index] for index in indices]
+            chosen = choose_operations(model, held, plan.ppo.max_steps)
+            return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])
+
+        policy = out_of_fold(groups, dice)
+    return decide(values, policy, groups, (tried.index(sequences[0]), by), "best fixed sequence", plan.ppo.seed)
+
+
+def labels_used(
+    inputs: RunInputs,
+    images: tuple[Sequence[EditedImage], Sequence[EditedImage]],
+    searched: Sequence[EditedImage],
+    plan: PostPlan,
+) -> Labels:
+    """The labelled images by use, besides those of the reward network."""
+
+    def counted(used: Sequence[EditedImage]) -> dict[str, int]:
+        counts = {
+            name: sum(image.group_id in ids and image.truth is not None for image in used)
+            for name, ids in inputs.split.groups.items()
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    paid = plan.reward != "net"
+    return {
+        "reward": counted(images[0]) if paid else {},
+        "weights": counted(images[1]) if paid else {},
+        "deployment": counted(searched),
+    }
+
+
+def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
+    """The newest run under the output folder with these settings, finished or interrupted."""
+    fits = began_alike(origin_of(inputs, plan, network))
+    return next(runs_that_fit(inputs.config.output_dir, POST_RUN, fits), None)
+
+
+def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:
+    """Check that a run to resume began with these settings.
+
+    Raises:
+        ValueError: it is unfinished and of another version, or began with other settings; names the difference.
+    """
+    if not (run / FINAL).exists():
+        check_version(run)
+    check_origin(run, read_run_config(run).get("origin", {}), origin_of(inputs, plan, network))
+
+
+def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
+    """The settings that must be equal for a run to be resumed or reused; of a network only one that pays."""
+    return {
+        **asdict(plan),
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompt": inputs.prompts[0],
+        "split_seed": inputs.split.seed,
+        "reward_net": network.fingerprint if network is not None and plan.reward == "net" else None,
+    }
+
+
+def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
+    """Write a copy of the reward network, if there is one, and config.json into a new run folder."""
+    check_new(run)
+    if network is not None:
+        network.save_pretrained(run / REWARD_NET)
+    stage = {"stage": "post-processing policy", "plan": asdict(plan), "origin": origin_of(inputs, plan, network)}
+    return describe_run(run, inputs, stage)

@@ -1,0 +1,345 @@
+"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what is deployed."""
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3 import PPO
+
+from rl_reward_network.data.sample import Sample
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, PromptPPOConfig, with_preset
+from rl_reward_network.ppo.policy import choose_prompts, save_policy
+from rl_reward_network.ppo.ppo import train_prompt_policy
+from rl_reward_network.ppo.tables import (
+    TABLES,
+    PromptTable,
+    exchange_rewards,
+    load_tables,
+    prompt_tables,
+    save_tables,
+)
+from rl_reward_network.ppo.unlabelled import with_unlabelled
+from rl_reward_network.report.deployment import (
+    FOLDS,
+    Deployment,
+    Labels,
+    best_fixed_prompt,
+    can_decide,
+    decide,
+    out_of_fold,
+    stack,
+)
+from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.runs.find import began_alike, runs_that_fit
+from rl_reward_network.runs.folder import (
+    FINAL,
+    POLICY_RUN,
+    REWARD_NET,
+    began_with,
+    check_new,
+    check_origin,
+    check_version,
+    clock,
+    only_here,
+    read_run_config,
+)
+from rl_reward_network.runs.memory import peak_memory_gib
+
+BANDIT_RUN = "bandit"  # folder in a run with the action stop
+IMAGES = {"quick": 20, "full": 100}
+Tables = dict[str, list[PromptTable]]  # split -> its images
+STOP_IMAGES = 48  # with the action stop at least so many: longer episodes are harder to learn
+VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
+
+
+@dataclass(frozen=True)
+class PolicyPlan:
+    """Settings of step 2.
+
+    Args:
+        mode: quick or full.
+        preset: default, or published: the settings of the original specification.
+        images: training images of the policy.
+        val_images: images of the validation in training.
+        vision_features: whether the observation has Sa2VA's pooled image features besides the image statistics.
+        reward: reward of a mask.
+        ppo: settings of PPO.
+        shuffle_rewards: the control: each training image is paid by the rewards of another.
+    """
+
+    mode: str
+    preset: str
+    images: int
+    val_images: int
+    vision_features: bool
+    reward: RewardName
+    ppo: PromptPPOConfig
+    shuffle_rewards: bool = False
+
+    @property
+    def learned(self) -> bool:
+        """Whether the reward network pays, alone or with labels."""
+        return self.reward not in OF_LABELS
+
+
+def policy_plan(
+    mode: Mode,
+    preset: Preset = "default",
+    reward: RewardName = "net",
+    vision_features: bool | None = None,
+    seed: int = 0,
+    ppo: PPOSettings | None = None,
+    shuffle_rewards: bool = False,
+) -> PolicyPlan:
+    """The preset of the mode, with the user's changes.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+    if ppo is not None and ppo.stop and reward not in OF_LABELS:
+        raise ValueError(f"--stop is for rewards of labels ({', '.join(OF_LABELS)}), but the reward is {reward}")
+    vision = preset == "default" if vision_features is None else vision_features
+    config = with_preset(ppo or PPOSettings(), mode, preset, seed)
+    images = max(IMAGES[mode], STOP_IMAGES) if config.stop else IMAGES[mode]
+    return PolicyPlan(mode, preset, images, VAL_IMAGES[mode], vision, reward, config, shuffle_rewards)
+
+
+def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
+    """Train the prompt policy in `run`.
+
+    Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json
+    (what the policy learned from), config.json, split.json, metrics.jsonl and logs/.
+
+    Args:
+        inputs: data, split, frozen model and its masks.
+        plan: settings.
+        reward_net: folder of a reward network.
+        run: a new run folder, or that of an interrupted run.
+        resume: resume the interrupted run, which must have the same settings and reward network; PPO begins anew.
+
+    Raises:
+        ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
+            reward needs labels and there are none, or there are unlabelled images; `run` holds another run, one of
+            another version, or another process works in it.
+    """
+    if inputs.unlabelled is not None and plan.reward != "net":
+        raise ValueError(
+            f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
+        )
+    if resume:
+        check_settings(run, inputs, plan)  # before anything is loaded
+    network = RewardNetwork.from_pretrained(reward_net)
+    check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
+    samples = policy_samples(inputs, plan)
+    with only_here(run):
+        config = check_settings(run, inputs, plan, network) if resume else _describe(run, inputs, plan, network)
+        seconds: dict[str, float] = {}
+        before = _counts(inputs)
+        with clock(seconds, "masks and scores"):
+            maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
+            samples, familiarity = with_unlabelled(inputs, plan.images, samples, maps)
+            if familiarity is not None:
+                print(familiarity.sentence)
+            tables = _tables(inputs, plan, maps, samples, run)
+        with clock(seconds, "PPO"):
+            model = fit(tables, plan, run)
+        with clock(seconds, "bandit"):
+            if plan.ppo.stop:
+                _train_bandit(tables, plan, run, config)
+        with clock(seconds, "decision"):
+            deployment = decide_prompts(tables, plan)
+        spent = {name: count - before[name] for name, count in _counts(inputs).items()}
+        description = {
+            "deployment": asdict(deployment),
+            "seconds": {name: value for name, value in seconds.items() if name != "bandit"},
+            "bank": spent,
+            "resumed": resume,
+            "labels": labels_used(tables, plan),
+            "peak_memory_gib": peak_memory_gib(inputs.config.device),
+        }
+        description["unlabelled"] = None if familiarity is None else familiarity.facts
+        save_policy(model, run / FINAL, {**config, **description})
+
+
+def _train_bandit(tables: Tables, plan: PolicyPlan, run: Path, config: dict[str, Any]) -> None:
+    """Train PPO with one prompt for each image on the same reward, in `run`/bandit, unless it is finished."""
+    folder = run / BANDIT_RUN
+    if (folder / FINAL).exists():
+        return
+    single = replace(plan, ppo=replace(plan.ppo, max_steps=1, stop=False))
+    save_policy(fit(tables, single, folder), folder / FINAL, {**config, "plan": asdict(single), "deployment": {}})
+
+
+def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
+    """PPO on the images of `policy`, validated on those of `val`; writes its curves into `run`.
+
+    In the control with shuffled rewards, each training image is paid by the rewards of another.
+    """
+    paid = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
+    train, val = ([entry.context for entry in entries] for entries in (paid, tables["val"]))
+    return train_prompt_policy(train, val, plan.ppo, run, plan.reward)
+
+
+def choose(model: PPO, entries: Sequence[PromptTable], plan: PolicyPlan) -> np.ndarray:
+    """int64 (N,): the policy's prompt for each image."""
+    contexts = [entry.context for entry in entries]
+    return choose_prompts(model, contexts, plan.ppo.max_steps, plan.reward == "net", plan.ppo.stop)
+
+
+def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
+    """What is deployed, by the true masks of the patients of `policy` and `val`.
+
+    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as `fit`, each
+    without a part of the patients.
+    """
+    everything = [entry.table for entry in (*tables["policy"], *tables["val"])]
+    labelled = _labelled([*tables["policy"], *tables["val"]])
+    groups, fixed = [entry.table.group_id for entry in labelled], best_fixed_prompt(everything)
+    values = stack([entry.table for entry in labelled], "dice").T if labelled else np.zeros((1, 0))
+    policy = None
+    if can_decide(groups):
+        print(f"{FOLDS} more fits of PPO decide what is deployed: each is judged on patients that it has not seen")
+
+        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
+            with tempfile.TemporaryDirectory() as folder:
+                model = fit(_without(tables, patients), plan, Path(folder))
+            return values[choose(model, [labelled[index] for index in indices], plan), indices]
+
+        policy = out_of_fold(groups, dice)
+    return decide(values, policy, groups, fixed, seed=plan.ppo.seed)
+
+
+def _without(tables: Tables, patients: Collection[str]) -> Tables:
+    """The tables of the other patients; where less than two training images are left, labelled ones of `val` join."""
+    left = {
+        name: [entry for entry in entries if entry.table.group_id not in patients] for name, entries in tables.items()
+    }
+    return left if len(left["policy"]) > 1 else {**left, "policy": left["policy"] + _labelled(left["val"])}
+
+
+def _labelled(entries: Sequence[PromptTable]) -> list[PromptTable]:
+    return [entry for entry in entries if entry.table.metrics is not None]
+
+
+def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
+    """The labelled images, besides those of the reward network; with a learned reward `val` chooses the weights."""
+    count = {name: len(_labelled(entries)) for name, entries in tables.items()}
+    uses = {
+        "reward": {} if plan.reward == "net" else {"policy": count["policy"]},
+        "weights": {"val": count["val"]} if plan.learned else {},
+        "deployment": {name: count[name] for name in ("policy", "val")},
+    }
+    return {use: {name: images for name, images in of.items() if images} for use, of in uses.items()}
+
+
+def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample]]:
+    """The images of the splits `policy` and `val` that step 2 uses.
+
+    Raises:
+        ValueError: there are none, none is labelled although the reward needs it, or a file is damaged.
+    """
+    return {
+        "policy": inputs.pick("policy", plan.images, labelled=plan.reward != "net"),
+        "val": inputs.pick("val", plan.val_images),
+    }
+
+
+def find_policy_run(
+    inputs: RunInputs, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None
+) -> Path | None:
+    """The newest run under the output folder with the same settings, finished or interrupted.
+
+    Args:
+        inputs: data, split and frozen model.
+        plan: settings.
+        rewards: settings of step 1, with which the run's reward network must have been trained.
+        reward_net: the reward network with which the run must have begun; `rewards` is then ignored.
+    """
+    fingerprint = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
+    alike, trained = began_alike(origin_of(inputs, plan)), origin(inputs, rewards)
+
+    def fits(run: Path, config: Mapping[str, Any], finished: bool) -> bool:
+        network = RewardNetwork.from_pretrained(run / REWARD_NET)
+        if fingerprint:
+            return network.fingerprint == fingerprint and alike(run, config, finished)
+        return began_with(config, network.training_info, trained, finished) and alike(run, config, finished)
+
+    return next(runs_that_fit(inputs.config.output_dir, POLICY_RUN, fits), None)
+
+
+def has_begun(run: Path) -> bool:
+    """Whether `run` holds more than what a run that was killed before its config.json leaves."""
+    return any(path.name not in (REWARD_NET, "split.json") and path.name[0] != "." for path in run.glob("*"))
+
+
+def check_settings(
+    run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork | None = None
+) -> dict[str, Any]:
+    """config.json of a run to resume.
+
+    Raises:
+        ValueError: the run is unfinished and of another version, or began with other settings or with another reward
+            network; names the difference.
+    """
+    config, wanted = read_run_config(run), origin_of(inputs, plan)
+    if not (run / FINAL).exists():
+        check_version(run)
+    began = config.get("origin", {}) | {"reward_net": config.get("reward_net_fingerprint")}
+    check_origin(run, began, wanted | ({"reward_net": network.fingerprint} if network else {}))
+    return config
+
+
+def _tables(
+    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
+) -> Tables:
+    """Tables for training and validation; a resumed run reads them from its folder."""
+    if (run / TABLES).exists():
+        return load_tables(run / TABLES)
+    tables = {
+        name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
+        for name, picked in samples.items()
+    }
+    save_tables(run / TABLES, tables)
+    return tables
+
+
+def _counts(inputs: RunInputs) -> dict[str, int]:
+    """Calls of the frozen model in this process."""
+    return {"computed": inputs.bank.computed, "reused": inputs.bank.reused, "encoded": inputs.bank.encoded}
+
+
+def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
+    """Write a copy of the reward network and config.json into a new run folder."""
+    check_new(run)
+    network.save_pretrained(run / REWARD_NET)
+    stage = {
+        "stage": "prompt policy",
+        "plan": asdict(plan),
+        "origin": origin_of(inputs, plan),
+        "reward_net_fingerprint": network.fingerprint,
+        "reward_net_info": {
+            "named": named(network, run),
+            **{key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
+        },
+    }
+    return describe_run(run, inputs, stage)
+
+
+def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
+    """The settings that must be equal for a run to be resumed."""
+    return {
+        **asdict(plan),
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompts": list(inputs.prompts),
+        "split_seed": inputs.split.seed,
+        "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
+    }

@@ -1,0 +1,223 @@
+"""A comparison as a whole on a tiny model: measure once, report, deploy, refuse what does not fit."""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli import segment
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.methods import stage
+from rl_reward_network.methods.deployed import load_deployed
+from rl_reward_network.methods.measure import measure_road
+from rl_reward_network.methods.parts import PartCommand, part_digest
+from rl_reward_network.methods.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET, SUPERVISED
+from rl_reward_network.methods.stage import ComparePlan, run_compare_stage
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.ppo.config import PPOSettings
+from rl_reward_network.ppo.post_config import PostSettings
+from rl_reward_network.ppo.post_stage import post_plan, run_post_stage
+from rl_reward_network.ppo.stage import policy_plan, run_policy_stage
+from rl_reward_network.reward_training.stage import run_reward_stage
+from tests.conftest import write_tiny_data
+from tests.reward_training.test_stage import plan_of
+
+PLAN = ComparePlan("quick", ("prompts", "post", "fusion"), (0,))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once() -> Iterator[None]:
+    """Load each model once: no test here changes its weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", cache(load_sa2va_model))
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    folder = tmp_path_factory.mktemp("world")
+    data = write_tiny_data(folder / "data", images=14, size=64)
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def runs(inputs: RunInputs) -> dict[str, Path]:
+    """A tiny run of each part."""
+    output = inputs.config.output_dir
+    found = {REWARD_NET: output / "reward_net_1", POST: output / "sa2va_post_process_1"}
+    found |= {PROMPTS_LABELS: output / "sa2va_rl_finetune_1", PROMPTS_NET: output / "sa2va_rl_finetune_3"}
+    run_reward_stage(inputs, plan_of(inputs), found[REWARD_NET])
+    network = found[REWARD_NET] / "best_reward_net"
+    few = PPOSettings(total_timesteps=64)
+    run_policy_stage(inputs, policy_plan("quick", ppo=few), network, found[PROMPTS_NET])
+    stop = replace(few, stop=True, total_timesteps=200, max_steps=2)
+    run_policy_stage(inputs, policy_plan("quick", reward="dice", ppo=stop), network, found[PROMPTS_LABELS])
+    settings = PostSettings(total_timesteps=128, n_envs=2, n_steps=8, batch_size=16, max_steps=1)
+    run_post_stage(inputs, post_plan("quick", ppo=settings), None, found[POST])
+    return found
+
+
+def compared(inputs: RunInputs, runs: Mapping[str, Path], name: str, plan: ComparePlan = PLAN) -> Path:
+    run = inputs.config.output_dir / name
+    run_compare_stage(inputs, plan, lambda part, seed, made: PartCommand(part, (), lambda: runs[part]), run, "typed")
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(inputs: RunInputs, runs: dict[str, Path]) -> Path:
+    return compared(inputs, runs, "compare_1")
+
+
+def table(run: Path) -> list[dict[str, str]]:
+    with (run / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_road_stands_in_the_table_with_its_cost(run: Path) -> None:
+    rows = {row["road"]: row for row in table(run)}
+    assert len(rows) == 14
+    assert rows["base"]["dice_minus_base_mean"] == "0"
+    assert float(rows["best_of_prompts"]["masks_per_image"]) == 11
+    assert float(rows["own"]["masks_per_image"]) == 0
+    assert float(rows["fusion"]["labelled_images"]) > 0
+    assert float(rows["base"]["minutes"]) == 0
+    assert float(rows["experiment2"]["minutes"]) > float(rows["sequence"]["minutes"]) > 0
+    assert float(rows["sequence"]["trained_parameters"]) == 0 < float(rows["experiment2"]["trained_parameters"])
+    assert float(rows["fixed_prompt"]["minutes"]) < float(rows["experiment1"]["minutes"])
+    assert float(rows["experiment1"]["minutes"]) < float(rows["experiment3"]["minutes"]), "which needs the network"
+    assert float(rows["experiment3"]["masks_per_image"]) <= 2
+
+
+def test_the_report_is_one_file_with_every_road_on_the_same_images(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert len(re.findall("<figure>", page)) == 3 * (2 + 14)
+    assert "typed" in page
+    assert 'src="http' not in page
+    assert r"\toprule" in (run / "table.tex").read_text()
+    images = read_json(run / "eval.json")["images"]
+    assert len((run / "eval.csv").read_text().splitlines()) == 1 + 14 * images
+
+
+def test_what_was_measured_is_not_measured_again(
+    inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "measure_road", None)
+    again = compared(inputs, runs, "compare_2")
+    assert (again / "table.csv").read_text() == (run / "table.csv").read_text()
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_between_two_roads_it_ends_in_the_same_table(
+    inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = inputs.config.output_dir / stage.RESULTS
+    for path in results.glob("fusion_*"):
+        path.unlink()
+    for path in results.glob("ascent_*"):
+        path.unlink()
+
+    def killed(road, *args):  # type: ignore[no-untyped-def]
+        if road.name == "ascent":
+            raise Killed
+        return measure_road(road, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "measure_road", killed)
+        with pytest.raises(Killed):
+            compared(inputs, runs, "compare_3")
+    assert not (inputs.config.output_dir / "compare_3" / "report.html").exists()
+    resumed = compared(inputs, runs, "compare_3")
+    assert (resumed / "table.csv").read_text() == (run / "table.csv").read_text()
+
+
+def test_a_run_of_another_split_is_refused(inputs: RunInputs, runs: dict[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "reward_net_2"
+    other.mkdir()
+    for path in runs[REWARD_NET].iterdir():
+        (other / path.name).symlink_to(path)
+    (other / "split.json").unlink()
+    split = read_json(runs[REWARD_NET] / "split.json")
+    split["groups"]["val"], split["groups"]["test"] = split["groups"]["test"], split["groups"]["val"]
+    write_json(other / "split.json", split)
+    with pytest.raises(ValueError, match="another split"):
+        compared(inputs, {**runs, REWARD_NET: other}, "compare_4")
+
+
+def test_another_comparison_in_the_folder_is_refused(inputs: RunInputs, runs: dict[str, Path], run: Path) -> None:
+    with pytest.raises(ValueError, match="began with other settings"):
+        compared(inputs, runs, run.name, replace(PLAN, groups=("fusion",)))
+
+
+def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(tmp_path / "new.png")
+    segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", device="cpu"))
+    assert Image.open(tmp_path / "new_mask.png").size == (70, 50)
+    assert "road: " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has settled --prompt"):
+        segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", prompt="x"))
+    with pytest.raises(ValueError, match=r"holds no road\.json"):
+        load_deployed(tmp_path, "cpu")
+
+
+def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> None:
+    saved = read_json(run / "best" / "road.json")
+    runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
+    runs = {POST: str((run / runs[POST].removeprefix("../")).resolve())}
+    write_json(run / "other" / "road.json", saved | {"road": POST, "runs": runs, "trained": {POST: "of before"}})
+    with pytest.raises(ValueError, match="was trained again since"):
+        load_deployed(run / "other", "cpu")
+    trained = {part: part_digest(part, Path(path)) for part, path in runs.items()}
+    other = saved | {"road": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
+    write_json(run / "other" / "road.json", other)
+    with pytest.warns(UserWarning, match="measured with other weights"):
+        load_deployed(run / "other", "cpu")
+
+
+@pytest.mark.parametrize(
+    "road", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
+)
+def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, road: str) -> None:
+    """Whatever road it is."""
+    saved = read_json(run / "best" / "road.json")
+    row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == road)
+    runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
+    runs = {part: path.removeprefix("../") for part, path in runs.items()}
+    parameter = float(row["deploys"]) if road == "fusion" else None
+    trained = {part: part_digest(part, run / path) for part, path in runs.items()}
+    changed = {"road": road, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
+    write_json(run / "one" / "road.json", saved | changed)
+    deployed = load_deployed(run / "one", "cpu")
+    with (run / "eval.csv").open(newline="") as file:
+        line = next(line for line in csv.DictReader(file) if line["road"] == road)
+    sample = next(sample for sample in inputs.samples if sample.sample_id == line["sample_id"])
+    mask, truth = deployed.mask(sample.load_image()), sample.load_mask()
+    assert truth is not None
+    overlap = 2 * (mask & truth).sum() / max(1, mask.sum() + truth.sum())
+    assert overlap == pytest.approx(float(line["dice"]), abs=2e-3)
+
+
+def test_weights_are_merged_again_where_they_were_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def merge(final_model: Path, output: Path) -> None:
+        assert not output.exists(), "merge_run would refuse it"
+        write_json(output / "config.json", read_json(final_model / "config.json"))
+
+    monkeypatch.setattr(stage, "merge_run", merge)
+    for steps in (1, 1, 2):
+        write_json(tmp_path / "final_model" / "config.json", {"steps": steps})
+        stage.merge_part(SUPERVISED, tmp_path)
+        assert read_json(tmp_path / stage.MERGED / "config.json") == {"steps": steps}
+    monkeypatch.setattr(stage, "merge_run", None)
+    stage.merge_part(SUPERVISED, tmp_path)

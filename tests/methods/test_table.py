@@ -1,0 +1,160 @@
+"""The table, the choice on validation patients, and the verdict, from made-up results."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rl_reward_network.methods.measure import RoadResult
+from rl_reward_network.methods.parts import Cost
+from rl_reward_network.methods.roads import BASE
+from rl_reward_network.methods.table import Choice, choose, make_table, p_words, verdict_lines
+from rl_reward_network.methods.table import TestImages as Images  # not a test
+from rl_reward_network.report.max_t import max_t
+from rl_reward_network.report.metrics import TABLE_METRICS
+
+PATIENTS = 12
+
+
+def images(patients: int = PATIENTS) -> Images:
+    groups = tuple(f"p{number // 2}" for number in range(2 * patients))
+    return Images(groups, tuple(f"i{number}" for number in range(2 * patients)), groups)
+
+
+def result(
+    road: str,
+    val: float,
+    test: float,
+    minutes: float = 0.0,
+    seed: int = 0,
+    patients: int = PATIENTS,
+    asked: float = 1.0,
+) -> RoadResult:
+    """Results whose images differ a little, in the same way for every road."""
+    ripple = np.random.default_rng(7).normal(0, 0.05, 2 * patients)
+    own = np.random.default_rng(len(road)).normal(0, 0.002, 2 * patients)
+    values = tuple((test + ripple + own).tolist())
+    columns = {name: values for name in TABLE_METRICS}
+    return RoadResult(road, seed, BASE, None, tuple((val + ripple + own).tolist()), columns, asked, Cost(minutes))
+
+
+def table(*results: RoadResult, patients: int = PATIENTS):  # type: ignore[no-untyped-def]
+    by_road: dict[str, list[RoadResult]] = {}
+    for one in results:
+        by_road.setdefault(one.road, []).append(one)
+    return make_table(by_road, images(patients))
+
+
+def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
+    rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("own", 0.5, 0.5))
+    base, own, fusion = rows  # the order of ROADS
+    assert base.p is None
+    assert fusion.to_base.mean == pytest.approx(0.1, abs=0.002)
+    assert fusion.to_base.low is not None
+    assert fusion.to_base.low > 0.09  # the ripple that both share is gone
+    gains = [np.subtract(row.results[0].test["dice"], base.results[0].test["dice"]) for row in (own, fusion)]
+    assert [own.p, fusion.p] == max_t(np.array(gains), images().groups).p.tolist()
+    assert [row.word for row in rows] == ["", "cannot tell", "better"]
+
+
+def test_values_of_an_image_are_means_over_seeds() -> None:
+    rows = table(
+        *(result(BASE, 0.5, 0.5, seed=seed) for seed in (0, 1)),
+        result("fusion", 0.6, 0.6),
+        result("fusion", 0.7, 0.8, seed=1),
+    )
+    assert rows[1].means["dice"].mean == pytest.approx(0.7, abs=0.02)
+    assert rows[1].val.mean == pytest.approx(0.65, abs=0.02)
+    assert rows[0].seed_spread == 0
+    assert rows[1].seed_spread == pytest.approx(np.std([0.6, 0.8], ddof=1))
+    assert table(result(BASE, 0.5, 0.5))[0].seed_spread is None
+
+
+def test_of_several_better_roads_validation_patients_choose_the_best() -> None:
+    rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.7, 0.55), result("ascent", 0.6, 0.9))
+    found = choose(rows, images())
+    assert (found.best, found.better) == ("fusion", ("fusion", "ascent"))
+    lines = verdict_lines(rows, found, images(), "x")
+    assert lines[0].startswith("Best: fusion with")
+    assert lines[1].startswith("Better than the model as it is, too: ten steps")
+
+
+def test_a_small_sure_gain_is_not_hidden_behind_a_larger_doubtful_one() -> None:
+    """The road with the highest mean owes it to one patient."""
+    lucky = np.random.default_rng(0).normal(0, 0.002, 2 * PATIENTS) + np.eye(2 * PATIENTS)[0] * 0.9
+    base, small = result(BASE, 0.5, 0.5), result("fusion", 0.53, 0.53)
+    values = tuple((np.array(base.val) + lucky).tolist())
+    large = replace(base, road="ascent", val=values, test=base.test | {"dice": values})
+    rows = table(base, small, large)
+    assert rows[2].to_base.mean > rows[1].to_base.mean
+    found = choose(rows, images())
+    assert found.better == ("fusion",)
+    assert found.best == found.cheapest == "fusion"
+
+
+def test_headline_table_and_p_column_give_the_same_numbers() -> None:
+    rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("ascent", 0.51, 0.503))
+    lines = verdict_lines(rows, choose(rows, images()), images(), "x")
+    assert f"{PATIENTS} test patients, fewer than 20: the intervals are rough." in lines
+    assert f"({rows[1].to_base.signed}, p {p_words(rows[1].p)})" in lines[0]
+    assert p_words(0.0004) == "< 0.001"
+
+
+def test_the_cheapest_is_not_significantly_worse_than_the_best() -> None:
+    rows = table(
+        result(BASE, 0.5, 0.5), result("fusion", 0.7, 0.7, minutes=30), result("flips_and_scales", 0.6995, 0.7, asked=8)
+    )
+    found = choose(rows, images())
+    assert (found.best, found.cheapest) == ("fusion", "flips_and_scales")
+    lines = verdict_lines(rows, found, images(), "outputs/compare_1")
+    assert "30.0 minutes" in lines[0]
+    assert any("segment --run outputs/compare_1/cheapest" in line for line in lines)
+    worse = table(result(BASE, 0.5, 0.5), result("fusion", 0.7, 0.7, minutes=30), result("ascent", 0.69, 0.6))
+    assert choose(worse, images()).cheapest == "fusion"
+
+
+def test_without_a_significant_gain_the_model_stays() -> None:
+    rows = table(result(BASE, 0.5, 0.5), result("own", 0.6, 0.5002))
+    found = choose(rows, images())
+    assert found.best == found.cheapest == BASE
+    line = verdict_lines(rows, found, images(), "x")[0]
+    assert "(adjusted for 1 road): keep the model as it is" in line
+
+
+def test_no_road_is_better_than_a_plain_segmenter() -> None:
+    rows = table(result(BASE, 0.5, 0.5), result("own", 0.9, 0.9), result("fusion", 0.7, 0.7))
+    lines = verdict_lines(rows, choose(rows, images()), images(), "x")
+    assert lines[-1].startswith("No road is better than a plain segmenter")
+
+
+def test_a_road_better_than_a_plain_segmenter_is_not_hidden_by_a_worse_one() -> None:
+    rows = table(
+        result(BASE, 0.5, 0.5), result("own", 0.7, 0.7), result("fusion", 0.9, 0.6), result("ascent", 0.8, 0.8)
+    )
+    last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
+    assert last.startswith("A plain segmenter is worse than 1 of 3 other roads: ten steps")
+
+
+def test_masks_equal_to_the_plain_segmenter_are_not_compared_with_it() -> None:
+    base, own = result(BASE, 0.5, 0.5), result("own", 0.9, 0.9)
+    same = replace(own, road="fusion")
+    rows = table(base, own, same, result("ascent", 0.8, 0.85))
+    last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
+    assert last.startswith("No road is better than a plain segmenter")
+    assert "ten steps" in last
+    assert (
+        "gives other masks"
+        in verdict_lines(table(own, replace(own, road=BASE)), Choice((), BASE, BASE), images(), "x")[-1]
+    )
+
+
+@pytest.mark.parametrize("patients", [1, 5])
+def test_with_too_few_patients_for_any_test_the_model_stays(patients: int) -> None:
+    rows = table(
+        result(BASE, 0.5, 0.5, patients=patients), result("fusion", 0.7, 0.7, patients=patients), patients=patients
+    )
+    assert rows[1].word == "cannot tell"
+    found = choose(rows, images(patients))
+    assert found.best == found.cheapest == BASE
+    lines = verdict_lines(rows, found, images(patients), "x")
+    assert lines[0].startswith(f"Cannot tell: {patients} test patients, and no test can decide below 6; keep")

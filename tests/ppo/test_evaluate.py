@@ -1,0 +1,109 @@
+"""The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_reward_network.cli.evaluate import newest
+from rl_reward_network.env.observation import IMAGE_FEATURES
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
+from rl_reward_network.ppo.tables import PromptTable
+from rl_reward_network.report.baselines import POLICY, RIDGE, Comparison, compare
+from rl_reward_network.report.deployment import decide
+from tests.report.test_baselines import tables
+
+
+def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable], Comparison]:
+    """Images of a patient each, whose best prompt has Dice 0.8."""
+    dice = np.tile([0.5, 0.8, 0.6, 0.1], (images, 1))
+    rows = tables(dice, dice)
+    chosen = np.ones(images, dtype=np.int64)
+    comparison = compare(
+        rows, rows, {POLICY: chosen, RIDGE: chosen}, decide(dice.T, dice[:, 1], [row.group_id for row in rows]), 0
+    )
+    return [PromptTable(np.zeros(IMAGE_FEATURES, np.float32), table, own_dice) for table in rows], comparison
+
+
+@pytest.mark.parametrize(
+    ("own_dice", "images", "advice"),
+    [
+        (0.9, 8, ": a plain segmenter serves these images better than any choice of prompts."),
+        (0.9, 5, ": a plain segmenter may serve these images better than any choice of prompts."),
+        (0.7, 8, "]."),
+    ],
+)
+def test_the_report_says_when_a_plain_segmenter_serves_better(own_dice: float, images: int, advice: str) -> None:
+    """Few patients prove nothing."""
+    (note,) = segmenter_note(*compared(own_dice, images))
+    assert f"own segmentation of these images has Dice {own_dice:.3f} [" in note
+    assert "the best prompt of each image 0.800 [" in note
+    assert note.endswith(advice)
+
+
+def test_unlabelled_images_tell_nothing_about_it() -> None:
+    entries, comparison = compared(None)
+    unlabelled = [replace(entry, table=replace(entry.table, metrics=None)) for entry in entries]
+    assert segmenter_note(unlabelled, comparison) == ()
+
+
+def test_images_without_foreground_say_nothing_about_a_segmenter() -> None:
+    entries, comparison = compared(None)
+    (note,) = segmenter_note(entries, comparison)
+    assert "No true mask of these images has foreground" in note
+    assert "Dice" not in note
+    entries[2:] = [replace(entry, own_dice=0.9) for entry in entries[2:]]
+    (note,) = segmenter_note(entries, comparison)
+    assert "has Dice 0.900 [" in note
+    assert note.endswith("(2 with an empty true mask are left out).")
+
+
+def test_the_rehearsal_model_is_named_on_images_that_are_not_its_own(tmp_path: Path) -> None:
+    def note(**config: Any) -> tuple[str, ...]:
+        inputs: Any = SimpleNamespace(config=RunConfig(data_root=tmp_path, **config))
+        return rehearsal_note(inputs)
+
+    assert "sa2va-nano has learned rendered pictures only" in note()[0]
+    assert note(model_path="some/other") == ()
+    (tmp_path / "recipe.json").write_text("{}")
+    assert note() == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "there", "used", "noted"),
+    [
+        ("quick", None, 240, 80, True),
+        ("quick", None, 80, 80, False),
+        ("quick", None, 9, 9, False),
+        ("quick", 240, 240, 240, False),
+        ("quick", 5, 240, 5, False),
+        ("full", None, 240, 240, False),
+    ],
+)
+def test_a_quick_evaluation_takes_eighty_images_and_says_so(
+    mode: str, asked: int | None, there: int, used: int, noted: bool
+) -> None:
+    inputs: Any = SimpleNamespace(samples=range(960), pick=lambda _, count: list(range(there))[:count])
+    samples, notes = pick_test_samples(inputs, mode, asked)
+    assert len(samples) == used
+    assert notes == (("quick: 80 of 240 test images; evaluate --images 240 takes all.",) if noted else ())
+
+
+def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "final_model" for name in ("b", "c", "a")]
+    for age, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        os.utime(folder, (1000 + age, 1000 + age))
+    found = newest((str(tmp_path / "*" / "final_model"),))
+    assert found == folders[-1]
+    assert f"3 folders match, the newest is evaluated: {found}" in capsys.readouterr().out
+    assert newest((str(folders[0]),)) == folders[0]
+    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; .*sa2va-rl prompts quick"):
+        newest((str(tmp_path / "nothing"),))
