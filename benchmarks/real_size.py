@@ -29,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
 from benchmarks.random_qwen_vl import is_tiny
+from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_regions
@@ -40,7 +41,6 @@ from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.memory import predict
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.memory.settings import MemorySettings
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model

@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders are written beside their place, then renamed into it."""
+"""Atomic writes (files and folders are written beside their place, then renamed into it), and digests of contents."""
 
 import errno
 import hashlib
@@ -12,16 +12,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+if TYPE_CHECKING:
+    import torch
+
 UMASK = os.umask(0)  # there is no other way to read it
 os.umask(UMASK)
 LOCK_FILE = ".lock"  # in a folder that is locked
+FINGERPRINT_SAMPLES = 65536  # per tensor; of a smaller tensor, all values are read
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
@@ -175,6 +179,17 @@ def pixels_digest(image: np.ndarray, *context: str) -> str:
     digest = hashlib.sha256("".join(f"{part}\n" for part in (*context, image.shape, image.dtype)).encode())
     digest.update(np.ascontiguousarray(image).data)
     return digest.hexdigest()
+
+
+def weights_fingerprint(model: "torch.nn.Module") -> str:
+    """16 hex digits of a hash over names, shapes, dtypes and up to 65,536 evenly spaced values of each tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, -(-flat.numel() // FINGERPRINT_SAMPLES))].float().cpu().numpy()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(sample.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

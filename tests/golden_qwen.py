@@ -15,11 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rl_reward_network.models.sa2va import pixels_qwen_vl
+from rl_reward_network.models.sa2va import pixels_sa2va
 from rl_reward_network.models.sa2va.body_qwen_vl import NormedHead, three_positions
-from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, official_targets, sparse_prompts
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses, official_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import IMAGENET_MEAN, IMAGENET_STD, upsample_mask_logits
 from tests.conftest import SHARED
 
@@ -92,8 +91,8 @@ def table_parts(case: Case, ids: Tensor, grid: Tensor, prefix: str = "") -> dict
 def pixel_parts(case: Case) -> dict[str, Tensor]:
     processor, image = case["processor"], case["image"]
     cell = processor.patches.patch_size * processor.patches.merge_size
-    with patch.object(pixels_qwen_vl.F, "interpolate", wraps=F.interpolate) as second_resize:
-        resized = pixels_qwen_vl.resized_image(image, cell, "prediction")
+    with patch.object(pixels_sa2va.F, "interpolate", wraps=F.interpolate) as second_resize:
+        resized = pixels_sa2va.resized_image(image, cell, "prediction")
     inputs = processor(case["meta"]["text"], image)
     sam_u8 = (inputs["sam_pixel_values"][0] * STD_16 + MEAN_16).mul(255).round().byte()
     return {
@@ -103,7 +102,7 @@ def pixel_parts(case: Case) -> dict[str, Tensor]:
         "image_grid_thw": inputs["image_grid_thw"],
         "sam_pixel_values_u8_every4th": sam_u8[:, ::4, ::4],
         "sam_pixel_values_fp32_stride16": inputs["sam_pixel_values"][0, :, ::16, ::16],
-        "train_image_resized_u8_every2nd": pixels_qwen_vl.resized_image(image, cell, "training")[:, ::2, ::2],
+        "train_image_resized_u8_every2nd": pixels_sa2va.resized_image(image, cell, "training")[:, ::2, ::2],
     }
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers.convert_slow_tokenizer import import_protobuf
 
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
-from rl_reward_network.models.sa2va.internlm2_tokenizer import InternLM2Tokenizer
+from rl_reward_network.models.sa2va.internlm2 import InternLM2Tokenizer
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from tests.conftest import SHARED, SPECIAL, TINY_SAM, randomise, teach_answer, tiny_config

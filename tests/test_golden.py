@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
-from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses, official_targets
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses, official_targets, sparse_prompts
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

@@ -10,10 +10,8 @@ from PIL import Image
 
 from benchmarks.random_checkpoint import official_config, write_random_checkpoint
 from benchmarks.random_qwen_vl import QwenVLSize, is_tiny
-from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
-from rl_reward_network.models.sa2va.conversion_sa2va import convert_checkpoint
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL, convert_checkpoint, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import expected_shapes
 from tests.cards import run_card
 

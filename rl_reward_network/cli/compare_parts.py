@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import grpo_flags, operations, prompts, reward
 from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.grpo.inputs import open_grpo_inputs
@@ -28,7 +28,6 @@ from rl_reward_network.methods.roads import (
 )
 from rl_reward_network.methods.stage import MERGED
 from rl_reward_network.models.default import is_small
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.post_stage import find_post_run

@@ -14,8 +14,8 @@ from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
 from rl_reward_network.methods.masks import fusion
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetworkConfig, error_map
-from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
+from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
 from rl_reward_network.segment.loading import default_model, load_mask_maker
 from rl_reward_network.segment.maker import Answered, MaskMaker

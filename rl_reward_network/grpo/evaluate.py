@@ -12,7 +12,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.grpo.card import training_facts
@@ -29,7 +29,6 @@ from rl_reward_network.grpo.validation import scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.saved import located_data, located_model, located_unlabelled
 from rl_reward_network.models.ema import copied, swapped
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype

@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import send_to_device
 
 from rl_reward_network.artefacts import pixels_digest
-from rl_reward_network.models.sa2va.drawn_regions import draw_region
 from rl_reward_network.models.sa2va.generation_sa2va import evaluating
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.models.sa2va.pixels_sa2va import draw_region
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 GIBIBYTE = 2**30

@@ -15,7 +15,7 @@ from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json, whole_folder, write_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
 from rl_reward_network.data.splits import save_split
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
@@ -43,7 +43,6 @@ from rl_reward_network.grpo.unlabelled import with_unlabelled
 from rl_reward_network.grpo.validation import ValidationCallback
 from rl_reward_network.inputs.saved import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import weight_dtype

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.env.mask_bank import FrozenAnswer
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits

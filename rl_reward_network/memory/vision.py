@@ -18,7 +18,7 @@ from transformers.vision_utils import (
 
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
-from rl_reward_network.models.sa2va.pixels_qwen_vl import resized_image
+from rl_reward_network.models.sa2va.pixels_sa2va import resized_image
 
 SIDE = 512  # pixels of the images that are assumed; masks have their size
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.inputs.label_check import IMAGES, check_labels
-from rl_reward_network.models.quality_calibration import DiceInterval
-from rl_reward_network.models.reward_network import RewardNetwork, error_map
+from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, error_map
 from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
 from rl_reward_network.reward_training.baseline import Predictor
 from rl_reward_network.reward_training.calibration import (

@@ -8,15 +8,18 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from rl_reward_network.models.quality_calibration import (
+from rl_reward_network.models.reward_network import (
     COVERAGE,
     MIDPOINTS,
+    NUMBERS,
     STEEPEST,
+    VERSION,
     DiceInterval,
     LevelCurve,
+    RewardNetwork,
+    RewardNetworkConfig,
     interval_unit,
 )
-from rl_reward_network.models.reward_network import NUMBERS, VERSION, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.report.agreement import agreement
 from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, SOURCES, RewardExample, source_masks, true_dice
 from rl_reward_network.rewards.learned import ImageScorer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.artefacts import write_json
+from rl_reward_network.artefacts import weights_fingerprint, write_json
 from rl_reward_network.cli import compare, grpo_flags, operations, prompts, reward
 from rl_reward_network.cli.compare_parts import PartCommands, flags_of, parsed
 from rl_reward_network.grpo.inputs import open_grpo_inputs
@@ -26,7 +26,6 @@ from rl_reward_network.methods.roads import (
     WEIGHTS,
     parts_of,
 )
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import write_tiny_data
 

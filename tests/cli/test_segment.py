@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.artefacts import weights_fingerprint
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.models.fingerprint import weights_fingerprint
-from rl_reward_network.models.quality_calibration import DiceInterval
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.segment import loading, maker
 from rl_reward_network.segment.files import image_files, prompt_of, targets

@@ -14,9 +14,8 @@ from benchmarks.random_checkpoint import write_random_checkpoint
 from rl_reward_network.demo.answers import Answers, interval_refusal, load_answers
 from rl_reward_network.demo.examples import write_examples
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.models.quality_calibration import DiceInterval
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS, draw_region
+from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, draw_region
 from rl_reward_network.segment.maker import MaskMaker
 
 

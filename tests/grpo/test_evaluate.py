@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.data.splits import spread
 from rl_reward_network.grpo import evaluate as evaluation_file
@@ -25,7 +25,6 @@ from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, u
 from rl_reward_network.grpo.plan import RewardWeights
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
@@ -21,7 +21,6 @@ from rl_reward_network.grpo.prompts import DESCRIBE
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.grpo.stage import STAGE, describe
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor

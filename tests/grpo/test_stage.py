@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
@@ -27,7 +27,6 @@ from rl_reward_network.grpo.stage import (
     training_arguments,
 )
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.models.fingerprint import weights_fingerprint
 from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps

@@ -15,7 +15,7 @@ from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.memory.vision import SIDE, encoder, image_tokens, patch_grid
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.pixels_qwen_vl import patch_inputs
+from rl_reward_network.models.sa2va.pixels_sa2va import patch_inputs
 
 GPU = MemorySettings(device="cuda").of_model(small=True)
 SIZES: tuple[QwenVLSize, ...] = get_args(QwenVLSize)

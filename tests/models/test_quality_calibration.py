@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.models.quality_calibration import DiceInterval, LevelCurve, interval_unit
+from rl_reward_network.models.reward_network import DiceInterval, LevelCurve, interval_unit
 
 CURVES = [(0.05, 0.5), (4.0, 0.35), (15.0, 0.25), (15.0, 1.5), (15.0, -0.5), (1.0, -0.3)]
 

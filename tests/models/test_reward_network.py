@@ -8,8 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rl_reward_network.models.quality_calibration import DiceInterval, LevelCurve
-from rl_reward_network.models.reward_network import NUMBERS, RewardNetwork, RewardNetworkConfig, error_map, soft_overlap
+from rl_reward_network.models.reward_network import (
+    NUMBERS,
+    DiceInterval,
+    LevelCurve,
+    RewardNetwork,
+    RewardNetworkConfig,
+    error_map,
+    soft_overlap,
+)
 from rl_reward_network.rewards import masks as exact
 
 SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.models.quality_calibration import LevelCurve
-from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.reward_network import LevelCurve, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.calibration import (
     CAUTIONS,
     CLIMBERS,

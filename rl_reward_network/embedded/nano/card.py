@@ -15,7 +15,7 @@ from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, TARGE
 from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.models.sa2va.card import WHOLE_MODEL
+from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.masks import dice
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl_reward_network.embedded.nano.conversations import CODED
 from rl_reward_network.embedded.nano.pictures import ATTRIBUTES
-from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_losses
+from rl_reward_network.models.sa2va.grounding_sa2va import iou_head_loss, mask_losses
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, Sa2VAOutput
 
 CODE_SCALE = 0.3  # standard deviation of the codes at initialisation

@@ -9,7 +9,7 @@ from torch import Tensor
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.loss.objective import Pairs, StepCounts
 from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 

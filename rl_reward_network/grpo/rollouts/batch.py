@@ -21,9 +21,8 @@ from rl_reward_network.grpo.rollouts.image_context import (
     make_question,
     rows_within_limits,
 )
-from rl_reward_network.models.sa2va.drawn_regions import QUESTIONS
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
-from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
+from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, upsample_mask_logits
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 Mask = np.ndarray | None

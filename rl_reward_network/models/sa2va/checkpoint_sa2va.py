@@ -21,7 +21,7 @@ from rl_reward_network.artefacts import read_json, write_json, write_remedy
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, config_from_original
 from rl_reward_network.models.sa2va.families import family_of, supported
-from rl_reward_network.models.sa2va.internlm2_tokenizer import MODEL_FILE
+from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
 from rl_reward_network.models.sa2va.key_map_sa2va import first_few
 
 EMBEDDED = {DEFAULT_MODEL: Path(__file__).parents[2] / "assets" / DEFAULT_MODEL}  # models that come with the project

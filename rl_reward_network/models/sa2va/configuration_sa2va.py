@@ -39,7 +39,7 @@ class Sa2VAConfig(PreTrainedConfig):
         downsample_ratio: pixel shuffle; 0.5 joins 2x2 patches into one image token.
         vision_feature_layer: -1 is the last hidden state; others index the list (0 = embeddings).
         max_tiles: largest number of tiles of one image, without the thumbnail.
-        image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
+        image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
         image_token_id, seg_token_id: ids of the image placeholder, `<IMG_CONTEXT>` or, in a Qwen-VL, `<|image_pad|>`,
             and of `[SEG]`, looked up by text in a checkpoint's tokenizer.
         never_sampled_ids: placeholder ids that generation must not produce.

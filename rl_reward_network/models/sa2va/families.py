@@ -23,8 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
-from rl_reward_network.models.sa2va.internlm2 import INTERNLM2_KEYS, join_qkv, split_qkv
-from rl_reward_network.models.sa2va.internlm2_tokenizer import InternLM2Tokenizer
+from rl_reward_network.models.sa2va.internlm2 import INTERNLM2_KEYS, InternLM2Tokenizer, join_qkv, split_qkv
 
 # Fields of `llm_config` that every decoder of transformers takes under the same name.
 COMMON_FIELDS = (

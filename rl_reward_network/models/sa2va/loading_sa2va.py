@@ -1,17 +1,73 @@
-"""Model and processor of a checkpoint in one call, on an available device."""
+"""A checkpoint as a whole: loaded on an available device, converted to the other layout, and shown in a model card."""
 
 import os
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import torch
+from huggingface_hub import save_torch_state_dict
 
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.artefacts import whole_folder, write_json
+from rl_reward_network.models.sa2va.checkpoint_sa2va import (
+    PROCESSOR_FILE,
+    CheckpointFolder,
+    name_processor,
+    open_checkpoint,
+)
+from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, Sa2VAConfig, sam2_sizes
+from rl_reward_network.models.sa2va.internlm2 import MODEL_FILE
+from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+REWRITTEN = {
+    "config.json",
+    "sam2_sizes.json",
+    "model.safetensors.index.json",
+    "generation_config.json",
+    PROCESSOR_FILE,
+}
+TOKENIZER_FILE = "tokenizer.json"
+
+# Python lines of the model cards. `<this folder>` and `image.png` stand for the reader's own; tests run the lines.
+WHOLE_MODEL = """```python
+import rl_reward_network.models.sa2va  # registers Sa2VA with transformers; no remote code is run
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
+
+model = AutoModel.from_pretrained("<this folder>")
+processor = AutoProcessor.from_pretrained("<this folder>")
+image, text = Image.open("image.png"), "<image>Please segment the blood vessel."
+result = model.predict_forward(image=image, text=text, processor=processor)
+print(result["prediction"], [mask.shape for mask in result["prediction_masks"]])
+```"""
+
+TRAINED_PART = """```python
+from PIL import Image
+from rl_reward_network.models.lora import load_trainable
+from rl_reward_network.models.sa2va import load_sa2va_model
+
+model, processor = load_sa2va_model("{base}")
+load_trainable(model, "<this folder>/trainable")
+processor.max_tiles = {max_tiles}  # as in training
+{resize}image, text = Image.open("image.png"), "<image>Please segment the blood vessel."
+result = model.predict_forward(image=image, text=text, processor=processor)
+print(result["prediction"], [mask.shape for mask in result["prediction_masks"]])
+```"""
+
+LORA_PART = """LoRA alone, without the other trained tensors, in peft:
+
+```python
+from peft import PeftModel
+from rl_reward_network.models.sa2va import load_sa2va_model
+
+model, processor = load_sa2va_model("{base}")
+model = PeftModel.from_pretrained(model, "<this folder>/trainable")
+```"""
 
 
 def load_sa2va_model(
@@ -78,3 +134,57 @@ def check_first_gpu(gpu: int | None) -> None:
         check_device(f"cuda:{gpu}")
         name = visible.split(",")[gpu].strip()
     raise ValueError(f"gpu is {gpu}, expected 0 or -1; choose one by CUDA_VISIBLE_DEVICES={name}")
+
+
+def convert_checkpoint(path: str, target: Path) -> tuple[str, int]:
+    """Write a checkpoint in the other layout; returns the name of that layout and the number of tensors.
+
+    Args:
+        path: model folder or hub id.
+        target: folder to write.
+
+    Raises:
+        ValueError: `target` exists, or the model has no official layout.
+    """
+    if target.exists():
+        raise ValueError(f"target {target} exists; give a new folder")
+    source = open_checkpoint(path)
+    config = check_checkpoint(source)
+    if not source.original and config.original_config is None:
+        raise ValueError(
+            f"{source.path / 'config.json'}: original_config is missing; this model has no official layout"
+        )
+    tensors = to_ours(source.tensors(), config) if source.original else to_original(source.tensors(), config)
+    with whole_folder(target) as folder:
+        save_torch_state_dict(tensors, folder)
+        _write_config(config, source, folder)
+        _copy_tokenizer(config, source, folder)
+    return "ours" if source.original else "official layout", len(tensors)
+
+
+def _copy_tokenizer(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
+    """Copy the tokenizer's files; no weights, configuration or code.
+
+    A `tokenizer.model` is read once, for the official layout has no tokenizer.json beside it.
+    """
+    files = {file.name for file in source.path.iterdir()}
+    rewritten = REWRITTEN | ({TOKENIZER_FILE} if MODEL_FILE in files else set())
+    for name in files - rewritten:
+        if name.endswith((".json", ".txt", ".jinja")) or name == MODEL_FILE:
+            shutil.copyfile(source.path / name, folder / name)
+    if MODEL_FILE in files and source.original:
+        source.tokenizer(config).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
+
+
+def _write_config(config: Sa2VAConfig, source: CheckpointFolder, folder: Path) -> None:
+    """Write the configuration in the layout that `source` does not have."""
+    if source.original:
+        config.architectures = ["Sa2VAForConditionalGeneration"]
+        config.save_pretrained(folder)
+        if config.family.body == "qwen_vl":
+            name_processor(folder)
+        return
+    assert config.original_config is not None  # `convert_checkpoint` has checked it
+    write_json(folder / "config.json", config.original_config)
+    if (sizes := sam2_sizes(config.sam2_config)) != HIERA_L:
+        write_json(folder / "sam2_sizes.json", sizes)

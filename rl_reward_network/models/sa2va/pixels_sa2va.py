@@ -1,27 +1,49 @@
-"""From an image to tiles, SAM 2's square input and region cells, and from mask logits back to the image's size.
+"""From an image to a model's inputs (tiles, patches, SAM 2's square, regions), and from mask logits to its size.
 
 All conversions of coordinates are in this file. Axes: N regions, H W image pixels, S side of a square input, g side of
 the token grid, K masks, h w the decoder's grid.
 
 Source: bytedance/Sa2VA@9832e1a, with its constants (1 to 12 tiles of 448 px plus a thumbnail, bicubic resizing by
 Pillow, SAM 2's input squashed to a square). One deliberate difference: a region that covers no cell of the grid gets
-the nearest one.
+the nearest one. The prediction of a Qwen-VL (bytedance/Sa2VA@06912e2) resizes twice: by Pillow to multiples of 28
+pixels, then, by the kernel that torchvision uses, to multiples of two patches within limits of the area. Its training
+resized once, by the second.
 """
 
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Literal
 
+import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
+from transformers import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from rl_reward_network.depth import is_cut, is_deep
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SCALE_IT = "; scale it to 0..255, all images of a data set alike, e.g. by load_image of rl_reward_network.data.images"
 ImageLike = Image.Image | np.ndarray
+
+ImageResize = Literal["prediction", "training"]
+FIRST_CELL = 28  # pixels, for both Qwen-VL families
+FIRST_PIXELS = (4 * FIRST_CELL**2, 16384 * FIRST_CELL**2)
+PIXELS = (512 * FIRST_CELL**2, 2048 * FIRST_CELL**2)  # limits of the area of one image
+
+RegionPrompt = Literal["outline", "crop"]
+QUESTIONS: dict[RegionPrompt, str] = {
+    "outline": "Please describe the object that is outlined in red.",
+    "crop": "Please describe the object in the middle of this picture.",
+}
+RED = (255, 0, 0)
+WIDTH = 1 / 200  # of the outline, as a share of the image's shorter side
+MARGIN = 0.25  # of a crop, on each side, as a share of the region's longer side
+LEAST_MARGIN = 8  # pixels
 
 
 def cut_tiles(image: ImageLike, max_tiles: int, side: int) -> list[Image.Image]:
@@ -135,6 +157,90 @@ def upsample_mask_logits(mask_logits: torch.Tensor, size: tuple[int, int], sam_i
     """
     square = F.interpolate(mask_logits[:, None].float(), size=(sam_image_size,) * 2, mode="bilinear")
     return F.interpolate(square, size=tuple(size), mode="bilinear")[:, 0]
+
+
+def resized_image(image: ImageLike, cell: int, how: ImageResize) -> Tensor:
+    """uint8 (3, h, w), with h and w multiples of `cell`, the side in pixels of an image token.
+
+    Args:
+        image: PIL image or uint8 (H, W, 3).
+        cell: pixels.
+        how: "prediction" resizes twice, "training" once.
+
+    Raises:
+        ValueError: one side is more than 200 times as long as the other.
+    """
+    rgb = to_rgb(image)
+    if how == "prediction":
+        height, width = _size(rgb, FIRST_CELL, FIRST_PIXELS)
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    size = _size(rgb, cell, PIXELS)
+    pixels = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+    if size == tuple(pixels.shape[1:]):
+        return pixels
+    # On uint8, as in the reference: the same on float, or by Pillow, gives other values.
+    return F.interpolate(pixels[None], size=size, mode="bicubic", antialias=True)[0]
+
+
+def _size(image: Image.Image, cell: int, limits: tuple[int, int]) -> tuple[int, int]:
+    width, height = image.size
+    try:
+        rows, columns = smart_resize(height, width, cell, *limits)
+    except ValueError as error:
+        raise ValueError(f"the image has {width} x {height} pixels ({error}); crop it") from None
+    return rows, columns
+
+
+def patch_inputs(
+    images: Sequence[ImageLike], processor: Qwen2VLImageProcessorPil, how: ImageResize
+) -> dict[str, Tensor]:
+    """`pixel_values` float32 (patches of all images, 2*3*p*p) and `image_grid_thw` int64 (images, 3).
+
+    A row of the grid is (1, rows, columns) of patches.
+    """
+    cell = processor.patch_size * processor.merge_size
+    resized = [resized_image(image, cell, how).numpy() for image in images]
+    inputs = processor(resized, do_resize=False, input_data_format="channels_first", return_tensors="pt")
+    return {"pixel_values": inputs["pixel_values"], "image_grid_thw": inputs["image_grid_thw"]}
+
+
+def draw_region(image: np.ndarray, region: np.ndarray, how: RegionPrompt) -> np.ndarray:
+    """A copy of the image that shows the region, uint8 (H, W, 3); smaller if it is a crop.
+
+    Args:
+        image: uint8 (H, W, 3).
+        region: bool (H, W), not empty.
+        how: "outline" draws a red line around the region, outside of it (inside only if it is the whole image), so that
+            thin objects stay visible; "crop" cuts out its bounding box with a margin.
+
+    Raises:
+        ValueError: the region is not bool, the sizes differ, or it has no pixel.
+    """
+    if region.dtype != bool or region.shape != image.shape[:2] or not region.any():
+        raise ValueError(
+            f"the region has {int(region.sum())} pixels, type {region.dtype} and shape {region.shape}, expected 1 or"
+            f" more, bool, and the image's shape {image.shape[:2]}"
+        )
+    return _outlined(image, region) if how == "outline" else _cropped(image, region)
+
+
+def _outlined(image: np.ndarray, region: np.ndarray) -> np.ndarray:
+    width = max(1, round(min(image.shape[:2]) * WIDTH))
+    disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * width + 1, 2 * width + 1))
+    outline = cv2.dilate(region.astype(np.uint8), disc).astype(bool) & ~region
+    if not outline.any():  # the region is the whole image
+        outline = cv2.erode(region.astype(np.uint8), disc, borderType=cv2.BORDER_CONSTANT, borderValue=0) == 0
+    result = image.copy()
+    result[outline] = RED
+    return result
+
+
+def _cropped(image: np.ndarray, region: np.ndarray) -> np.ndarray:
+    rows, columns = np.flatnonzero(region.any(axis=1)), np.flatnonzero(region.any(axis=0))
+    longer = max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1
+    margin = max(LEAST_MARGIN, round(longer * MARGIN))
+    top, left = max(0, rows[0] - margin), max(0, columns[0] - margin)
+    return image[top : rows[-1] + 1 + margin, left : columns[-1] + 1 + margin].copy()
 
 
 def _to_tensor(image: Image.Image) -> torch.Tensor:

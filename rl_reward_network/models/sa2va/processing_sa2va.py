@@ -17,9 +17,16 @@ from transformers import PreTrainedTokenizerBase, Qwen2VLImageProcessorPil
 
 from rl_reward_network.models.sa2va.checkpoint_sa2va import check_auto_arguments, name_processor, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
-from rl_reward_network.models.sa2va.drawn_regions import RegionPrompt
-from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs
-from rl_reward_network.models.sa2va.pixels_sa2va import ImageLike, cut_tiles, region_cells, sam_pixels, tile_pixels
+from rl_reward_network.models.sa2va.pixels_sa2va import (
+    ImageLike,
+    ImageResize,
+    RegionPrompt,
+    cut_tiles,
+    patch_inputs,
+    region_cells,
+    sam_pixels,
+    tile_pixels,
+)
 from rl_reward_network.models.sa2va.templates import (
     IMAGE_PLACEHOLDER,
     INTERNVL_TOKENS,
@@ -47,8 +54,8 @@ class Sa2VAProcessor:
         prompt_prefix: text in front of the first turn, such as a token for the begin of a text.
 
     Attributes:
-        image_resize: of a Qwen-VL; see `pixels_qwen_vl.resized_image`.
-        region_prompt: how a Qwen-VL is shown a region; see `drawn_regions.draw_region`.
+        image_resize: of a Qwen-VL; see `pixels_sa2va.resized_image`.
+        region_prompt: how a Qwen-VL is shown a region; see `pixels_sa2va.draw_region`.
         chat: instruction of a Qwen-VL's chat template, with `{input}` at the text's place.
     """
 
@@ -325,7 +332,7 @@ class Sa2VAProcessor:
         Returns:
             input_ids, attention_mask: int64 (B, T), padded on the left.
             pixel_values: float32 (tiles of all images, 3, S, S). sam_pixel_values: float32 (B, 3, S', S').
-            In a Qwen-VL, pixel_values and image_grid_thw as `pixels_qwen_vl.patch_inputs` gives them; in an InternVL:
+            In a Qwen-VL, pixel_values and image_grid_thw as `pixels_sa2va.patch_inputs` gives them; in an InternVL:
             prompt_masks: list with a bool (N, g, g) for each image that has regions.
             vp_overall_mask: bool (tiles of all images,), True on the last tile of an image with regions.
 

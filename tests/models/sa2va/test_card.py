@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, Aut
 
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va import Sa2VAConfig, Sa2VAForConditionalGeneration, Sa2VAProcessor
-from rl_reward_network.models.sa2va.card import WHOLE_MODEL
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
+from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL
 from tests.cards import card_code
 from tests.conftest import tube_image
 

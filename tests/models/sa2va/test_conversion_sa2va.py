@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_reward_network.models.sa2va.conversion_sa2va import convert_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint
 
 
 def names(folder: Path) -> set[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.models.sa2va.drawn_regions import RED, draw_region
+from rl_reward_network.models.sa2va.pixels_sa2va import RED, draw_region
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (400, 600, 3)).astype(np.uint8)
 

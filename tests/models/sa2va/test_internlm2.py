@@ -15,9 +15,9 @@ from transformers.cache_utils import DynamicCache
 from rl_reward_network.models.lora import merge_lora, setup_lora
 from rl_reward_network.models.sa2va import checkpoint_sa2va
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
-from rl_reward_network.models.sa2va.conversion_sa2va import convert_checkpoint
 from rl_reward_network.models.sa2va.internlm2 import join_qkv, split_qkv
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
+from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, expected_shapes
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import TINY_SAM, smooth_image

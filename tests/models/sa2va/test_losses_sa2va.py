@@ -4,7 +4,7 @@ import pytest
 import torch
 from monai.losses import DiceLoss
 
-from rl_reward_network.models.sa2va.losses_sa2va import iou_head_loss, mask_losses, official_targets, soft_targets
+from rl_reward_network.models.sa2va.grounding_sa2va import iou_head_loss, mask_losses, official_targets, soft_targets
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 
 

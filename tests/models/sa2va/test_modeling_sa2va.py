@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
-from rl_reward_network.models.sa2va.losses_sa2va import mask_losses
+from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import smooth_image

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
-from rl_reward_network.models.sa2va.pixels_qwen_vl import ImageResize, patch_inputs, resized_image
+from rl_reward_network.models.sa2va.pixels_sa2va import ImageResize, patch_inputs, resized_image
 from tests.conftest import smooth_image
 
 
