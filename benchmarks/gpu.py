@@ -31,7 +31,7 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation
-from rl_reward_network.rewards.masks import iou
+from rl_reward_network.rewards.metrics import iou
 
 SIDE = 512  # pixels
 REPEATS = 10  # of an encoder

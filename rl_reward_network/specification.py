@@ -11,7 +11,7 @@ from rl_reward_network.models.ema import EMAModel
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor as Sa2VADataPreprocessor
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.functions import CaptionJudge
-from rl_reward_network.rewards.masks import iou
+from rl_reward_network.rewards.metrics import iou
 
 __all__ = ["EMAModel", "GraspAnyRegionDataset", "Sa2VADataPreprocessor", "create_model_card"]
 

@@ -10,7 +10,7 @@ from rl_reward_network.env.operations import OPERATIONS, GuideImage, apply_opera
 from rl_reward_network.env.post_observation import observe_mask
 from rl_reward_network.env.post_process_env import MaskState
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.rewards.masks import dice, recall
+from rl_reward_network.rewards.metrics import dice, recall
 
 KEPT = 24  # soft masks in memory for each image; others are computed again from the nearest kept one
 LabelReward = Callable[[np.ndarray, np.ndarray], float]

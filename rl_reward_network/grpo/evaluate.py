@@ -45,7 +45,7 @@ from rl_reward_network.report.bootstrap import few_patients_note, plain_segmente
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 

@@ -22,12 +22,12 @@ from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
-from rl_reward_network.rewards.masks import dice, iou, precision, recall
+from rl_reward_network.rewards.metrics import METRICS, iou
 
 BATCH_SIZE = {"small": 32, "large": 8}  # prompts whose image is one tile, by kind of model, as in training
 TILES_OF_QWEN_VL = 2  # an image has about as many tokens
 SAMPLED = 4  # captions per prompt for the expected reward
-OVERLAPS = {"dice": dice, "iou": iou, "precision": precision, "recall": recall}
+OVERLAPS = {name: metric.function for name, metric in sorted(METRICS.items()) if metric.in_training}
 Seed = tuple[int, int]
 PackedMask = dict[str, Any] | None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from rl_reward_network.grpo.measure import Measured, measure, unpacked
+from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.outcome import METRICS, Outcome, outcome_of
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
@@ -25,8 +25,8 @@ from rl_reward_network.runs.stop_rule import over_optimised
 
 PROXY, EMPTY, SILENT = "val/score", "val/empty_share", "val/no_seg_share"
 TAGS = {
+    **{name: f"val/{name}" for name in OVERLAPS},
     "dice": "val/gt_dice",
-    "iou": "val/iou",
     "iou_of_drawn": "val/iou_of_drawn",
     "meteor": "val/meteor",
     "cycle_meteor": "val/cycle_meteor",

@@ -15,8 +15,7 @@ from rl_reward_network.methods.parts import Cost, cost_from_json, cost_json
 from rl_reward_network.methods.roads import Road
 from rl_reward_network.methods.views import ImageView
 from rl_reward_network.report.bootstrap import group_means
-from rl_reward_network.report.metrics import TABLE_METRICS, mask_metrics
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import METRICS, dice, mask_metrics
 
 MakeView = Callable[[np.ndarray], ImageView]
 
@@ -31,7 +30,7 @@ class RoadResult:
         weights: of Sa2VA that the road used.
         parameter: of its refinement, chosen on validation images; None without one.
         val: Dice of each validation image.
-        test: metric of `TABLE_METRICS`, and `score` with a reward network -> value of each test image.
+        test: metric of `METRICS`, and `score` with a reward network -> value of each test image.
         asked: answers of Sa2VA that one image needs, mean over test images.
         cost: of training.
         deploys: what a trained policy deploys, in words; empty without one.
@@ -128,7 +127,7 @@ def load_result(path: Path) -> RoadResult:
     try:
         value: dict[str, Any] = dict(read_json(path))
         test = {name: tuple(numbers) for name, numbers in value["test"].items()}
-        assert set(TABLE_METRICS) <= test.keys()
+        assert METRICS.keys() <= test.keys()
         return RoadResult(**{**value, "val": tuple(value["val"]), "test": test, "cost": cost_from_json(value["cost"])})
     except (KeyError, TypeError, AssertionError) as error:
         raise ValueError(f"{path}: not the result of a road ({error!r}); delete it, and --resume measures it") from None

@@ -17,26 +17,14 @@ from rl_reward_network.report import page
 from rl_reward_network.report.bootstrap import few_patients_note
 from rl_reward_network.report.figures import png
 from rl_reward_network.report.overlays import BLUE, GREEN, draw_mask
+from rl_reward_network.rewards.metrics import METRICS, empty_rules
 
-TITLES = {
-    "dice": "Dice",
-    "iou": "IoU",
-    "recall": "recall",
-    "precision": "precision",
-    "cldice": "clDice",
-    "hd95": "HD95 (pixels)",
-    "betti0": "Betti-0 error",
-    "betti1": "Betti-1 error",
-    "score": "reward network's score",
-}
+TITLES = {name: metric.column for name, metric in METRICS.items()} | {"score": "reward network's score"}
 FILES = ("table.csv", "table.tex", "eval.csv", "eval.json")
-MAIN = ("dice", "recall", "precision")
+MAIN = tuple(name for name, metric in METRICS.items() if metric.main)
 CONVENTIONS = (
     "Means over test patients with 95 % intervals over patients, for each row alone; values of an image are means over "
-    "seeds. "
-    "Dice, IoU, recall, precision and clDice of two empty masks are 1, of one empty mask 0; HD95 is then 0, or the "
-    "diagonal of the image. Betti errors: difference in the number of connected components (8-connected foreground) "
-    "and of holes (4-connected background) over the whole image. p: sign-flip test of the difference in Dice over "
+    f"seeds. {empty_rules()} p: sign-flip test of the difference in Dice over "
     "patients, two-sided and adjusted for all roads (max-t): among roads without a difference, the chance that any has "
     "p <= 0.05 is 5 %."
 )
@@ -151,10 +139,11 @@ def _cell(value: float | int | None) -> str:
 
 def table_tex(rows: Sequence[TableRow]) -> str:
     """The main columns as a LaTeX table; it needs the package booktabs."""
+    titles = " & ".join(_escaped(TITLES[name]) for name in MAIN[1:])
     lines = [
-        r"\begin{tabular}{lrrrrrr}",
+        rf"\begin{{tabular}}{{l{'r' * (len(MAIN) + 3)}}}",
         r"\toprule",
-        r"road & Dice [95\,\%] & recall & precision & difference [95\,\%] & $p$ & minutes \\",
+        rf"road & Dice [95\,\%] & {titles} & difference [95\,\%] & $p$ & minutes \\",
         r"\midrule",
     ]
     for row in rows:

@@ -214,7 +214,7 @@ def soft_overlap(mask: Tensor, foreground_prob: Tensor) -> Tensor:
     """Soft Dice, IoU, precision and recall of masks for a given foreground probability.
 
     Each ratio of sums over pixels is smoothed by one pixel. Two empty maps give 1, an empty mask of a non-empty object
-    approaches 0 (the rule of `rewards.masks`), and all gradients are finite.
+    approaches 0 (the rule of `rewards.metrics`), and all gradients are finite.
 
     Args:
         mask: float (..., 1, H, W) in [0, 1]; binary masks give the usual numbers.

@@ -27,9 +27,9 @@ from rl_reward_network.report.bootstrap import (
     mean_interval,
 )
 from rl_reward_network.report.deployment import Deployment, labels_sentence
-from rl_reward_network.report.metrics import TABLE_METRICS, mask_metrics
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.runs.folder import REWARD_NET
 
 SPLIT = "test"
@@ -43,7 +43,7 @@ class PostRow:
 
     Args:
         name: of the row.
-        means: metric of `TABLE_METRICS` -> mean over patients.
+        means: metric of `METRICS` -> mean over patients.
         dice: of each image.
         to_as_is: Dice less that of the unchanged mask, paired.
         to_sequence: Dice less that of the best fixed sequence, paired.
@@ -204,9 +204,7 @@ def _rows(
     gap = float(group_means(dices[ORACLE] - dices[SEQUENCE], groups).mean())
     rows = []
     for name, values in measured.items():
-        means = {
-            metric: mean_interval(np.array([one[metric] for one in values]), groups, seed) for metric in TABLE_METRICS
-        }
+        means = {metric: mean_interval(np.array([one[metric] for one in values]), groups, seed) for metric in METRICS}
         to_as_is, to_sequence = (mean_interval(dices[name] - dices[other], groups, seed) for other in (AS_IS, SEQUENCE))
         closed = to_sequence.mean / gap if gap >= NO_GAP else None
         in_words = tuple(words(operations) for operations in chosen.get(name, ()))

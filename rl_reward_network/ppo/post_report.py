@@ -12,10 +12,8 @@ from rl_reward_network.report import page
 from rl_reward_network.report.bootstrap import INTERVALS
 from rl_reward_network.report.deployment import Deployment
 from rl_reward_network.report.legends import mask_legend
-from rl_reward_network.report.metrics import TABLE_METRICS
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, draw_mask
-
-TITLES = ("Dice", "IoU", "recall", "precision", "clDice", "HD95 (pixels)", "Betti-0 error", "Betti-1 error")
+from rl_reward_network.rewards.metrics import METRICS
 
 
 def write_post_report(folder: Path, result: PostResult, origin: page.Origin) -> Path:
@@ -55,7 +53,10 @@ def _page(result: PostResult, origin: page.Origin, folder: Path) -> str:
         ),
         f"<p>Means over patients with {INTERVALS}. Oracle: greedy by the true mask, with the "
         "same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
-        page.table(["row", *TITLES], [[row.name, *(row.means[name] for name in TABLE_METRICS)] for row in result.rows]),
+        page.table(
+            ["row", *(metric.column for metric in METRICS.values())],
+            [[row.name, *(row.means[name] for name in METRICS)] for row in result.rows],
+        ),
         "<h2>Operations</h2>",
         page.table(["operations", DEPLOYED, ORACLE], _counts(result), "wrap"),
         "<h2>Images</h2><p>Best, median and worst of the deployed choice, by Dice.</p>",

@@ -17,7 +17,7 @@ from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.report.baselines import ridge_per_prompt
 from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.rewards.table import RewardName
 
 TABLES = "tables.json"  # in the folder of a run

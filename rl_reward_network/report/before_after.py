@@ -19,6 +19,7 @@ from rl_reward_network.report.figures import png
 from rl_reward_network.report.legends import mask_legend
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, draw_mask
 from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
+from rl_reward_network.rewards.metrics import METRICS
 
 METRIC_TITLES = {
     "iou_of_drawn": "IoU of mask'",
@@ -27,10 +28,7 @@ METRIC_TITLES = {
     "meteor": "METEOR",
     "expected_meteor": "METEOR, sampled",
     "cycle_meteor": "METEOR of caption'",
-    "iou": "IoU",
-    "dice": "Dice",
-    "precision": "precision",
-    "recall": "recall",
+    **{name: metric.column for name, metric in METRICS.items()},
     "learned": "reward net's score",
 }
 REWARD_TITLES = {f"loop{loop}/reward_mean": f"loop {loop}" for loop in (1, 2)}

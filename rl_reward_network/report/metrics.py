@@ -4,12 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_reward_network.report.distance import hd95
-from rl_reward_network.report.topology import betti_errors
 from rl_reward_network.rewards.table import MASK_REWARDS
-
-TABLE_METRICS = ("dice", "iou", "recall", "precision", "cldice", "hd95", "betti0", "betti1")
-"""Columns of a comparison of masks, see `mask_metrics`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,25 +53,3 @@ def measure_sample(
     targets = np.broadcast_to(target, masks.shape)
     metrics = {name: measure(masks, targets) for name, measure in MASK_REWARDS.items()}
     return SampleTable(sample_id, group_id, scores, metrics)
-
-
-def mask_metrics(pred: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """The columns of `TABLE_METRICS` for one mask.
-
-    Args:
-        pred: bool (H, W), the predicted mask.
-        target: bool (H, W), the true mask.
-
-    Returns:
-        dice, iou, recall, precision and cldice in [0, 1]: 1 if both masks are empty, 0 if one is.
-        hd95 in pixels: 0 if both masks are empty, the image's diagonal if one is.
-        betti0 and betti1, errors in the number of components and of holes. Low is good, as it is for hd95.
-
-    Raises:
-        ValueError: the shapes differ, or a mask has no pixel or is not bool.
-    """
-    pair = pred[None], target[None]
-    columns = {name: measure(*pair) for name, measure in MASK_REWARDS.items()}
-    columns["hd95"] = hd95(*pair)
-    columns["betti0"], columns["betti1"] = betti_errors(*pair)
-    return {name: float(columns[name][0]) for name in TABLE_METRICS}

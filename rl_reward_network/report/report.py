@@ -15,8 +15,9 @@ from rl_reward_network.report.bootstrap import INTERVALS, group_means
 from rl_reward_network.report.legends import error_legend, mask_legend
 from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, Overlay, draw_errors, draw_mask
 from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
+from rl_reward_network.rewards.metrics import METRICS
 
-_TITLES = {"score": "reward net's score", "dice": "Dice", "iou": "IoU", "cldice": "clDice"}
+_TITLES = {name: metric.column for name, metric in METRICS.items()} | {"score": "reward net's score"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +172,7 @@ def _results(comparison: Comparison) -> list[str]:
         f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
         "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
         page.table(
-            ["row", *(_TITLES.get(column, column) for column in columns), "prompts asked"],
+            ["row", *(_TITLES[column] for column in columns), "prompts asked"],
             [
                 [row.name, *(row.means[column] for column in columns), row.prompts_asked or "needs the ground truth"]
                 for row in comparison.rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_reward_network.rewards.masks import dice, iou
+from rl_reward_network.rewards.metrics import dice, iou
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def measure_frames(masks: Iterable[tuple[np.ndarray, np.ndarray | None]]) -> Ite
         masks: in order of time, the mask, bool (H, W), and the truth, bool (H, W) or None.
 
     Raises:
-        ValueError: as `rewards.masks.dice`.
+        ValueError: as `rewards.metrics.dice`.
     """
     mask_before = truth_before = None
     for mask, truth in masks:

@@ -13,7 +13,7 @@ from rl_reward_network.report import page
 from rl_reward_network.report.bootstrap import Estimate, few_patients_note, mean_interval
 from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation, within
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 
 IMAGES = 100  # unlabelled images that are evaluated at most, one per series before a second
 LESS_SURE = 2.0  # ratio of median spreads from which a note warns

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_reward_network.reward_training.damage import DAMAGES, damage, ridge_masks
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 
 SHIFT = "shift"
 OTHER_FAMILIES = {name: family for name, family in DAMAGES.items() if name != SHIFT}

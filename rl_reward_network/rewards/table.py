@@ -1,26 +1,16 @@
 """The rewards of a mask by name: one table for PPO (`--reward`), GRPO (`--mask_rewards`) and the evaluation.
 
-To add a reward, write its function in `rewards/masks.py` and add a line to `MASK_REWARDS`; docs/contributing.md has an
-example. Both commands then list the name in `--help`.
+They are the metrics in [0, 1] of which higher is better; `rewards/metrics.py` says how to add one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from rl_reward_network.rewards import masks
+from rl_reward_network.rewards.metrics import METRICS
 
-MaskReward = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From predicted and true masks, bool (N, H, W), to float64 (N,) in [0, 1]."""
-
-MASK_REWARDS: dict[str, MaskReward] = {
-    "dice": masks.dice,
-    "iou": masks.iou,
-    "recall": masks.recall,
-    "precision": masks.precision,
-    "cldice": masks.cldice,
-}
+MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if metric.is_reward}
 
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
 PROMPT_REWARDS: dict[str, dict[str, float]] = {

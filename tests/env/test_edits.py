@@ -8,7 +8,7 @@ import pytest
 
 from rl_reward_network.env.edits import KEPT
 from rl_reward_network.env.operations import OPERATIONS, apply_operation
-from rl_reward_network.rewards.masks import dice, recall
+from rl_reward_network.rewards.metrics import dice, recall
 from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image
 
 

@@ -31,7 +31,7 @@ from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.report.before_after import CAPTION_LEGEND, MASK_LEGEND, BeforeAfter
 from rl_reward_network.rewards.learned import foreground_prob, score_masks
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 from tests.conftest import write_tiny_data
 from tests.grpo.nano import nano
 from tests.grpo.test_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes

@@ -14,7 +14,7 @@ from rl_reward_network.methods.measure import load_result, measure_road, save_re
 from rl_reward_network.methods.parts import Cost
 from rl_reward_network.methods.roads import BASE, ROADS
 from rl_reward_network.methods.views import FrozenModel, ImageView
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 
 SIDE = 24
 

@@ -11,7 +11,7 @@ from rl_reward_network.methods.roads import BASE
 from rl_reward_network.methods.table import Choice, choose, make_table, p_words, verdict_lines
 from rl_reward_network.methods.table import TestImages as Images  # not a test
 from rl_reward_network.report.max_t import max_t
-from rl_reward_network.report.metrics import TABLE_METRICS
+from rl_reward_network.rewards.metrics import METRICS
 
 PATIENTS = 12
 
@@ -34,7 +34,7 @@ def result(
     ripple = np.random.default_rng(7).normal(0, 0.05, 2 * patients)
     own = np.random.default_rng(len(road)).normal(0, 0.002, 2 * patients)
     values = tuple((test + ripple + own).tolist())
-    columns = {name: values for name in TABLE_METRICS}
+    columns = {name: values for name in METRICS}
     return RoadResult(road, seed, BASE, None, tuple((val + ripple + own).tolist()), columns, asked, Cost(minutes))
 
 

@@ -17,7 +17,7 @@ from rl_reward_network.models.reward_network import (
     error_map,
     soft_overlap,
 )
-from rl_reward_network.rewards import masks as exact
+from rl_reward_network.rewards import metrics as exact
 
 SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2)
 LEVEL = tuple(LevelCurve(steepness, 0.3) for steepness in (2.0, 3.0, 4.0, 5.0))

@@ -7,7 +7,7 @@ from skimage.draw import line
 
 from rl_reward_network.reward_training import damage as families
 from rl_reward_network.reward_training.damage import DAMAGES, damage, ridge_masks
-from rl_reward_network.rewards.masks import dice, recall
+from rl_reward_network.rewards.metrics import dice, recall
 
 
 def tree(size=96):

@@ -17,7 +17,7 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 
 TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look
 

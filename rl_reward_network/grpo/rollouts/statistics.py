@@ -8,7 +8,7 @@ import numpy as np
 from rl_reward_network.grpo.rollout_group import RolloutGroup
 from rl_reward_network.grpo.rollouts.rewards import LoopRollouts
 from rl_reward_network.rewards.combine import whole_groups
-from rl_reward_network.rewards.masks import iou
+from rl_reward_network.rewards.metrics import iou
 
 MASK_IOU, ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the spread controller
 

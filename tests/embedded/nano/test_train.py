@@ -23,7 +23,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.masks import dice
+from rl_reward_network.rewards.metrics import dice
 
 SMALL = Stage(steps=6, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2)
 

@@ -14,7 +14,7 @@ from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
 from rl_reward_network.models.sa2va.templates import TEMPLATES
-from rl_reward_network.rewards.masks import iou
+from rl_reward_network.rewards.metrics import iou
 from tests.grpo.nano import config, nano, regions, rewards, shake
 
 

@@ -1,0 +1,246 @@
+"""Metrics of binary masks against true masks, pair by pair, and the one table of them, `METRICS`.
+
+To add a metric, write its function here and add an entry to `METRICS`. It is then a column of the comparison of methods
+and of experiment 2 (report.html, table.csv, eval.csv, eval.json). If its range is [0, 1] and higher is better, it is a
+reward of PPO and GRPO and a column of the prompt policy's report, too. docs/contributing.md has an example.
+
+All functions take the predicted and the true masks, bool (N, H, W) of one shape, and return float64 (N,). They raise a
+ValueError if the shapes differ, a mask has no pixel, or it is not bool (threshold probabilities first). N may be 0.
+
+Empty masks, for all overlaps (Dice, IoU, recall, precision, clDice): if prediction and target are both empty the value
+is 1, if only one is empty it is 0. An empty prediction therefore has precision 0, which would be undefined otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+PERCENT = 95  # of the distances of `hd95`
+_CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+
+
+def dice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Dice of each pair, 2 |pred & target| / (|pred| + |target|), in [0, 1]."""
+    both, predicted, true = _counts(pred, target)
+    return _ratio(2 * both, predicted + true, predicted, true)
+
+
+def iou(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Intersection over union of each pair, |pred & target| / |pred | target|, in [0, 1]."""
+    both, predicted, true = _counts(pred, target)
+    return _ratio(both, predicted + true - both, predicted, true)
+
+
+def precision(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Share of the predicted pixels that are true, |pred & target| / |pred|, in [0, 1]."""
+    both, predicted, true = _counts(pred, target)
+    return _ratio(both, predicted, predicted, true)
+
+
+def recall(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Share of the true pixels that are predicted, |pred & target| / |target|, in [0, 1]."""
+    both, predicted, true = _counts(pred, target)
+    return _ratio(both, true, predicted, true)
+
+
+def cldice(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Centreline Dice of each pair, 2ps / (p + s), in [0, 1]; insensitive to width, sensitive to broken branches.
+
+    p is the share of the prediction's skeleton inside the target, s the share of the target's skeleton inside the
+    prediction.
+
+    Source: Shit et al., clDice, CVPR 2021, equations 1 to 3; skeletons by `skimage.morphology.skeletonize`.
+    """
+    from skimage.morphology import skeletonize  # takes half a second to import, and --help needs the table of rewards
+
+    check_masks(pred, target)
+    different = {mask.tobytes(): mask for mask in (*pred, *target)}  # each different mask is thinned once
+    skeletons = {key: skeletonize(np.array(mask)) for key, mask in different.items()}  # it refuses read-only views
+    pairs = zip(pred, target, strict=True)
+    return np.array([_cldice(a, b, skeletons[a.tobytes()], skeletons[b.tobytes()]) for a, b in pairs], dtype=np.float64)
+
+
+def _cldice(pred: np.ndarray, target: np.ndarray, pred_skeleton: np.ndarray, target_skeleton: np.ndarray) -> float:
+    """Centreline Dice of one pair of masks (H, W)."""
+    if not pred.any() or not target.any():
+        return float(pred.any() == target.any())
+    precision = (pred_skeleton & target).sum() / pred_skeleton.sum()
+    sensitivity = (target_skeleton & pred).sum() / target_skeleton.sum()
+    return float(2 * precision * sensitivity / max(precision + sensitivity, 1e-12))
+
+
+def hd95(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """95th percentile of the Hausdorff distance of each pair, in pixels: the larger of both directions.
+
+    A direction is the 95th percentile, linearly interpolated, of the Euclidean distances from each boundary pixel of
+    one mask to the nearest boundary pixel of the other. A boundary pixel is a foreground pixel with a background pixel
+    among its 4 neighbours; outside the image is background. Equal to monai's
+    `compute_hausdorff_distance(..., percentile=95)`.
+
+    Empty masks: if both are empty the distance is 0. If only one is empty it is undefined. There are two common
+    conventions: NaN (monai: infinity or NaN), which leaves the image out of means and so rewards a method that finds
+    nothing, or the diagonal of the image. Here it is the diagonal, sqrt(H^2 + W^2), and every image counts.
+    """
+    check_masks(pred, target)
+    return np.array([_hd95(*pair) for pair in zip(pred, target, strict=True)], dtype=np.float64)
+
+
+def _hd95(pred: np.ndarray, target: np.ndarray) -> float:
+    """The distance of one pair of masks (H, W)."""
+    if not pred.any() or not target.any():
+        return 0.0 if pred.any() == target.any() else float(np.hypot(*pred.shape))
+    first, second = boundary(pred), boundary(target)
+    return max(_directed(first, second), _directed(second, first))
+
+
+def boundary(mask: np.ndarray) -> np.ndarray:
+    """bool (H, W): pixels of a bool (H, W) mask with a 4-neighbour outside the mask or outside the image."""
+    pixels = mask.astype(np.uint8)
+    inside = cv2.erode(pixels, _CROSS, borderType=cv2.BORDER_CONSTANT, borderValue=(0, 0, 0, 0))
+    return mask & (inside == 0)
+
+
+def _directed(start: np.ndarray, end: np.ndarray) -> float:
+    """Percentile of the distances from the pixels of `start` to the nearest of `end`, both bool (H, W)."""
+    distances = cv2.distanceTransform((~end).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    return float(np.percentile(distances[start], PERCENT))
+
+
+def betti0_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Difference in the number of components (Betti-0) of each pair, a whole number >= 0.
+
+    The foreground is 8-connected and the background 4-connected, so that a diagonal line of pixels is one component and
+    closes a loop. The whole image is counted, not windows of it. An empty mask has no component and no hole.
+    """
+    return _difference(components, pred, target)
+
+
+def betti1_error(pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Difference in the number of holes (Betti-1) of each pair, a whole number >= 0; otherwise as `betti0_error`."""
+    return _difference(holes, pred, target)
+
+
+def components(mask: np.ndarray) -> int:
+    """Number of 8-connected components of the foreground of a bool (H, W) mask."""
+    return int(cv2.connectedComponents(mask.astype(np.uint8), connectivity=8)[0]) - 1  # the label 0 is counted, too
+
+
+def holes(mask: np.ndarray) -> int:
+    """Number of 4-connected components of the background of a bool (H, W) mask, without the one around the image."""
+    background = np.pad(~mask, 1, constant_values=True)
+    return int(cv2.connectedComponents(background.astype(np.uint8), connectivity=4)[0]) - 2
+
+
+def _difference(count: Callable[[np.ndarray], int], pred: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """float64 (N,): absolute difference of a number of each pair."""
+    check_masks(pred, target)
+    return np.array([abs(count(a) - count(b)) for a, b in zip(pred, target, strict=True)], dtype=np.float64)
+
+
+def _counts(pred: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pixels in both masks, in `pred`, in `target`: each int (N,)."""
+    check_masks(pred, target)
+    both, predicted, true = (np.count_nonzero(x, axis=(1, 2)) for x in (pred & target, pred, target))
+    return both, predicted, true
+
+
+def check_masks(pred: np.ndarray, target: np.ndarray) -> None:
+    """Check two stacks of masks; N may be 0.
+
+    Raises:
+        ValueError: they are not bool (N, H, W) of one shape, H and W 1 or more.
+    """
+    if pred.shape != target.shape or pred.ndim != 3:
+        raise ValueError(f"masks must share one (N, H, W) shape, got {pred.shape} and {target.shape}")
+    if 0 in pred.shape[1:]:
+        raise ValueError(f"masks must have pixels, got (N, H, W) = {pred.shape}; check how they were cut out")
+    if pred.dtype != bool or target.dtype != bool:
+        raise ValueError(f"masks must be bool, got {pred.dtype} and {target.dtype}; threshold probabilities first")
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """part / whole, and 1 where both masks are empty; `part` is 0 wherever `whole` is."""
+    return np.where(predicted + true == 0, 1.0, part / np.maximum(whole, 1))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is known about a metric; see `METRICS`.
+
+    Args:
+        title: of its column.
+        function: predicted and true masks, bool (N, H, W), to float64 (N,).
+        higher_is_better: else lower is.
+        highest: upper limit of its range, which starts at 0; None without.
+        unit: such as "pixels"; empty for a ratio or a number.
+        main: whether it stands in the first table of a comparison and in table.tex.
+        in_training: whether GRPO measures it in its validation and its evaluation, too; those that thin masks or
+            measure distances take long.
+        note: what a reader of the table must know, empty masks included; empty for the rule of overlaps.
+    """
+
+    title: str
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    higher_is_better: bool = True
+    highest: float | None = 1.0
+    unit: str = ""
+    main: bool = False
+    in_training: bool = False
+    note: str = ""
+
+    @property
+    def column(self) -> str:
+        """Title of its column, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
+    def is_reward(self) -> bool:
+        """Whether PPO and GRPO can be rewarded by it: in [0, 1], and higher is better."""
+        return self.higher_is_better and self.highest == 1
+
+
+METRICS = {
+    "dice": Metric("Dice", dice, main=True, in_training=True),
+    "iou": Metric("IoU", iou, in_training=True),
+    "recall": Metric("recall", recall, main=True, in_training=True),
+    "precision": Metric("precision", precision, main=True, in_training=True),
+    "cldice": Metric("clDice", cldice),
+    "hd95": Metric(
+        "HD95",
+        hd95,
+        higher_is_better=False,
+        highest=None,
+        unit="pixels",
+        note="HD95 of two empty masks is 0, of one the diagonal of the image.",
+    ),
+    "betti0": Metric(
+        "Betti-0 error",
+        betti0_error,
+        higher_is_better=False,
+        highest=None,
+        note="Betti-0 error: difference in the number of connected components (8-connected foreground) over the whole "
+        "image.",
+    ),
+    "betti1": Metric(
+        "Betti-1 error",
+        betti1_error,
+        higher_is_better=False,
+        highest=None,
+        note="Betti-1 error: difference in the number of holes (4-connected background) over the whole image.",
+    ),
+}
+
+
+def mask_metrics(pred: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """All of `METRICS` for one predicted and one true mask, bool (H, W); raises as they do."""
+    return {name: float(metric.function(pred[None], target[None])[0]) for name, metric in METRICS.items()}
+
+
+def empty_rules() -> str:
+    """The range and the rules for empty masks of all metrics, in sentences."""
+    overlaps = [metric.title for metric in METRICS.values() if metric.is_reward]
+    notes = [metric.note for metric in METRICS.values() if metric.note]
+    first = f"{', '.join(overlaps[:-1])} and {overlaps[-1]} of two empty masks are 1, of one empty mask 0."
+    return " ".join([first, *notes])

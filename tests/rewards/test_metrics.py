@@ -1,0 +1,167 @@
+"""Checks over `METRICS`, and closed forms of each."""
+
+import numpy as np
+import pytest
+from monai.metrics.confusion_matrix import compute_confusion_matrix_metric, get_confusion_matrix
+from monai.metrics.hausdorff_distance import compute_hausdorff_distance
+from monai.metrics.meandice import compute_dice
+from monai.metrics.meaniou import compute_iou
+from monai.metrics.utils import get_mask_edges
+from torch import from_numpy
+
+from rl_reward_network.rewards.metrics import METRICS, boundary, components, empty_rules, holes, mask_metrics
+from rl_reward_network.rewards.table import MASK_REWARDS
+
+# Of one empty mask beside a box of 3 x 6 pixels, in an image of 15 x 20.
+ONE_EMPTY = {**dict.fromkeys(MASK_REWARDS, 0), "hd95": 25, "betti0": 1, "betti1": 0}
+
+
+def box(rows, columns, shape=(15, 20)):
+    mask = np.zeros(shape, dtype=bool)
+    mask[slice(*rows), slice(*columns)] = True
+    return mask
+
+
+def random_pairs():
+    """40 pairs of masks: specks, blobs of all densities, and masks that touch every border; none is empty."""
+    rng = np.random.default_rng(0)
+    noise = rng.random((2, 40, 37, 41)) < rng.uniform(0.005, 0.95, (2, 40, 1, 1))
+    noise[0, :5], noise[:, :, 0, 0] = True, True
+    return noise[0], noise[1]
+
+
+def by_monai(name, pred, target):
+    tensors = [from_numpy(masks[:, None].astype(np.float32)) for masks in (pred, target)]
+    if name in ("precision", "recall"):
+        return compute_confusion_matrix_metric(name, get_confusion_matrix(*tensors))[:, 0].numpy()
+    if name == "hd95":
+        return compute_hausdorff_distance(*tensors, include_background=True, percentile=95)[:, 0].numpy()
+    return {"dice": compute_dice, "iou": compute_iou}[name](*tensors)[:, 0].numpy()
+
+
+@pytest.mark.parametrize("name", METRICS)
+class TestEveryMetric:
+    def test_stays_in_its_range_and_equal_masks_are_best(self, name):
+        metric, (pred, target) = METRICS[name], random_pairs()
+        values, equal = metric.function(pred, target), metric.function(target, target)
+        assert values.dtype == np.float64
+        assert values.shape == (40,)
+        assert ((values >= 0) & (values <= (np.inf if metric.highest is None else metric.highest))).all()
+        np.testing.assert_allclose(equal, metric.highest if metric.higher_is_better else 0, rtol=1e-12)
+        assert ((values <= equal) if metric.higher_is_better else (values >= equal)).all()
+
+    def test_has_a_rule_for_empty_masks(self, name):
+        metric, some = METRICS[name], box((3, 6), (3, 9))
+        empty = np.zeros_like(some)
+        values = metric.function(np.stack([empty, empty, some]), np.stack([empty, some, empty]))
+        assert values.tolist() == [1 if metric.higher_is_better else 0, ONE_EMPTY[name], ONE_EMPTY[name]]
+        assert metric.title in empty_rules()
+
+    @pytest.mark.parametrize("axes", [(1,), (2,), (1, 2)])
+    def test_does_not_change_where_both_masks_are_flipped(self, name, axes):
+        pred, target = (masks[:10] for masks in random_pairs())
+        if name == "cldice":  # thinning has a direction: exact for lines alone
+            pred, target = np.stack([box((4, 5), (0, 20)), box((0, 15), (7, 8))]), np.stack([box((4, 5), (3, 9))] * 2)
+        flipped = METRICS[name].function(np.flip(pred, axes), np.flip(target, axes))
+        np.testing.assert_allclose(flipped, METRICS[name].function(pred, target), rtol=1e-9)
+
+    def test_compares_pair_by_pair_and_takes_none(self, name):
+        measure, (pred, target) = METRICS[name].function, (masks[5:10] for masks in random_pairs())
+        np.testing.assert_array_equal(measure(pred, target), [measure(pred[[i]], target[[i]])[0] for i in range(5)])
+        assert measure(pred[:0], target[:0]).shape == (0,)
+
+    @pytest.mark.parametrize(
+        ("pred", "target", "message"),
+        [
+            (np.zeros((1, 2, 2), bool), np.zeros((1, 2, 3), bool), r"got \(1, 2, 2\) and \(1, 2, 3\)"),
+            (np.zeros((2, 2), bool), np.zeros((2, 2), bool), r"one \(N, H, W\) shape"),
+            (np.zeros((1, 2, 2)), np.zeros((1, 2, 2), bool), "must be bool, got float64 and bool; threshold"),
+            (np.zeros((1, 0, 5), bool), np.zeros((1, 0, 5), bool), r"must have pixels, got \(N, H, W\) = \(1, 0, 5\)"),
+        ],
+    )
+    def test_refuses_other_shapes_and_types(self, name, pred, target, message):
+        with pytest.raises(ValueError, match=message):
+            METRICS[name].function(pred, target)
+
+
+@pytest.mark.parametrize("name", ["dice", "iou", "precision", "recall", "hd95"])
+def test_parity_with_monai(name):
+    pred, target = random_pairs()
+    np.testing.assert_allclose(METRICS[name].function(pred, target), by_monai(name, pred, target), rtol=1e-5, atol=1e-6)
+
+
+def test_closed_form_of_all_columns():
+    target = box((2, 9), (2, 9))
+    target[4:6, 4:6] = False  # 45 pixels around a hole of 4
+    pred = box((2, 9), (2, 9))
+    pred[12:14, 15:17] = True  # 53 pixels in two components without a hole
+    columns = mask_metrics(pred, target)
+    assert list(columns) == ["dice", "iou", "recall", "precision", "cldice", "hd95", "betti0", "betti1"]
+    expected = {"dice": 2 * 45 / 98, "iou": 45 / 53, "recall": 1, "precision": 45 / 53, "betti0": 1, "betti1": 1}
+    assert {name: columns[name] for name in expected} == pytest.approx(expected)
+    assert list(MASK_REWARDS) == ["dice", "iou", "recall", "precision", "cldice"]
+
+
+def test_large_masks_do_not_overflow():
+    full = np.ones((1, 2000, 2000), dtype=bool)
+    assert METRICS["iou"].function(full, full).tolist() == [1]
+
+
+def test_centreline_dice_ignores_width_and_punishes_breaks():
+    line = box((10, 11), (0, 20), (20, 20))  # one pixel wide: its own centreline
+    thick, half = box((8, 13), (0, 20), (20, 20)), box((10, 11), (0, 10), (20, 20))
+    far = box((2, 3), (0, 20), (20, 20))
+    values = METRICS["cldice"].function(np.stack([line, thick, half, far]), np.stack([line] * 4))
+    # half a line: its centreline is all inside (1), half of the target's centreline is found (1/2)
+    np.testing.assert_allclose(values[[0, 2, 3]], [1, 2 * 0.5 / 1.5, 0])
+    assert values[1] > 0.9, "the skeleton forks a little at the ends"
+    assert METRICS["dice"].function(thick[None], line[None])[0] < 0.4
+    blobs = np.stack([box((5, 5 + height), (5, 5 + width)) for height in (1, 2, 3) for width in (1, 2, 3)])
+    np.testing.assert_allclose(METRICS["cldice"].function(blobs, blobs), 1, err_msg="every small blob has a centreline")
+
+
+def test_distances_in_closed_form():
+    line, lower, dot = np.zeros((3, 1, 50, 60), dtype=bool)
+    line[0, 10, 5:25], lower[0, 17, 5:25] = True, True
+    dot[0, 13, 9] = True
+    hd95 = METRICS["hd95"].function
+    assert hd95(line, lower) == 7
+    assert hd95(dot, lower) == pytest.approx(hd95(lower, dot))
+    ends = np.percentile(np.hypot(4, np.arange(5, 25) - 9), 95)  # from each pixel of the line below to the dot
+    assert hd95(dot, lower) == pytest.approx(ends, rel=1e-6)
+
+
+def test_the_boundary_is_that_of_monai():
+    for pair in zip(*random_pairs(), strict=True):
+        for mask, edges in zip(pair, get_mask_edges(*pair, crop=False), strict=True):
+            np.testing.assert_array_equal(boundary(mask), edges)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("....", "...."), (0, 0)),
+        (("####", "####"), (1, 0)),
+        (("#.#.", "....", "#.##"), (4, 0)),
+        (("#...", ".#..", "..##"), (1, 0)),  # a diagonal line is connected
+        ((".#.", "#.#", ".#."), (1, 1)),  # and closes a loop
+        (("###", "#.#", "#.#"), (1, 0)),  # open at the border: no hole
+        (("#####", "#.#.#", "##.##", "#####"), (1, 3)),  # three holes that touch at corners alone
+        (("#######", "#.....#", "#.###.#", "#.#.#.#", "#.###.#", "#.....#", "#######"), (2, 2)),
+    ],
+)
+def test_components_and_holes_of_drawings(lines, expected):
+    mask = np.array([[pixel == "#" for pixel in line] for line in lines])
+    assert (components(mask), holes(mask)) == expected
+
+
+def test_components_less_holes_are_eulers_number():
+    """Corners less edges plus faces of the closed pixels, in which diagonal neighbours share a corner."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        mask = rng.random((9, 12)) < rng.uniform(0.1, 0.9)
+        corners, edges = set(), set()
+        for row, column in zip(*np.nonzero(mask), strict=True):
+            corners |= {(row + i, column + j) for i in (0, 1) for j in (0, 1)}
+            edges |= {("h", row, column), ("h", row + 1, column), ("v", row, column), ("v", row, column + 1)}
+        assert components(mask) - holes(mask) == len(corners) - len(edges) + mask.sum()
