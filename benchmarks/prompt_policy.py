@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks.segment import seconds
 from rl_reward_network.cli.app import run
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext

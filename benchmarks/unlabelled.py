@@ -28,7 +28,7 @@ from rich.table import Table
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
 from rl_reward_network.cli import grpo
 from rl_reward_network.cli.app import run
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import write_angiograms

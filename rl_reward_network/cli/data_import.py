@@ -42,8 +42,7 @@ class Args:
 
 def main(args: Args) -> None:
     """Tell what the source holds, and import it with --write."""
-    from rl_reward_network.data_import.report import report_lines
-    from rl_reward_network.data_import.survey import ImportOptions, survey_source
+    from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
     from rl_reward_network.data_import.write import check_target, write_import
 
     if args.write and args.to is None:

@@ -17,21 +17,18 @@ and phrase in two records is an error: the masks may be of two observers, and th
 mask, or whose polygons were all dropped, is unlabelled; an empty mask is given by an RLE or a PNG of zeros.
 """
 
-import hashlib
-import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
-from rl_reward_network.data.images import image_header
+from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
+from rl_reward_network.data.items import Sample, pseudonym, with_levels
 from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
-from rl_reward_network.data.patients import one_spelling
-from rl_reward_network.data.sample import Sample, pseudonym, with_levels
+from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.depth import Levels
 
 # <patient>(<digits>)_<series>_frame_<number>.jpg, also <patient>^(<digits>)... and <patient>__<digits>__...
@@ -56,7 +53,7 @@ class _Notes:
     dropped: int = 0
     left_bare: int = 0
     deep: dict[Path, str] = field(default_factory=dict)
-    """Image of more than 8 bit -> key of its levels, see `grey_levels`."""
+    """Image of more than 8 bit -> key of its levels, see `images.measured_levels`."""
     patients: dict[str, str] = field(default_factory=dict)
     """Name of a patient -> the spelling that stands for all of them, see `patients`."""
 
@@ -126,26 +123,6 @@ def _fault_list(faults: list[str]) -> str:
         return faults[0]
     more = [f"... and {len(faults) - MAX_FAULTS_LISTED} more"] if len(faults) > MAX_FAULTS_LISTED else []
     return "\n  ".join([f"{len(faults)} records have faults", *faults[:MAX_FAULTS_LISTED], *more])
-
-
-def data_fingerprint(samples: Iterable[Sample]) -> str:
-    """64 hex digits that change with any image, phrase, mask, group, series or level, but not with order."""
-    rows = sorted(
-        json.dumps(
-            [
-                *(s.sample_id, s.text, s.size, s.group_id, s.series_id, s.mask_parts and s.mask_parts.digest()),
-                hashlib.sha256(s.image_path.read_bytes()).hexdigest(),
-                *_level_fields(s.levels),
-            ]
-        )
-        for s in samples
-    )
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
-def _level_fields(levels: Levels | None) -> tuple[int, ...]:
-    """The levels without a black of 0, which version 0.11 did not know."""
-    return () if levels is None else levels if levels.black else (levels.white,)
 
 
 def _image_named(record: Any) -> str:

@@ -33,8 +33,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import decode_image
-from rl_reward_network.data.region_sample import RegionSample, collect, image_key, make_region, report_left_out
-from rl_reward_network.data.sample import pseudonym
+from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.depth import Levels
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from rl_reward_network.data.mask_files import without_soft_edges
+from rl_reward_network.data.masks import without_soft_edges
 
 INVERTED = (0.5, 0.75)  # share of the image, and of its border: an object seldom covers both, a background does
 SIDE = 16  # of a thumbnail, in pixels

@@ -7,9 +7,7 @@ format is a module of this package with two functions, and one line in `IMAGES` 
 - `read(folder, ...)` returns the samples, see `ReadImages` and `ReadRegions`.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +15,7 @@ from rl_reward_network.data.annotations import read_annotations, recognise_annot
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
 from rl_reward_network.data.grasp_any_region import is_hub_id, locate, read_grasp_any_region, recognise_grasp_any_region
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.region_sample import RegionSample
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import RegionSample, Sample
 from rl_reward_network.depth import Levels
 
 MAX_NAMES_LISTED = 6
@@ -29,7 +26,7 @@ EXPECTED = (
 
 
 class ReadImages(Protocol):
-    """Reads a folder of images; `grey_levels` is only for grey images of more than 8 bit, see `grey_levels`."""
+    """Reads a folder of images; `grey_levels` is for grey of more than 8 bit, see `images.measured_levels`."""
 
     def __call__(
         self, folder: Path, /, group_regex: str | None = None, *, grey_levels: Mapping[str, Levels] | None = None
@@ -171,12 +168,3 @@ def _listing(folder: Path) -> str:
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     more = f" and {len(names) - MAX_NAMES_LISTED} more" if len(names) > MAX_NAMES_LISTED else ""
     return f"it holds {', '.join(names[:MAX_NAMES_LISTED])}{more}" if names else "it is empty"
-
-
-def region_fingerprint(samples: Iterable[RegionSample]) -> str:
-    """64 hex digits that change with any image, caption, mask, group or series, but not with their order."""
-    rows = [
-        [s.image_id, s.group_id, s.series_id, s.caption, [r["size"] for r in s.mask_parts.rles], s.mask_parts.digest()]
-        for s in samples
-    ]
-    return hashlib.sha256("\n".join(sorted(map(json.dumps, rows))).encode()).hexdigest()

@@ -11,11 +11,9 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.mask_files import Size
-from rl_reward_network.data.roles import PARTS
-from rl_reward_network.data_import.files import files_below, json_files, names_of
-from rl_reward_network.data_import.items import Found, file_item
-from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+from rl_reward_network.data.masks import Size
+from rl_reward_network.data_import.files import PARTS, files_below, json_files, names_of
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
 
 MAX_FILES = 20  # JSON files of a data set; folders with more hold one file per image
 KEYS = {"images", "annotations", "categories"}

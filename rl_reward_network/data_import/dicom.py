@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from pydicom.dataset import Dataset
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES, check_sides
-from rl_reward_network.data.mask_files import ClassMasks, Size, classes_of, load_class_masks
-from rl_reward_network.data.roles import image_keys, images_and_masks, without_role
+from rl_reward_network.data.masks import ClassMasks, Size, classes_of, load_class_masks
 from rl_reward_network.data_import.dicom_pixels import (
     SUFFIXES,
     begins_as_dicom,
@@ -21,7 +20,15 @@ from rl_reward_network.data_import.dicom_pixels import (
     read_header,
     stored_values,
 )
-from rl_reward_network.data_import.files import files_below, grouped, relative_path, several_masks
+from rl_reward_network.data_import.files import (
+    files_below,
+    grouped,
+    image_keys,
+    images_and_masks,
+    relative_path,
+    several_masks,
+    without_role,
+)
 from rl_reward_network.data_import.items import Found, Item
 
 FRAMES = ("first", "middle", "all")

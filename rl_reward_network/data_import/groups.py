@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.annotations import compile_group_regex
-from rl_reward_network.data.patients import one_spelling
+from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.data_import.items import Item
 
 NONE = "none"  # --groups none: each image is a group of its own

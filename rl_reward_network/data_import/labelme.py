@@ -5,11 +5,16 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.mask_files import Size
-from rl_reward_network.data.roles import images_and_masks
-from rl_reward_network.data_import.files import files_below, json_files, listed, names_of, relative_path
-from rl_reward_network.data_import.items import Found, file_item
-from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+from rl_reward_network.data.masks import Size
+from rl_reward_network.data_import.files import (
+    files_below,
+    images_and_masks,
+    json_files,
+    listed,
+    names_of,
+    relative_path,
+)
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
 
 LOOKED_AT = 20  # JSON files that tell whether it is LabelMe
 

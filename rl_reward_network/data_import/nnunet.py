@@ -8,7 +8,7 @@ import numpy as np
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.mask_files import VOLUMES, ClassMasks, Size, load_class_masks
+from rl_reward_network.data.masks import VOLUMES, ClassMasks, Size, load_class_masks
 from rl_reward_network.data_import.files import files_below, grouped, several_masks
 from rl_reward_network.data_import.items import Found, file_item
 

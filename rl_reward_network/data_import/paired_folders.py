@@ -10,15 +10,20 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.mask_files import load_joined_masks
-from rl_reward_network.data.roles import AFFIX, affix_of, image_keys, images_and_masks, pair_key, role_of
+from rl_reward_network.data.masks import load_joined_masks
 from rl_reward_network.data_import.files import (
+    AFFIX,
     SHOWN,
+    affix_of,
     files_below,
     grouped,
+    image_keys,
+    images_and_masks,
     listed,
     names_of,
+    pair_key,
     relative_path,
+    role_of,
     several_masks,
 )
 from rl_reward_network.data_import.items import Found, file_item

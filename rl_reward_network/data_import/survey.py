@@ -1,22 +1,107 @@
 """What an import would do: every image and mask of a source is decoded once, nothing is written."""
 
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
 from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
 from rl_reward_network.data.mask_checks import MaskShape, field_of_view, looks_like_mask, mask_shape
-from rl_reward_network.data_import.classes import chosen_classes, class_order
 from rl_reward_network.data_import.files import SHOWN, unread_note
-from rl_reward_network.data_import.groups import Groups, groups_of
+from rl_reward_network.data_import.groups import NONE, Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
 from rl_reward_network.data_import.layouts import AUTO, LAYOUTS, recognise_layout
-from rl_reward_network.data_import.leaks import suspected_leaks, thumbnail
+
+ALL = "all"
+
+
+def chosen_classes(label: str | None, classes: Iterable[str], class_ids: dict[str, str]) -> list[str] | None:
+    """The classes whose union is the mask; None where the user has to choose.
+
+    Args:
+        label: a class by name, number or colour; several with commas between; "all"; None: the only class there is.
+        classes: the classes that occur.
+        class_ids: number -> name, see `Found`.
+
+    Raises:
+        ValueError: no class of that name.
+    """
+    known = sorted({*classes, *class_ids.values()}, key=class_order)
+    if label is None:
+        return known if len(known) <= 1 else None
+    if label == ALL and ALL not in known:
+        return known
+    parts = [label] if _named(label, known, class_ids) else [part.strip() for part in label.split(",")]
+    chosen = [_named(part, known, class_ids) for part in parts]
+    if unknown := [part for part, name in zip(parts, chosen, strict=True) if name is None]:
+        raise ValueError(
+            f"label {unknown[0]!r} is no class of the masks; they hold {', '.join(known) or 'nothing'}; --label all is"
+            " the union"
+        )
+    return [name for name in chosen if name is not None]
+
+
+def _named(label: str, known: list[str], class_ids: dict[str, str]) -> str | None:
+    """The class of a name, a colour or a number, names first; None without one."""
+    alike = [name for name in known if name.lower() == label.lower()]
+    return label if label in known else alike[0] if len(alike) == 1 else class_ids.get(label)
+
+
+def class_order(name: str) -> tuple[bool, int, str]:
+    """Numbers by value, before names."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
+
+
+SIDE = 32  # of a thumbnail, in pixels
+SUSPECT = 0.97  # correlation; the frames of one series reach it, two patients seldom
+BLOCK = 1000  # rows of the correlation matrix at once
+
+
+def thumbnail(image: np.ndarray) -> np.ndarray:
+    """float32 (SIDE * SIDE,) of mean 0 and norm 1 (0 of a blank image): grey, squeezed to a square.
+
+    Args:
+        image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W).
+    """
+    grey = image.mean(axis=2, dtype=np.float32) if image.ndim == 3 else image.astype(np.float32)
+    small = np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+    centred = small - small.mean()
+    norm = float(np.linalg.norm(centred))
+    return centred / norm if norm > 1e-3 * SIDE else np.zeros_like(centred)
+
+
+def suspected_leaks(
+    thumbnails: np.ndarray, groups: list[str], limit: int = 10
+) -> tuple[int, list[tuple[int, int, float]]]:
+    """Pairs of images of two groups whose thumbnails correlate above `SUSPECT`.
+
+    Args:
+        thumbnails: float32 (N, SIDE * SIDE) as `thumbnail` gives them.
+        groups: N group names.
+        limit: pairs that are returned.
+
+    Returns:
+        The number of pairs, and the most similar ones: (index, index, correlation).
+    """
+    _, numbers = np.unique(groups, return_inverse=True)
+    count, pairs = 0, list[tuple[int, int, float]]()
+    for start in range(0, len(thumbnails), BLOCK):
+        likeness = thumbnails[start : start + BLOCK] @ thumbnails[start:].T  # (rows, N - start)
+        rows, columns = np.nonzero(np.triu(likeness > SUSPECT, 1))
+        other = numbers[start + rows] != numbers[start + columns]
+        rows, columns = rows[other], columns[other]
+        count += len(rows)
+        values = likeness[rows, columns]
+        for best in np.argsort(-values, kind="stable")[:limit]:
+            pairs.append((int(start + rows[best]), int(start + columns[best]), float(values[best])))
+    return count, sorted(pairs, key=lambda pair: -pair[2])[:limit]
+
 
 PHRASE = "blood vessel"  # as in the built-in prompts
 
@@ -229,3 +314,78 @@ def _leaks(seen: list[Seen], found: Found, groups: Groups | None) -> tuple[int, 
     names = {item.name: group for item, (group, _) in zip(found.items, groups or (), strict=bool(groups))}
     own = [names.get(one.item.name, one.item.name) for one in seen]
     return suspected_leaks(np.stack([one.thumbnail for one in seen]), own)
+
+
+SIZES_SHOWN = 3
+FROM = {"layout": "from the files themselves", "table": "from --groups", "file names": "from the file names"}
+
+
+def report_lines(survey: Survey) -> list[str]:
+    """Layout, counts, sizes, classes, groups, what does not match, and suspected leaks; for the screen only."""
+    items = survey.found.items
+    labelled = sum(item.load_masks is not None for item in items)
+    return [
+        f"layout: {survey.description}",
+        f"images: {len(items)}, {labelled} with a mask{_sizes(survey)}",
+        *_class_lines(survey),
+        f"phrase: {survey.phrase}{_default_phrase(survey)}",
+        f"groups: {_group_line(survey)}",
+        *(f"note: {note}" for note in survey.found.notes),
+        *_skipped(survey),
+        *_leak_lines(survey),
+    ]
+
+
+def _sizes(survey: Survey) -> str:
+    """The commonest sizes, width x height."""
+    sizes = Counter(one.size for one in survey.seen).most_common()
+    shown = ", ".join(f"{width} x {height} ({count})" for (height, width), count in sizes[:SIZES_SHOWN])
+    more = f" and {len(sizes) - SIZES_SHOWN} other sizes" if len(sizes) > SIZES_SHOWN else ""
+    return f"; {shown}{more}" if sizes else ""
+
+
+def _class_lines(survey: Survey) -> list[str]:
+    """Each class with its images and its share of their pixels."""
+    total = sum(one.size[0] * one.size[1] for one in survey.seen if one.pixels is not None)
+    lines = []
+    for name, (images, pixels) in class_counts(survey.seen, survey.found).items():
+        used = ", the mask" if name in (survey.classes or ()) else ""
+        lines.append(f"class {name}: in {images} images, {pixels / max(total, 1):.2%} of the pixels{used}")
+    labelled = [one.pixels for one in survey.seen if one.pixels is not None]
+    empty = sum(not any(pixels.get(name) for name in survey.classes or ()) for pixels in labelled)
+    if survey.classes and empty:
+        lines.append(f"empty masks: {empty}, which mean that the object is absent")
+    return lines
+
+
+def _default_phrase(survey: Survey) -> str:
+    """What to do where the phrase is no name of a class, and the object may be another one."""
+    default = survey.phrase == PHRASE and survey.options.phrase is None
+    return "; note: the default, which `sa2va-rl data import --phrase` changes" if default else ""
+
+
+def _group_line(survey: Survey) -> str:
+    if survey.groups is None:
+        return "not known"
+    if survey.groups_from == NONE:
+        return "none; each image is its own, which every report will repeat as a possible leak"
+    return f"{len({group for group, _ in survey.groups})}, {FROM[survey.groups_from]}"
+
+
+def _skipped(survey: Survey) -> list[str]:
+    """The broken files that are left out, each of them: they are few."""
+    head = f"skipped: {len(survey.skipped)} broken file(s), left out by --skip {survey.options.skip}"
+    return [head, *(f"  {fault}" for fault in survey.skipped)] if survey.skipped else []
+
+
+def _leak_lines(survey: Survey) -> list[str]:
+    """Suspected pairs, the most similar ones by name."""
+    count, pairs = survey.leaks
+    if not count:
+        return []
+    own = "" if survey.groups else " (no groups are known yet)"
+    head = f"suspected leaks: {count} pairs of images in two groups{own} whose thumbnails correlate above {SUSPECT}"
+    # Paths of DICOM files name patients, and the main job's output may be kept.
+    names = [one.item.name if survey.layout == "dicom" else one.item.found_as for one in survey.seen]
+    shown = [f"  {names[first]} and {names[second]} ({likeness:.3f})" for first, second, likeness in pairs]
+    return [head, *shown, "  look at them; images of one patient need one group (--groups patients.csv)"]

@@ -13,11 +13,35 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, secret_key, whole_folder, write_json
-from rl_reward_network.data.patients import patient_key
-from rl_reward_network.data_import.groups import Groups
+from rl_reward_network.data.splits import patient_key
+from rl_reward_network.data_import.groups import NONE, Groups
 from rl_reward_network.data_import.items import Item
-from rl_reward_network.data_import.notes import FORMAT_VERSION, IMPORT_FILE
 from rl_reward_network.data_import.survey import Survey
+
+IMPORT_FILE = "import.json"  # beside the annotations of imported data
+FORMAT_VERSION = 2  # 2: names of patients are hashed in one spelling
+
+
+def import_notes(data_root: Path) -> tuple[str, ...]:
+    """A warning where the groups of imported data are not known; () for all other data.
+
+    Raises:
+        ValueError: import.json is damaged or of another version.
+    """
+    path = data_root / IMPORT_FILE
+    if not path.is_file():
+        return ()
+    origin = read_json(path)
+    if not isinstance(origin, dict) or origin.get("format_version") not in (1, FORMAT_VERSION):
+        raise ValueError(f"{path}: expected format_version 1 or {FORMAT_VERSION}; import the data again")
+    if origin["groups"] != NONE:
+        return ()
+    pairs = f", and {origin['suspected_leaks']} pairs look nearly identical" * bool(origin["suspected_leaks"])
+    return (
+        f"Possible leak: the data were imported with --groups none, so each image is a group of its own{pairs}; images"
+        " of one patient may be in training and test, and intervals may be too narrow.",
+    )
+
 
 SKIPPED_FILE = "skipped.txt"  # what --skip has left out
 KEY_FILE = ".group_key"  # in the parent of imported data: the imports of a folder name patients alike

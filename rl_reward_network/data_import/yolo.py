@@ -6,17 +6,18 @@ from pathlib import Path
 import yaml
 
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.roles import images_and_masks, role_of, without_role
 from rl_reward_network.data_import.files import (
     files_below,
     grouped,
+    images_and_masks,
     listed,
     names_of,
     relative_path,
+    role_of,
     several_masks,
+    without_role,
 )
-from rl_reward_network.data_import.items import Found, file_item
-from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
 
 NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names")
 

@@ -6,30 +6,43 @@ the hidden property on which the best prompt depends, see `nano.prompt_targets`.
 The picture is absorption, as on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the
 rays through round tubes, motion blur of the heart alone, detector blur and noise, display window, polarity. The ground
 truth is the vessel tree, never the catheter.
+
+Vessels are tapering tubes. Coordinates are (x, y) in pixels, pixel centres at whole numbers. No radius is below
+`THINNEST_RADIUS`, so the mask of the thinnest vessel is at least 8 pixels wide wherever it lies between pixel centres:
+two cells of the 64 x 64 mask grid of `sa2va-nano`, whose input is 256 pixels wide.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
 from PIL import Image
 from scipy.ndimage import convolve1d, gaussian_filter, rotate
 
-from rl_reward_network.embedded.vessel_tree import (
-    BRANCH,
-    CATHETER,
-    THIN,
-    TRUNK,
-    Tube,
-    catheter,
-    depth,
-    grow_tree,
-    moved,
-    pacing_lead,
-    part_map,
-    turned,
-)
+THINNEST_RADIUS = 4.25  # pixels at a side of 256
+TRUNK, BRANCH, THIN, CATHETER = 1, 2, 4, 8  # bits of a part map
+LENGTHS = {TRUNK: (170.0, 240.0), BRANCH: (80.0, 140.0), THIN: (38.0, 72.0)}  # pixels
+RADII = {TRUNK: (8.2, 9.6), BRANCH: (5.6, 6.8), THIN: (4.4, 4.7)}  # pixels, at the root of each tube
+TAPER = {TRUNK: 0.68, BRANCH: 0.78, THIN: THINNEST_RADIUS / 4.4}  # radius at the tip / radius at the root
+BENDING = {TRUNK: 0.30, BRANCH: 0.36, THIN: 0.42}  # radians, standard deviation of each wave of the heading
+CLEARANCE = 5.0  # pixels between the walls of two tubes, so that they remain distinguishable
+
+
+@dataclass(frozen=True, eq=False)
+class Tube:
+    """One vessel, or the catheter.
+
+    Args:
+        points: float64 (n, 2), x and y of its centre line, about a pixel apart.
+        radius: float64 (n,), pixels.
+        part: TRUNK, BRANCH, THIN or CATHETER.
+    """
+
+    points: np.ndarray
+    radius: np.ndarray
+    part: int
+
 
 SIDE = 256  # pixels
 TREE = TRUNK | BRANCH | THIN  # bits of the ground truth
@@ -173,3 +186,118 @@ def _diaphragm(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
     """(H, W) factor: a dome at the lower edge, visible in some pictures."""
     top = rng.uniform(0.72, 1.15) + rng.uniform(0.3, 0.9) * (cols - rng.uniform(0.2, 0.8)) ** 2
     return 1 - rng.uniform(0.1, 0.3) / (1 + np.exp((top - rows) / 0.012))
+
+
+def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float = 1.0) -> list[Tube]:
+    """A trunk across a 256 x 256 picture, branches from it, and thin branches from either; the trunk comes first.
+
+    Args:
+        rng: random generator.
+        branches, thin_branches: numbers of attempts; a branch without a free place is left out.
+        calibre: factor on all radii but those of thin branches.
+    """
+    start = rng.uniform((50, 44), (96, 84))
+    tree = [_tube(rng, start, rng.uniform(0.45, 1.1), TRUNK, calibre)]
+    for _ in range(branches):
+        _sprout(rng, tree, tree[:1], BRANCH, calibre)
+    stems = list(tree)
+    for _ in range(thin_branches):
+        _sprout(rng, tree, stems, THIN, 1.0)
+    return tree
+
+
+def _tube(rng: Generator, start: np.ndarray, heading: float, part: int, calibre: float) -> Tube:
+    """A tube from `start` along `heading` (radians) that bends slowly and tapers."""
+    count = int(rng.uniform(*LENGTHS[part]))
+    along = np.linspace(0, 1, count)
+    waves = rng.normal(0, 1, 3) @ np.sin(np.outer((1, 2, 3.5), np.pi * along) + rng.uniform(0, 6, (3, 1)))
+    headings = heading + (waves - waves[0]) * BENDING[part]
+    steps = np.stack([np.cos(headings), np.sin(headings)], axis=1)
+    radius = rng.uniform(*RADII[part]) * calibre * np.linspace(1, TAPER[part], count)
+    return Tube(start + np.cumsum(steps, axis=0), np.maximum(radius, THINNEST_RADIUS), part)
+
+
+def _sprout(rng: Generator, tree: list[Tube], parents: list[Tube], part: int, calibre: float, tries: int = 24) -> None:
+    """Append a side branch, if one is found that keeps `CLEARANCE` and lies mostly inside the picture."""
+    for _ in range(tries):
+        parent = parents[rng.integers(len(parents))]
+        at = int(rng.uniform(0.06, 0.94) * (len(parent.points) - 2))
+        direction = parent.points[at + 1] - parent.points[at]
+        side = rng.choice((-1, 1)) * rng.uniform(0.6, 1.15)  # radians off the parent's direction
+        tube = _tube(rng, parent.points[at], np.arctan2(direction[1], direction[0]) + side, part, calibre)
+        root = int(parent.radius[at] + tube.radius[0] + 10)  # the first points are inside or beside the parent
+        inside = ((tube.points > 6) & (tube.points < 250)).all(axis=1).mean()  # share of points inside the picture
+        if inside > 0.8 and all(_clear(tube, other, root if other is parent else 0) for other in tree):
+            tree.append(tube)
+            return
+
+
+def _clear(tube: Tube, other: Tube, skip: int) -> bool:
+    """Whether all but the first `skip` points keep `CLEARANCE` from the other tube's wall."""
+    gaps = np.linalg.norm(tube.points[skip::3, None] - other.points[None, ::3], axis=2)
+    return bool((gaps > tube.radius[skip::3, None] + other.radius[None, ::3] + CLEARANCE).all())
+
+
+def catheter(rng: Generator, tip: np.ndarray, heading: float) -> Tube:
+    """A tube of constant width from the edge of the picture to `tip`, where the trunk begins.
+
+    Args:
+        rng: random generator.
+        tip: (x, y), pixels.
+        heading: direction of the trunk there, radians; the catheter arrives roughly along it.
+    """
+    turn = np.linspace(0, rng.choice((-1, 1)) * rng.uniform(0.3, 1.2), 330)
+    return _wire(rng, tip, heading + np.pi + rng.uniform(-0.3, 0.3) + turn)
+
+
+def pacing_lead(rng: Generator) -> Tube:
+    """A tube of constant width that crosses the whole picture, as a pacemaker's lead does."""
+    start, heading = np.array([rng.uniform(40, 216), -8.0]), rng.uniform(0.35, 0.65) * np.pi
+    return _wire(rng, start, heading + 0.5 * np.sin(np.linspace(0, rng.uniform(2, 5), 330) + rng.uniform(0, 6)))
+
+
+def _wire(rng: Generator, start: np.ndarray, headings: np.ndarray) -> Tube:
+    """A tube of constant width from `start` along one heading (radians) per pixel."""
+    steps = np.stack([np.cos(headings), np.sin(headings)], axis=1)
+    return Tube(start + np.cumsum(steps, axis=0), np.full(len(steps), rng.uniform(4.3, 5.2)), CATHETER)
+
+
+def turned(tubes: list[Tube], angle: float, flip: bool, side: int = 256) -> list[Tube]:
+    """The tubes turned about the picture's middle by `angle` radians, mirrored first if `flip`."""
+    middle = (side - 1) / 2
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    mirror = np.array([-1.0 if flip else 1.0, 1.0])
+    return [replace(tube, points=(tube.points - middle) * mirror @ turn + middle) for tube in tubes]
+
+
+def moved(tubes: list[Tube], shift: np.ndarray, swell: np.ndarray, side: int = 256) -> list[Tube]:
+    """The tubes at another phase of the heart beat: shifted by (x, y) pixels, stretched smoothly by `swell` pixels."""
+    wave = [np.sin(np.pi * tube.points[:, ::-1] / side) for tube in tubes]
+    return [replace(tube, points=tube.points + shift + w * swell) for tube, w in zip(tubes, wave, strict=True)]
+
+
+def depth(tubes: list[Tube], side: int = 256) -> np.ndarray:
+    """float64 (side, side): squared half-thickness of the tubes above each pixel centre, 0 outside.
+
+    The union of discs: radius^2 - distance^2, largest over all points; a ray through a round tube is twice its root.
+    """
+    grid = np.zeros((side, side))
+    for tube in tubes:
+        reach = int(np.ceil(tube.radius.max())) + 1
+        offsets = np.arange(-reach, reach + 1)
+        corner = np.round(tube.points).astype(int)
+        xs, ys = corner[:, :1] + offsets, corner[:, 1:] + offsets  # (n, k)
+        gap = (ys - tube.points[:, 1:])[:, :, None] ** 2 + (xs - tube.points[:, :1])[:, None, :] ** 2  # (n, k, k)
+        value = tube.radius[:, None, None] ** 2 - gap
+        rows, cols = np.broadcast_to(ys[:, :, None], value.shape), np.broadcast_to(xs[:, None, :], value.shape)
+        inside = (value > 0) & (rows >= 0) & (rows < side) & (cols >= 0) & (cols < side)
+        np.maximum.at(grid, (rows[inside], cols[inside]), value[inside])
+    return grid
+
+
+def part_map(tubes: list[Tube], side: int = 256) -> np.ndarray:
+    """uint8 (side, side): the parts that cover each pixel, as bits; 0 is background."""
+    bits = np.zeros((side, side), dtype=np.uint8)
+    for part in sorted({tube.part for tube in tubes}):
+        bits[depth([tube for tube in tubes if tube.part == part], side) > 0] |= part
+    return bits

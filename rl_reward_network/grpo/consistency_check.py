@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.consistency import ConsistencyRow, consistency_rows

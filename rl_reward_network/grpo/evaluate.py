@@ -14,7 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.data.splits import spread
-from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.grpo.card import training_facts
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
 from rl_reward_network.grpo.image_features import FeatureCache
@@ -27,7 +27,7 @@ from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.unlabelled import grpo_section
 from rl_reward_network.grpo.validation import scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.saved import located_data, located_model, located_unlabelled
+from rl_reward_network.inputs.loading import located_data, located_model, located_unlabelled
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork

@@ -7,26 +7,27 @@ from typing import Any, Literal
 
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.grasp_any_region import is_hub_id
-from rl_reward_network.data.grey_levels import given_levels, levels_of
-from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.images import given_levels, levels_of
+from rl_reward_network.data.items import region_fingerprint
+from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
-from rl_reward_network.data.unlabelled import Unlabelled
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_FOLDER, embedded_regions, is_rendered
 from rl_reward_network.flags import changed
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, image_prompt, region_prompt
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
-from rl_reward_network.inputs.imported import own_format
 from rl_reward_network.inputs.loading import (
     check_named,
     check_one_phrase,
     check_readable,
     images_summary,
+    own_format,
     read_samples,
     regions_summary,
     split_samples,
     unlabelled_of,
 )
+from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from rl_reward_network.artefacts import read_json, whole_folder
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.evaluate import evaluation_folder, grpo_model, load_base, trained_config
-from rl_reward_network.inputs.saved import located_model
+from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype

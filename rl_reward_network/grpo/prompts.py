@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl_reward_network.data.region_sample import RegionSample
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import RegionSample, Sample
 
 TAG = re.compile(r"<[^<>\s]*>|\[SEG\]")
 DESCRIBE = "Please describe region1."  # the question the embedded model was trained on

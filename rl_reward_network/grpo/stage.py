@@ -41,7 +41,7 @@ from rl_reward_network.grpo.trainable import (
 from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer
 from rl_reward_network.grpo.unlabelled import with_unlabelled
 from rl_reward_network.grpo.validation import ValidationCallback
-from rl_reward_network.inputs.saved import portable_settings
+from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork

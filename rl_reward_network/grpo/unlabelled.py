@@ -7,10 +7,10 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from rl_reward_network.data.splits import spread
-from rl_reward_network.data.unlabelled import unchanged
 from rl_reward_network.grpo.inputs import GRPOInputs, validation_prompts
 from rl_reward_network.grpo.measure import Measured, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
+from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.report.unlabelled import (
     IMAGES,
     JudgedImages,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from rl_reward_network.data.grey_levels import saved_levels
+from rl_reward_network.data.images import saved_levels
 from rl_reward_network.depth import Levels, levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA, DEFAULT_FOLDER, region_folder
 from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
@@ -58,7 +58,7 @@ class RunConfig:
     """Bits of grey images above 8 bit, 10 to 16; by default black and white are the 0.1 and 99.9 % points of all
     images, or of a series (of captioned regions, of each image)."""
     grey_levels: Annotated[dict[str, Levels] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None
-    """Levels of such images, see `data.grey_levels`; set when the data are read."""
+    """Levels of such images, see `data.images`; set when the data are read."""
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range and unknown bit depths."""

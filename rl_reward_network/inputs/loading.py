@@ -1,23 +1,39 @@
-"""Inputs of steps 1 and 2: the data and their split, the frozen Sa2VA, and the bank of its masks."""
+"""Inputs of steps 1 and 2: the data (other layouts are imported first), their split, the frozen Sa2VA, its masks.
 
+They are written into config.json of a run, and found again from it after the folder was moved.
+"""
+
+import hashlib
+import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
+from rl_reward_network.artefacts import locked, write_json
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
-from rl_reward_network.data.grey_levels import given_levels, levels_of
-from rl_reward_network.data.readers import read_images
-from rl_reward_network.data.sample import Sample
-from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
-from rl_reward_network.data.unlabelled import Unlabelled, open_unlabelled
-from rl_reward_network.data_import.notes import import_notes
-from rl_reward_network.data_import.write import check_named_alike
+from rl_reward_network.data.images import given_levels, levels_of
+from rl_reward_network.data.items import Sample
+from rl_reward_network.data.readers import READERS, read_images
+from rl_reward_network.data.splits import Split, load_split, make_split, save_split, select, spread
+from rl_reward_network.data_import.files import check_files as check_names
+from rl_reward_network.data_import.files import files_below
+from rl_reward_network.data_import.groups import NONE
+from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
+from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
+from rl_reward_network.data_import.write import (
+    FORMAT_VERSION,
+    check_named_alike,
+    check_target,
+    import_notes,
+    write_import,
+)
 from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.datasets import (
     DEFAULT_DATA,
@@ -29,11 +45,13 @@ from rl_reward_network.embedded.datasets import (
 from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
-from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.inputs.imported import own_format
+from rl_reward_network.flags import changed
+from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
+from rl_reward_network.inputs.unlabelled import Unlabelled, open_unlabelled
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
+from rl_reward_network.runs.folder import check_new, portable, provenance
 
 Result = TypeVar("Result")
 
@@ -272,3 +290,200 @@ def check_one_phrase(samples: list[Sample], data_root: Path) -> None:
             f"{data_root / 'annotations.json'}: text holds {len(phrases)} different phrases, {phrases[:3]} first; "
             "a prompt policy is for one kind of object: make one data folder for each, with --prompts for it"
         )
+
+
+IMPORTED = "imported"  # below the output folder
+
+
+def own_format(config: RunConfig) -> RunConfig:
+    """The settings with `data_root` in a format of this project; another layout is imported first.
+
+    Raises:
+        ValueError: the source cannot be imported as it is, or flags of the import are given for other data.
+    """
+    if config.unlabelled_root is not None:
+        config = replace(config, unlabelled_root=own_unlabelled(config))
+    options = ImportOptions(config.groups, config.group_regex, config.label)
+    root = imported_root(config.data_root, config.output_dir, options)
+    if root is not None:
+        regex = config.group_regex if config.unlabelled_root else None  # of no effect on imported data
+        return replace(config, data_root=root, groups=None, group_regex=regex, label=None)
+    if flags := changed(config, "groups", "label"):
+        raise ValueError(f"{flags[0]} is for data that are imported, but {config.data_root} is not: leave it out")
+    return config
+
+
+def own_unlabelled(config: RunConfig) -> Path | None:
+    """`unlabelled_root` in a format of this project, or a plain folder of images; another layout is imported first.
+
+    Raises:
+        ValueError: the source cannot be imported as it is.
+    """
+    root = config.unlabelled_root
+    if root is None:
+        return None
+    try:
+        options = ImportOptions(None, config.group_regex, config.label, own_groups=True)
+        return imported_root(root, config.output_dir, options) or root
+    except ValueError as error:
+        remedy = f"import it by sa2va-rl data import {root} --to FOLDER --write, and name that folder"
+        raise ValueError(f"unlabelled_root: {error}; {remedy}") from None
+
+
+def imported_root(data_root: Path, output_dir: Path, options: ImportOptions) -> Path | None:
+    """The folder of imported data, made if it is missing; None for data that are read as they are.
+
+    Args:
+        data_root: any data folder.
+        output_dir: parent of the run folders; holds `imported/<name>_<hash of the files and options>`.
+        options: of the import.
+
+    Raises:
+        ValueError: as `survey_source` and `write_import`.
+    """
+    if not data_root.is_dir() or _read_as_it_is(data_root):
+        return None
+    check_names(data_root)  # before they are counted
+    if not _of_a_layout(data_root):
+        return None
+    layout, description = recognise_layout(data_root, options.layout)
+    name = layout if layout == "dicom" else data_root.resolve().name  # folders of DICOM files are named after patients
+    folder = output_dir / IMPORTED / f"{name}_{_digest(data_root, options)}"
+    taken = f"{data_root}: taken for {description}"
+    if not folder.exists():
+        check_target(data_root, folder)
+        tqdm.write(f"{taken}; importing, once")
+        survey = survey_source(data_root, options)
+        tqdm.write("\n".join(report_lines(survey)))
+        survey.check()
+        with locked(folder.parent):  # other processes wait while this one writes
+            if not folder.exists():
+                write_import(survey, folder)
+    if os.environ.get("RANK", "0") == "0":
+        tqdm.write(f"{taken}; imported: {folder}")
+    return folder
+
+
+def _read_as_it_is(root: Path) -> bool:
+    """Whether a reader takes the folder; COCO's annotations.json is an object, ours a list, which can be long."""
+    file = root / "annotations.json"
+    if file.is_file():
+        with file.open(encoding="utf-8-sig", errors="replace") as text:
+            object_ = text.read(4096).lstrip().startswith("{")
+        return not (object_ and LAYOUTS["coco"].recognise(root))
+    return any(recognise(root) for recognise, _ in READERS.values())
+
+
+def _of_a_layout(root: Path) -> bool:
+    return any(layout.recognise(root) for layout in LAYOUTS.values())
+
+
+def _digest(source: Path, options: ImportOptions) -> str:
+    """12 hex digits that change with the files of the source (names, sizes, times) and the options."""
+    stats = [(path.relative_to(source).as_posix(), path.stat()) for path in files_below(source)]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    table = options.groups not in (None, NONE) and Path(str(options.groups)).is_file()
+    rows = Path(str(options.groups)).read_text(encoding="utf-8", errors="replace") if table else options.groups
+    text = json.dumps([FORMAT_VERSION, files, rows, options.group_regex, options.label, options.own_groups])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def describe_run(run: Path, inputs: RunInputs, stage: dict[str, Any]) -> dict[str, Any]:
+    """Make the run folder of step 1 or 2 with config.json and split.json, and return the former.
+
+    Args:
+        run: run folder.
+        inputs: inputs of the run; paths are written as `portable` returns them.
+        stage: entries of the stage (mode, preset, reward network, ...).
+
+    Raises:
+        ValueError: the folder holds a run already.
+    """
+    check_new(run)
+    config = {
+        **stage,
+        "world": portable_settings(run, inputs.config, inputs.prompt_config),
+        "device": inputs.config.device,
+        "data_fingerprint": inputs.data_fingerprint,
+        "model_fingerprint": inputs.segmenter.fingerprint,
+        "prompts": list(inputs.prompts),
+        "patients": {name: len(ids) for name, ids in inputs.split.groups.items()},
+        "images": len(inputs.samples),
+        **provenance(),
+    }
+    save_split(inputs.split, run / "split.json")
+    write_json(run / "config.json", config)  # last: a folder with a config.json is complete
+    return config
+
+
+def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:
+    """Settings as "world" of config.json: a flat mapping, paths as `portable` returns them, names and hub ids as is.
+
+    Args:
+        run: run folder.
+        config: model, data, seeds and device.
+        further: dataclasses with more settings of the stage.
+    """
+    values = {name: value for settings in (config, *further) for name, value in asdict(settings).items()}
+    values = {name: portable(value, run) if isinstance(value, Path) else value for name, value in values.items()}
+    named = {"model_path": Path(config.model_path), "data_root": config.data_root}
+    return values | {name: portable(path, run) if path.exists() else str(path) for name, path in named.items()}
+
+
+def saved_config(
+    run: Path, config: dict[str, Any], data_root: Path | None = None, model_path: str | None = None
+) -> tuple[RunConfig, PromptConfig]:
+    """Settings of a run of step 1 or 2 in its present folder; the prompts are in `config` itself.
+
+    Args:
+        run: run folder.
+        config: its config.json.
+        data_root, model_path: where data and model are now, if not where they were.
+
+    Raises:
+        ValueError: data or model are missing; names the flag for their place.
+    """
+    saved = config["world"]
+    output_dir = (run / saved["output_dir"]).resolve()
+    paths: dict[str, Any] = {
+        "data_root": data_root or located_data(run, config),
+        "model_path": model_path or located_model(run, config, "--base_model"),
+        "output_dir": output_dir if output_dir.is_dir() else run.parent.resolve(),
+        "unlabelled_root": located_unlabelled(run, config),
+    }
+    return replace(pick_fields(RunConfig, saved), **paths), pick_fields(PromptConfig, {**saved, "prompts": None})
+
+
+def located_data(run: Path, config: dict[str, Any]) -> Path:
+    """The data of a run: a folder that exists, or a hub id.
+
+    Raises:
+        ValueError: it was a folder and is missing; names the flag for its place.
+    """
+    return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
+
+
+def located_unlabelled(run: Path, config: dict[str, Any]) -> Path | None:
+    """The folder of a run's unlabelled images; None without any, or where it is no longer there."""
+    saved = config["world"].get("unlabelled_root")
+    folder = (run / saved).resolve() if saved else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def located_model(run: Path, config: dict[str, Any], flag: str) -> str:
+    """The model of a run: a folder that exists, the name of an embedded model, or a hub id.
+
+    Raises:
+        ValueError: it was a folder and is missing; names `flag`, for its place.
+    """
+    return _located(run, config, "model_path", f"{flag}, the folder where the same model is now")
+
+
+def _located(run: Path, config: dict[str, Any], name: str, remedy: str) -> str:
+    saved = str(config["world"][name])
+    if not saved.startswith((".", os.sep)):
+        return saved
+    folder = (run / saved).resolve()
+    if not folder.is_dir():
+        raise ValueError(f"{run / 'config.json'}: field world.{name} is {saved}, no folder here; give {remedy}")
+    return str(folder)

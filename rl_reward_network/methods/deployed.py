@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import read_json, whole_folder, write_json
-from rl_reward_network.data.grey_levels import saved_levels
+from rl_reward_network.data.images import saved_levels
 from rl_reward_network.depth import Levels
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.saved import located_model
+from rl_reward_network.inputs.loading import RunInputs, located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
 from rl_reward_network.methods.masks import Tools, road_mask
 from rl_reward_network.methods.measure import RoadResult

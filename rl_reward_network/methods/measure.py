@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.masks import Tools, masks_of_grid, road_mask
 from rl_reward_network.methods.parts import Cost, cost_from_json, cost_json
 from rl_reward_network.methods.roads import Road

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.methods import figures
 from rl_reward_network.methods.parts import cost_json
 from rl_reward_network.methods.table import Choice, TableRow, TestImages, p_words

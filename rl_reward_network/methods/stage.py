@@ -13,11 +13,10 @@ import numpy as np
 
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json, write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.methods.deployed import save_deployed
 from rl_reward_network.methods.masks import road_mask

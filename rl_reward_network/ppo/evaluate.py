@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from rl_reward_network.data.sample import Sample
-from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data.items import Sample
+from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.env.actions import action_masks
-from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.inputs.saved import saved_config
+from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
 from rl_reward_network.ppo.config import TEST_IMAGES

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.env.edits import EditedImage
-from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.inputs.saved import saved_config
+from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.config import PromptPPOConfig
 from rl_reward_network.ppo.post_policy import Operations, PostPolicy, choose_operations, load_policy_of_run

@@ -11,14 +11,13 @@ import numpy as np
 from stable_baselines3 import PPO
 from tqdm import tqdm
 
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.edits import EditedImage
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.operations import GuideImage
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.config import Mode, PromptPPOConfig
 from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3 import PPO
 
-from rl_reward_network.data.sample import Sample
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.data.items import Sample
+from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, PromptPPOConfig, with_preset
 from rl_reward_network.ppo.policy import choose_prompts, save_policy

@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.env.actions import action_masks
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewards

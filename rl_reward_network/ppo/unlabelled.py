@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
-from rl_reward_network.data.unlabelled import unchanged
 from rl_reward_network.env.actions import action_masks
 from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.ppo.policy import choose_prompts, load_policy
 from rl_reward_network.ppo.tables import prompt_tables
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment

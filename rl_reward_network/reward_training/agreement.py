@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.inputs.label_check import IMAGES, check_labels
+from rl_reward_network.data.ridges import IMAGES, check_labels
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, error_map
 from rl_reward_network.report.agreement import AgreementRow, agreement, coverage
 from rl_reward_network.reward_training.baseline import Predictor

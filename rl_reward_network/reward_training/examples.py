@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.reward_training.masks import RewardExample
 

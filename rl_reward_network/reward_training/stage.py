@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import Split
-from rl_reward_network.data.unlabelled import Unlabelled
-from rl_reward_network.data_import.notes import import_notes
+from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.inputs.loading import RunInputs, describe_run
+from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
 from rl_reward_network.reward_training.baseline import train_pooled_cnn

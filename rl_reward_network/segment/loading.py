@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from rl_reward_network.artefacts import weights_fingerprint
-from rl_reward_network.data.grey_levels import DATA_SET, given_levels, saved_levels
+from rl_reward_network.data.images import DATA_SET, given_levels, saved_levels
 from rl_reward_network.depth import Levels
-from rl_reward_network.inputs.saved import located_model
+from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model

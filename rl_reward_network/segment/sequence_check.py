@@ -9,9 +9,8 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.images import load_grid
-from rl_reward_network.data.key_frames import frame_contrast
-from rl_reward_network.data.mask_files import load_mask
-from rl_reward_network.data_import.sequences import FrameSequence, open_sequence
+from rl_reward_network.data.masks import load_mask
+from rl_reward_network.data_import.sequences import FrameSequence, frame_contrast, open_sequence
 from rl_reward_network.depth import Levels
 from rl_reward_network.segment.files import prompt_of
 from rl_reward_network.segment.sequence_files import SequenceTarget, check_sequence_free, truth_files

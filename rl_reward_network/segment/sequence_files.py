@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from rl_reward_network.artefacts import whole_file
 from rl_reward_network.data.images import IMAGE_SUFFIXES
-from rl_reward_network.data.mask_files import load_mask
+from rl_reward_network.data.masks import load_mask
 from rl_reward_network.data_import.dicom_pixels import SUFFIXES
 from rl_reward_network.data_import.sequences import VIDEO_SUFFIXES, FrameSequence, visible_images
 from rl_reward_network.segment.files import PROMPT_KEY, prompt_of, words_of

@@ -12,8 +12,7 @@ import torch
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_json
-from rl_reward_network.data.key_frames import KeyFrames, key_frames
-from rl_reward_network.data_import.sequences import FrameSequence
+from rl_reward_network.data_import.sequences import FrameSequence, KeyFrames, key_frames
 from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.env.sequence_bank import SequenceBank, StoredAnswer
 from rl_reward_network.inputs.segmenter import answers_fingerprint

@@ -7,7 +7,8 @@ import pytest
 from PIL import ExifTags, Image
 from pycocotools import mask as coco
 
-from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.items import data_fingerprint
 from rl_reward_network.depth import Levels
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"

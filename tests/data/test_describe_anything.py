@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data.describe_anything import read_describe_anything, subset_folders
+from rl_reward_network.data.items import RegionSample
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import RegionSample
 
 SIZE = (12, 16)  # H, W: not square, so that swapped axes show
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.data import grey_levels
-from rl_reward_network.data.grey_levels import (
+from rl_reward_network.data import images
+from rl_reward_network.data.images import (
     DATA_SET,
     given_levels,
     level_of,
@@ -63,8 +63,8 @@ def test_few_images_are_read(write, monkeypatch):
         measured.append(path.name)
         return np.bincount([1000])
 
-    monkeypatch.setattr(grey_levels, "grey_histogram", histogram)
-    monkeypatch.setattr(grey_levels, "MAX_IMAGES", 8)
+    monkeypatch.setattr(images, "grey_histogram", histogram)
+    monkeypatch.setattr(images, "MAX_IMAGES", 8)
     names = [write(f"{n:03d}.png", 1000) for n in range(33)]
     measured_levels(dict.fromkeys(names, DATA_SET))
     assert sorted(measured) == [f"{n:03d}.png" for n in range(0, 33, 5)]

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.data.key_frames import frame_contrast, key_frames
+from rl_reward_network.data_import.sequences import frame_contrast, key_frames
 from tests.conftest import tube_image
 
 

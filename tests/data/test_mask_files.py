@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.data.mask_files import load_class_masks, load_joined_masks, load_mask
+from rl_reward_network.data.masks import load_class_masks, load_joined_masks, load_mask
 from tests.data_import.sources import SIZE, as_255, save, truth
 
 MASK, OTHER = truth(1), np.roll(truth(2), 14, axis=1) & ~truth(1)

@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco
 
-from rl_reward_network.data.mask_files import load_mask
 from rl_reward_network.data.masks import (
     MaskParts,
+    load_mask,
     parse_png,
     parse_polygon,
     parse_rle,

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.patients import doubtful, one_spelling, patient_key, spellings
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
+from rl_reward_network.data.splits import doubtful, one_spelling, patient_key, spellings
 
 ONE = [
     ["Patient 7", "patient_07", "PATIENT  7", "patient-007", "Patient7", "\uff30atient \uff17", " patient.7 "],

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rl_reward_network.data import grasp_any_region
+from rl_reward_network.data.items import region_fingerprint
 from rl_reward_network.data.masks import parse_rle, to_rle
-from rl_reward_network.data.readers import read_region_data, recognise, region_fingerprint
+from rl_reward_network.data.readers import read_region_data, recognise
 from rl_reward_network.embedded.regions import write_regions
 from tests.data.test_describe_anything import write_coco, write_video
 from tests.data.test_grasp_any_region import fine, write

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import (
+from rl_reward_network.data.items import (
     KEY_BYTES,
     RegionSample,
     collect,
@@ -17,6 +16,7 @@ from rl_reward_network.data.region_sample import (
     make_region,
     report_left_out,
 )
+from rl_reward_network.data.masks import to_rle
 
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)  # not square, so that swapped axes show
 MASK = np.zeros((6, 8), dtype=bool)

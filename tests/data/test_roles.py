@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from rl_reward_network.data.roles import image_keys, images_and_masks, role_of, without_role
+from rl_reward_network.data_import.files import image_keys, images_and_masks, role_of, without_role
 
 FOLDERS = {
     "image": ("images", "JPEGImages", "train_images", "img_dir", "Images (2)", "trainImages", "inputs"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_reward_network.data.items import Sample, pseudonym
 from rl_reward_network.data.masks import parse_polygon
-from rl_reward_network.data.sample import Sample, pseudonym
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_reward_network.data.annotations import data_fingerprint, read_annotations
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym
 from rl_reward_network.data.masks import parse_polygon
-from rl_reward_network.data.sample import Sample, pseudonym
 from rl_reward_network.data.splits import SPLITS, load_split, make_split, save_split, select, spread
 
 CHASE = Path(__file__).parents[3] / "shared" / "realdata" / "chase_db1"

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.sample import Sample, pseudonym
+from rl_reward_network.data.items import Sample, pseudonym
 from rl_reward_network.data.splits import Split, make_split
-from rl_reward_network.data.unlabelled import open_unlabelled, unchanged
 from rl_reward_network.depth import Levels
+from rl_reward_network.inputs.unlabelled import open_unlabelled, unchanged
 from tests.conftest import tube_image, write_tiny_data
 
 

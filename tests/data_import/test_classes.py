@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_reward_network.data_import.classes import chosen_classes
+from rl_reward_network.data_import.survey import chosen_classes
 
 
 def test_the_only_class_is_chosen_and_several_are_asked_for() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data_import.coco import read_coco, recognise_coco
-from rl_reward_network.data_import.polygons import Outline, OutlineMasks
+from rl_reward_network.data_import.items import Outline, OutlineMasks
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.conftest import SHARED

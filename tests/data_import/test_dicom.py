@@ -12,8 +12,7 @@ from pydicom.uid import ExplicitVRLittleEndian, XRayAngiographicImageStorage, ge
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import.dicom import read_dicom, recognise_dicom
 from rl_reward_network.data_import.dicom_pixels import load_frame
-from rl_reward_network.data_import.report import report_lines
-from rl_reward_network.data_import.survey import ImportOptions, survey_source
+from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, save, truth
 

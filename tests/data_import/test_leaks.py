@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from rl_reward_network.data_import import leaks
-from rl_reward_network.data_import.leaks import suspected_leaks, thumbnail
+from rl_reward_network.data_import import survey
+from rl_reward_network.data_import.survey import suspected_leaks, thumbnail
 
 
 def scene(number: int) -> np.ndarray:
@@ -17,7 +17,7 @@ def scene(number: int) -> np.ndarray:
 def test_a_thumbnail_has_mean_0_and_norm_1_whatever_brightness_and_depth() -> None:
     image = scene(0)
     small = thumbnail(image)
-    assert small.shape == (leaks.SIDE**2,)
+    assert small.shape == (survey.SIDE**2,)
     assert abs(small.mean()) < 1e-6
     assert np.linalg.norm(small) == pytest.approx(1, abs=1e-5)
     grey = image.mean(axis=2)
@@ -27,7 +27,7 @@ def test_a_thumbnail_has_mean_0_and_norm_1_whatever_brightness_and_depth() -> No
 
 
 def test_pairs_across_groups_alone_are_counted_the_most_similar_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaks, "BLOCK", 2)  # pairs lie in one block and in two
+    monkeypatch.setattr(survey, "BLOCK", 2)  # pairs lie in one block and in two
     noise = np.random.default_rng(9).normal(0, 20, scene(0).shape)
     near = np.clip(scene(0) + noise, 0, 255).astype(np.uint8)
     small = np.stack([thumbnail(image) for image in (scene(0), scene(1), near, scene(2), scene(1))])
@@ -42,7 +42,7 @@ def test_pairs_across_groups_alone_are_counted_the_most_similar_first(monkeypatc
 
 def test_five_thousand_images_take_seconds() -> None:
     rng = np.random.default_rng(0)
-    small = rng.standard_normal((5000, leaks.SIDE**2), dtype=np.float32)
+    small = rng.standard_normal((5000, survey.SIDE**2), dtype=np.float32)
     small /= np.linalg.norm(small, axis=1, keepdims=True)
     small[4000] = small[17]
     start = time.process_time()

@@ -9,8 +9,7 @@ from PIL import Image
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.report import report_lines
-from rl_reward_network.data_import.survey import ImportOptions, Survey, survey_source
+from rl_reward_network.data_import.survey import ImportOptions, Survey, report_lines, survey_source
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 from tests.data_import.test_dicom import write_dicom

@@ -13,9 +13,8 @@ import pytest
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data_import import write
 from rl_reward_network.data_import.items import load_pixels
-from rl_reward_network.data_import.notes import import_notes
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
-from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, write_import
+from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, import_notes, write_import
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
 OWN = ImportOptions(groups="none")

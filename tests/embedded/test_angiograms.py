@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.embedded.angiograms import LOOKS, SIDE, TREE, Angiogram, render_series
-from rl_reward_network.embedded.vessel_tree import BRANCH, CATHETER, THIN, TRUNK
+from rl_reward_network.embedded.angiograms import (
+    BRANCH,
+    CATHETER,
+    LOOKS,
+    SIDE,
+    THIN,
+    TREE,
+    TRUNK,
+    Angiogram,
+    render_series,
+)
 
 
 def one(look: str, seed: int) -> Angiogram:

@@ -14,9 +14,8 @@ from rl_reward_network.artefacts import LOCK_FILE
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.grasp_any_region import read_grasp_any_region
 from rl_reward_network.data.splits import FRACTIONS, SPLITS
-from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
+from rl_reward_network.embedded.angiograms import CATHETER, LOOKS, TREE, render_series
 from rl_reward_network.embedded.regions import DAYLIGHT, LAMPLIGHT, make_scenes
-from rl_reward_network.embedded.vessel_tree import CATHETER
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.embedded.vessel_tree import (
+from rl_reward_network.embedded.angiograms import (
     BRANCH,
     CATHETER,
     CLEARANCE,

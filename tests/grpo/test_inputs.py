@@ -23,8 +23,7 @@ from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, open_grpo_inputs, within_budget
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig, pick_fields
-from rl_reward_network.inputs.loading import read_samples
-from rl_reward_network.inputs.saved import portable_settings
+from rl_reward_network.inputs.loading import portable_settings, read_samples
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import write_deep_data, write_tiny_data

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt, region_prompt, segment_question
 from tests.conftest import tube_image, write_tiny_data
 

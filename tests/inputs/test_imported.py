@@ -10,12 +10,10 @@ import pytest
 
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.inputs import imported, loading
+from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.doctor import DataChoice, check_data
-from rl_reward_network.inputs.imported import imported_root, own_format
-from rl_reward_network.inputs.loading import open_inputs
-from rl_reward_network.inputs.saved import describe_run, saved_config
+from rl_reward_network.inputs.loading import describe_run, imported_root, open_inputs, own_format, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from tests.conftest import write_tiny_data
 from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
@@ -47,9 +45,9 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     assert len(inputs.samples) == 8
     assert (inputs.config.data_root, inputs.config.groups) == (folder, None)
     assert "each image a group of its own" in inputs.summary
-    monkeypatch.setattr(imported, "write_import", lambda *_: pytest.fail("imported again"))
+    monkeypatch.setattr(loading, "write_import", lambda *_: pytest.fail("imported again"))
     assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
-    monkeypatch.setattr(imported, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
+    monkeypatch.setattr(loading, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
     run = Path("outputs/run")
     config = describe_run(run, inputs, {})
     assert config["world"]["data_root"] == f"../imported/{folder.name}"

@@ -6,7 +6,7 @@ from scipy import ndimage
 from skimage import morphology
 
 from rl_reward_network.data.readers import read_images
-from rl_reward_network.inputs.label_check import MIN_IMAGES, SUSPICIOUS, LabelCheck, check_labels, unlabelled_ratio
+from rl_reward_network.data.ridges import MIN_IMAGES, SUSPICIOUS, LabelCheck, check_labels, unlabelled_ratio
 
 REAL = Path(__file__).parents[3] / "shared/realdata"
 SIDE = 160

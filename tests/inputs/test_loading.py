@@ -12,8 +12,7 @@ import rl_reward_network.embedded.datasets as embedded
 from rl_reward_network.data import annotations
 from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import decode_files, open_inputs, read_samples
-from rl_reward_network.inputs.saved import describe_run, saved_config
+from rl_reward_network.inputs.loading import decode_files, describe_run, open_inputs, read_samples, saved_config
 from tests.conftest import write_deep_data, write_tiny_data
 
 NO_GAP = Path("data/angiograms_no_gap")

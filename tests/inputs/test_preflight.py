@@ -15,8 +15,8 @@ from rl_reward_network.data.mask_checks import mask_shape
 from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.embedded.regions import write_regions
-from rl_reward_network.inputs import preflight
-from rl_reward_network.inputs.preflight import (
+from rl_reward_network.inputs import doctor as preflight
+from rl_reward_network.inputs.doctor import (
     bulge_of,
     duplicates,
     image_statistics,

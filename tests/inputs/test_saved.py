@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.inputs.saved import located_data, located_model, portable_settings, saved_config
+from rl_reward_network.inputs.loading import located_data, located_model, portable_settings, saved_config
 
 
 def saved(**changed: str) -> dict[str, object]:

@@ -20,8 +20,7 @@ from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.inputs.saved import describe_run
+from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.callbacks import RolloutCurves

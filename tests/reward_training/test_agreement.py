@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rl_reward_network.cli.reward import own_dice_line
-from rl_reward_network.inputs.label_check import LabelCheck
+from rl_reward_network.data.ridges import LabelCheck
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training.agreement import (
     CAUTIOUS,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.unlabelled import Unlabelled
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training import train as training

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rl_reward_network.artefacts import whole_file, write_json
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks

@@ -9,8 +9,7 @@ all images, by design: the prompt policy has something to learn.
 import numpy as np
 from scipy.ndimage import binary_dilation
 
-from rl_reward_network.embedded.angiograms import LOOKS, TREE
-from rl_reward_network.embedded.vessel_tree import BRANCH, CATHETER, THIN, TRUNK
+from rl_reward_network.embedded.angiograms import BRANCH, CATHETER, LOOKS, THIN, TREE, TRUNK
 from rl_reward_network.env.prompts import PROMPTS
 
 SWELLING = 4  # pixels, city-block distance

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.data.sample import Sample
+from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.embedded.angiograms import LOOKS
+from rl_reward_network.embedded.angiograms import BRANCH, CATHETER, LOOKS, THIN, TRUNK
 from rl_reward_network.embedded.nano.prompt_targets import PARTS, PROMPT_TARGETS, SWELLING, TARGETS, target_mask
-from rl_reward_network.embedded.vessel_tree import BRANCH, CATHETER, THIN, TRUNK
 from rl_reward_network.env.prompts import PROMPTS
 
 PART_MAP = np.zeros((32, 32), np.uint8)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.image_features import FeatureCache
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
 from rl_reward_network.grpo.rollouts.batch import PromptBatch, open_batch, seeded_generator

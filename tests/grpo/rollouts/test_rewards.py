@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.data.region_sample import make_region
 from rl_reward_network.grpo.image_features import ImageFeatures
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import region_prompt

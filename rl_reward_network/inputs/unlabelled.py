@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_reward_network.artefacts import pixels_digest
-from rl_reward_network.data.annotations import compile_group_regex, data_fingerprint, phrase_key, recognise_annotations
-from rl_reward_network.data.grey_levels import DATA_SET, measured_levels
-from rl_reward_network.data.images import IMAGE_SUFFIXES, image_header, load_image
+from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
+from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, image_header, load_image, measured_levels
+from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, with_levels
 from rl_reward_network.data.mask_checks import looks_like_mask
-from rl_reward_network.data.patients import one_spelling, patient_key
 from rl_reward_network.data.readers import REGIONS, read_images
-from rl_reward_network.data.roles import images_and_masks
-from rl_reward_network.data.sample import Sample, pseudonym, with_levels
-from rl_reward_network.data.splits import Split, select
+from rl_reward_network.data.splits import Split, one_spelling, patient_key, select
+from rl_reward_network.data_import.files import images_and_masks
 from rl_reward_network.depth import Levels
 
 FLAG = "--unlabelled_root"
