@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_reward_network.artefacts import read_json, write_json
-from rl_reward_network.rewards.judge.config import JudgeConfig
-from rl_reward_network.rewards.judge.dlc_bench import read_bench, read_predictions, score_predictions
-from rl_reward_network.rewards.judge.judge import Judge
+from rl_reward_network.rewards.dlc_bench import read_bench, read_predictions, score_predictions
+from rl_reward_network.rewards.judge import Judge
+from rl_reward_network.rewards.judge_client import JudgeConfig
 
 FILES = ("qa.json", "class_names.json")
 
@@ -34,8 +34,8 @@ class Args:
     """Name of the judge model on the server."""
     output: Path | None = None
     """Where the result is written; <predictions>_eval.json by default."""
-    llm_judge_cache: Path = Path("outputs/llm_judge.sqlite")
-    """Cache file of replies."""
+    llm_judge_cache: Path = Path("outputs/llm_judge")
+    """Folder of cached replies."""
     llm_judge_concurrency: int = 8
     """Maximum number of concurrent requests."""
 

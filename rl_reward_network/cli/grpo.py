@@ -24,7 +24,7 @@ from rl_reward_network.runs.folder import FINAL, GRPO_RUN, check_new, new_run_fo
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.rewards.judge.judge import Judge
+    from rl_reward_network.rewards.judge import Judge
 
 __all__ = ["Args", "check", "main"]
 
@@ -58,7 +58,7 @@ def main(args: Args) -> None:
     plan = make_plan(args, inputs, network)
     judge = _judge(args)
     if judge is not None:
-        plan = replace(plan, judge=args.rewards.judge_facts(judge.client.config.model))
+        plan = replace(plan, judge=args.rewards.judge_facts(judge.config.model))
     resumed = _to_resume(args, inputs, plan) if args.resume else None
     connect(inputs.device == "cpu")
     run = resumed or args.run_folder or one_run_folder(args.inputs.output_dir)
@@ -106,14 +106,14 @@ def _judge(args: Args) -> "Judge | None":
     config = args.rewards.judge_config(args.inputs.output_dir)
     if config is None:
         return None
-    from rl_reward_network.rewards.judge.judge import Judge
+    from rl_reward_network.rewards.judge import Judge
 
     judge = Judge(config)
     judge.check()
     if _first_process():
         loops = " and ".join(args.rewards.judged_loops)
         cache = config.cache_path or "off"
-        print(f"LLM judge: {judge.client.config.model} at {config.base_url}, in {loops}; replies: {cache}")
+        print(f"LLM judge: {judge.config.model} at {config.base_url}, in {loops}; replies: {cache}")
     return judge
 
 

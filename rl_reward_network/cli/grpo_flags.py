@@ -20,7 +20,7 @@ from rl_reward_network.grpo.settings import (
 )
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
-from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.judge_client import JudgeConfig
 from rl_reward_network.rewards.table import WeightedName
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RewardArgs:
     llm_judge_concurrency: Rare[int] = JudgeConfig.max_concurrency
     """Maximum number of concurrent requests of each process."""
     llm_judge_cache: Rare[Literal["off"] | Path | None] = None
-    """File of the judge's replies, for later runs: <output_dir>/llm_judge.sqlite; off keeps none on disk."""
+    """Folder of the judge's replies, for later runs: <output_dir>/llm_judge; off keeps none on disk."""
 
     def __post_init__(self) -> None:
         """Refuse weights below 0."""
@@ -118,7 +118,7 @@ class RewardArgs:
         """
         if not self.judged_loops:
             return None
-        cache = self.llm_judge_cache or output_dir / "llm_judge.sqlite"
+        cache = self.llm_judge_cache or output_dir / "llm_judge"
         return JudgeConfig(
             self.llm_judge_base_url,
             self.llm_judge_model,

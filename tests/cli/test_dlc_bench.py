@@ -11,8 +11,8 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import dlc_bench
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.dlc_bench import Args
-from tests.rewards.judge.test_client import Reply, judge_server
-from tests.rewards.judge.test_dlc_bench import NAMES, QA, play
+from tests.rewards.judge_server import Reply, judge_server
+from tests.rewards.test_dlc_bench import NAMES, QA, play
 
 PREDICTIONS = {"query": "Describe it.", "7": "A grey bird with claws.", "8": "A car."}
 

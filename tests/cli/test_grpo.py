@@ -15,9 +15,9 @@ from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
-from rl_reward_network.rewards.judge.config import JudgeConfig
+from rl_reward_network.rewards.judge_client import JudgeConfig
 from tests.conftest import write_tiny_data
-from tests.rewards.judge.test_client import Reply, judge_server, listing
+from tests.rewards.judge_server import Reply, judge_server, listing
 
 JUDGE_SETTINGS = {
     "llm_judge_base_url": "http://x/v1",
@@ -175,14 +175,14 @@ def test_a_judge_from_the_command_line(
     with judge_server(lambda prompt: "A", models) as server:
         main(tyro.cli(Args, args=["quick", "--data_root", str(scenes), *extra, "--llm_judge_base_url", server.url]))
     ((plan, judge),) = calls
-    config = judge.client.config
+    config = judge.config
     if models is None:
         assert plan.judge == {"base_url": server.url, "model": "m", "loops": ["loop2"]}
         assert (config.timeout_s, config.max_retries, config.max_concurrency, config.cache_path) == (7, 3, 2, None)
-        assert not list(tmp_path.glob("*.sqlite"))
+        assert not list(tmp_path.glob("llm_judge"))
     else:
         assert plan.judge == {"base_url": server.url, "model": "the-only-one", "loops": ["loop1"]}
-        assert config == JudgeConfig(server.url, "the-only-one", cache_path=tmp_path / "llm_judge.sqlite")
+        assert config == JudgeConfig(server.url, "the-only-one", cache_path=tmp_path / "llm_judge")
 
 
 @pytest.mark.parametrize(

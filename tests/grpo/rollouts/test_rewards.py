@@ -29,11 +29,11 @@ from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward, ensemble_noise
 from rl_reward_network.rewards.functions import EnsembleScores, iou_reward
-from rl_reward_network.rewards.judge.config import JudgeConfig
-from rl_reward_network.rewards.judge.judge import Judge
+from rl_reward_network.rewards.judge import Judge
+from rl_reward_network.rewards.judge_client import JudgeConfig
 from tests.grpo.nano import config
-from tests.rewards.judge.test_client import SOON, Reply, judge_server
-from tests.rewards.judge.test_judge import REFERENCE, play
+from tests.rewards.judge_server import SOON, Reply, judge_server
+from tests.rewards.test_judge import REFERENCE, play
 
 NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
 

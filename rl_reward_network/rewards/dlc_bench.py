@@ -18,9 +18,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rl_reward_network.rewards.judge.answers import PROMPT_VERSION, Question, gated, recognition_question
-from rl_reward_network.rewards.judge.client import Answer, Request
-from rl_reward_network.rewards.judge.judge import Judge, answer_request
+from rl_reward_network.rewards.judge import (
+    PROMPT_VERSION,
+    Judge,
+    Question,
+    answer_request,
+    gated,
+    recognition_question,
+)
+from rl_reward_network.rewards.judge_client import Answer, Request
 
 POSITIVE, NEGATIVE = "positive", "negative"
 LETTERS = 26
@@ -92,7 +98,7 @@ def score_predictions(judge: Judge, bench: Mapping[str, BenchObject], prediction
     """
     by_object = {key: _requests(predictions[key], item) for key, item in bench.items()}
     requests = [request for group in by_object.values() for request in group]
-    answers = list(tqdm(judge.client.ask(requests), total=len(requests), desc="judge", unit="question"))
+    answers = list(tqdm(judge.ask(requests), total=len(requests), desc="judge", unit="question"))
     _check_answered(judge, answers)
     answers_left, rows, scores = iter(answers), {}, []
     for key, group in by_object.items():
@@ -102,7 +108,7 @@ def score_predictions(judge: Judge, bench: Mapping[str, BenchObject], prediction
         row = {"pred": predictions[key], "prompt": [request.prompt for request in group]}
         rows[key] = row | _details(bench[key], recognition, others, scores[-1])
     unreadable = sum(answer.value is None for answer in answers)
-    about = {"model": judge.client.config.model, "prompt_version": PROMPT_VERSION, "unreadable": unreadable}
+    about = {"model": judge.config.model, "prompt_version": PROMPT_VERSION, "unreadable": unreadable}
     return {**rows, **benchmark_score(scores), "judge": about | judge.counts}
 
 
@@ -177,7 +183,7 @@ def _check_answered(judge: Judge, answers: Sequence[Answer]) -> None:
     """Raise a ValueError if a question has no reply."""
     if unanswered := sum(answer.reply is None for answer in answers):
         raise ValueError(
-            f"LLM judge {judge.client.config.base_url}: {unanswered} of {len(answers)} questions got no reply (the "
+            f"LLM judge {judge.config.base_url}: {unanswered} of {len(answers)} questions got no reply (the "
             f"latest failure: {judge.failing() or judge.last_failure}); run the same command again, replies are cached"
         )
 

@@ -1,4 +1,4 @@
-"""The judge as a reward, over a real HTTP server that plays the judge by fixed rules."""
+"""The judge as a reward, over a real HTTP server that plays the judge by fixed rules; its prompts and their answers."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,22 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.rewards.judge.answers import Question, recognition_question
-from rl_reward_network.rewards.judge.config import JudgeConfig
-from rl_reward_network.rewards.judge.judge import (
+from rl_reward_network.rewards.judge import (
     MAX_QUESTIONS,
     Exam,
     Judge,
+    Question,
+    answer_prompt,
     answer_request,
-    caption_score,
     exam_request,
+    gated,
+    is_plural,
+    parse_choice,
     parse_exam,
+    recognition_question,
 )
-from tests.rewards.judge.test_client import Reply, judge_server
+from rl_reward_network.rewards.judge_client import JudgeConfig
+from tests.rewards.judge_server import Reply, judge_server
 
 REFERENCE = "A dark thin vessel."
 CHOICES = [["It is not said.", 0], ["It is said of something else.", 0.5], ["It is the opposite.", -1], ["It is.", 1]]
@@ -77,10 +81,10 @@ def test_what_the_judge_could_not_say_is_none_and_never_zero() -> None:
 
 def test_equal_pairs_are_judged_once_and_the_cache_saves_the_rest(tmp_path: Path) -> None:
     with judge_server(play) as server:
-        judge = judge_of(server.url, tmp_path / "cache.sqlite")
+        judge = judge_of(server.url, tmp_path / "cache")
         assert judge.scores(["a dark vessel"] * 4, [REFERENCE] * 4) == [0.5] * 4
         assert len(server.bodies) == 4
-        again = judge_of(server.url, tmp_path / "cache.sqlite")
+        again = judge_of(server.url, tmp_path / "cache")
         assert again.scores(["a dark vessel"], [REFERENCE]) == [0.5]
         assert len(server.bodies) == 4
         assert again.counts["cache_hits"] == 4
@@ -95,25 +99,6 @@ def test_an_empty_prediction_costs_nothing() -> None:
         assert judge.counts["calls"] == 0
 
 
-def test_a_key_that_is_refused_is_an_error_before_the_run_and_ends_the_judge_within() -> None:
-    with judge_server(lambda prompt: Reply(status=401, body="who are you?")) as server:
-        judge = judge_of(server.url)
-        with pytest.raises(ValueError, match=r"HTTP 401: who are you\?; set the key"):
-            judge.check()
-        assert (judge.failing(), judge.last_failure) == (None, "")
-        assert judge.scores(["a"], [REFERENCE]) == [None]
-        assert "HTTP 401: who are you?; set the key" in str(judge.failing())
-        assert judge.last_failure == "HTTP 401: who are you?"
-
-
-def test_what_became_of_missing_scores_is_counted_beside_the_calls() -> None:
-    judge = judge_of("http://127.0.0.1:1/v1")
-    before = judge.counts
-    judge.note(imputed=2)
-    judge.note(imputed=1, other=0)
-    assert judge.counts == before | {"imputed": 3, "other": 0}
-
-
 @pytest.mark.parametrize(
     ("predictions", "references", "message"),
     [
@@ -125,11 +110,6 @@ def test_what_became_of_missing_scores_is_counted_beside_the_calls() -> None:
 def test_bad_input(predictions: list[str], references: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         judge_of("http://127.0.0.1:1/v1").scores(predictions, references)
-
-
-def test_the_formula() -> None:
-    assert caption_score([1, 0.5, 0, -1], recognised=True) == 0.125
-    assert caption_score([1, 0.5, 0, -1], recognised=False) == -0.25
 
 
 def test_requests_name_what_is_asked() -> None:
@@ -216,3 +196,93 @@ def test_an_exam_has_an_end() -> None:
 )
 def test_what_is_no_exam(reply: str) -> None:
     assert parse_exam(reply) is None
+
+
+WING = (
+    "The wing is not mentioned.",
+    "The wing is mentioned, but not its colour.",
+    "The colour of the wing is mentioned and is not grey.",
+    "The colour of the wing is mentioned and is grey.",
+)
+YES_NO = ("Yes", "No")
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "index"),
+    [
+        # 1. a choice, its letter, or both
+        ("the wing is not mentioned.", WING, 0),
+        (" D\n", WING, 3),
+        ("B. The wing is mentioned, but not its colour.", WING, 1),
+        ("a", ("not a", "a"), 0),  # the letter of the first choice comes before the words of the second
+        # 2. exactly one choice inside
+        ("I would say: the colour of the wing is mentioned and is grey. Certainly.", WING, 3),
+        ("A. Yes, it does", YES_NO, 0),
+        ("B) No", YES_NO, 1),
+        ("A. I mean no", YES_NO, 1),  # the words count, whatever the letter
+        # 3. a letter and a full stop
+        ("B. The wing is there", WING, 1),
+        ("b. yes and no", YES_NO, 1),
+        # 4. several choices inside: the one that begins last, of those the longest
+        ("yes... well, no", YES_NO, 1),
+        ("it is dark grey", ("grey", "dark", "dark grey"), 0),
+        ("it is dark greyish", ("dark", "dark grey", "blue"), 1),
+        # 5. inside a choice: the longest such
+        ("grey", ("is grey", "is not grey", "is blue"), 1),
+        ("mentioned and is", WING, 2),
+        # 6. a letter and a line break
+        ("B\nbecause of its colour", WING, 1),
+        # nothing that can be told
+        ("", WING, None),
+        ("  \n", WING, None),
+        ("E", WING, None),
+        ("e. something else", WING, None),
+        ("C\nneither", YES_NO, None),
+        ("x", WING, None),
+        ("w", WING, None),  # a letter of many words is no part of a choice
+        ("I cannot tell", WING, None),
+        (".", WING, None),
+    ],
+)
+def test_answers_are_read_in_this_order(answer: str, choices: tuple[str, ...], index: int | None) -> None:
+    assert parse_choice(answer, choices) == index
+
+
+def test_the_prompt_has_rules_caption_and_lettered_choices_in_this_order() -> None:
+    question = Question("Which holds for {it}?", (("Red {x}.", 1.0), ("Not red.", -1.0), ("Not said.", 0.0)))
+    prompt = answer_prompt("A {red} bird.\nIt sings.", question)
+    rules, _, rest = prompt.partition("A {red} bird.\nIt sings.")
+    assert "exactly one of the choices" in rules
+    assert rest.endswith("\nWhich holds for {it}?\nA. Red {x}.\nB. Not red.\nC. Not said.")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("wild bird", "likely to be a wild bird, or one of"),
+        ("umbrella", "likely to be an umbrella, or one of"),
+        ("unicycle", "likely to be a unicycle, or"),
+        ("utensil", "likely to be a utensil, or"),
+        ("hourglass", "likely to be an hourglass, or"),
+        ("horse", "likely to be a horse, or"),
+        ("bus", "likely to be a bus, or"),
+        ("leather shoes", "Are the objects that the text describes likely to be leather shoes, or objects of"),
+    ],
+)
+def test_the_recognition_question_names_the_object(name: str, words: str) -> None:
+    question = recognition_question(name)
+    assert words in question.text
+    assert question.choices == (("Yes", 1.0), ("No", 0.0))
+
+
+def test_plurals() -> None:
+    plural = ["shoes", "High Heels", "scissors", "glasses", "green beans", "people", "skis", "baked goods"]
+    singular = ["bus", "wine glass", "cactus", "tennis racket", "lens", "piano", "chess", "tennis", "shoe box", ""]
+    assert [name for name in plural if not is_plural(name)] == []
+    assert [name for name in singular if is_plural(name)] == []
+
+
+def test_what_is_not_recognised_earns_nothing_and_still_loses() -> None:
+    scores = [1.0, 0.5, 0.0, -1.0]
+    assert gated(scores, recognised=True) == scores
+    assert gated(scores, recognised=False) == [0.0, 0.0, 0.0, -1.0]

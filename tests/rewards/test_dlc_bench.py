@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from rl_reward_network.rewards.judge.answers import Question
-from rl_reward_network.rewards.judge.config import JudgeConfig
-from rl_reward_network.rewards.judge.dlc_bench import (
+from rl_reward_network.rewards.dlc_bench import (
     BenchObject,
     BenchQuestion,
     ObjectScore,
@@ -16,8 +14,9 @@ from rl_reward_network.rewards.judge.dlc_bench import (
     read_predictions,
     score_predictions,
 )
-from rl_reward_network.rewards.judge.judge import Judge
-from tests.rewards.judge.test_client import Reply, judge_server
+from rl_reward_network.rewards.judge import Judge, Question
+from rl_reward_network.rewards.judge_client import JudgeConfig
+from tests.rewards.judge_server import Reply, judge_server
 
 POSITIVE = [["The wing is not mentioned.", 0], ["Its colour is not.", 0.5], ["It is not grey.", -1], ["It is grey.", 1]]
 PART = [["No claws are mentioned.", 1], ["Claws are mentioned.", -1], ["The bird is not mentioned.", 0]]
