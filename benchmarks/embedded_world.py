@@ -18,13 +18,13 @@ from sklearn.preprocessing import StandardScaler
 from rl_reward_network.cli.app import run
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.datasets import embedded_angiograms, read_looks
-from rl_reward_network.embedded.nano.card import score_table
-from rl_reward_network.embedded.nano.score import TEST_SCENES, RegionScores, VesselScores, score_regions, score_vessels
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.default import DEFAULT_MODEL
+from tools.nano.card import score_table
+from tools.nano.score import TEST_SCENES, RegionScores, VesselScores, score_regions, score_vessels
 
 
 @dataclass(frozen=True)

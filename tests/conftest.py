@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
@@ -21,14 +20,7 @@ from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.splits import make_split
-from rl_reward_network.embedded import datasets
-from rl_reward_network.embedded.angiograms import LOOKS, TREE, Angiogram
-from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
-from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs, read_samples
+from rl_reward_network.embedded.angiograms import TREE, Angiogram
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -166,7 +158,7 @@ LONGEST_FIRST = (  # otherwise one process works on them alone at the end
     "tests/test_ctrl_c.py",
     "tests/grpo/test_trainer.py",
     "tests/ppo/test_stage.py",
-    "tests/embedded/nano/test_train.py",
+    "tests/tools/test_training.py",
     "tests/cli/test_bank.py",
     "tests/test_full_disk.py",
     "tests/grpo/test_stage.py",
@@ -261,34 +253,6 @@ def tube_series(rng: np.random.Generator, look: str, frames: int) -> list[Angiog
     """In place of `render_series`: tubes whose look cannot be recognised."""
     pairs = [tube_image(64, int(rng.integers(2**31))) for _ in range(frames)]
     return [Angiogram(image[..., 0], np.where(mask, TREE, 0), look) for image, mask in pairs]
-
-
-@pytest.fixture(scope="session")
-def known_world(tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
-    """40 patients; prompt k gives the truth in look k and nothing elsewhere, the rest nothing anywhere."""
-    folder = tmp_path_factory.mktemp("data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "FRAMES", 1)
-        patch.setattr(datasets, "render_series", tube_series)  # 50 times faster
-        datasets.write_angiograms(folder, 40, tuple(LOOKS))
-    samples = read_samples(folder)
-    looks = read_json(folder / "looks.json")
-    known = {
-        sample.load_image().tobytes(): (list(LOOKS).index(looks[sample.image_path.name]), sample.load_mask())
-        for sample in samples
-    }
-
-    def segment(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
-        look, truth = known[image.tobytes()]
-        assert truth is not None
-        masks = np.full((len(prompts), *truth.shape), -9.0, np.float32)
-        masks[look][truth] = 9.0
-        return FrozenAnswer(masks, np.zeros(4, np.float32))
-
-    segmenter = SimpleNamespace(upsample=lambda logits, size: torch.from_numpy(logits).sigmoid().numpy())
-    bank = MaskBank(folder / "bank", segment, "known", PROMPTS)
-    config = RunConfig(data_root=folder)
-    return RunInputs(config, samples, make_split(samples, 0), PROMPTS, segmenter, bank)  # type: ignore[arg-type]
 
 
 def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

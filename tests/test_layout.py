@@ -26,7 +26,6 @@ MAY_IMPORT = {
     "runs": {"artefacts", "data"},
     "embedded": {"artefacts", "data"},
     "inputs": {"artefacts", "flags", "depth", "data", "data_import", "models", "env", "report", "runs", "embedded"},
-    "embedded/nano": LOW | {"embedded"},
     "reward_training": LOW,
     "ppo": LOW | {"embedded", "reward_training"},
     "grpo": LOW | {"embedded", "reward_training"},
@@ -34,7 +33,7 @@ MAY_IMPORT = {
     "segment": LOW | {"reward_training", "ppo", "methods"},
     "memory": LOW | {"grpo"},
     "demo": LOW | {"embedded", "grpo", "methods", "segment"},
-    "cli": LOW | ROADS | {"embedded", "embedded/nano", "methods", "segment", "demo", "memory"},
+    "cli": LOW | ROADS | {"embedded", "methods", "segment", "demo", "memory"},
 }
 
 
@@ -64,7 +63,9 @@ def imported_rooms(file: Path) -> set[str]:
             names.append(node.module)
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    assert not any(name.split(".")[0] in ("scripts", "tests", "benchmarks") for name in names), file
+    assert not any(name.split(".")[0] in ("scripts", "tests", "benchmarks", "tools", "examples") for name in names), (
+        file
+    )
     return {room_of(name.removeprefix("rl_reward_network.")) for name in names if name.startswith("rl_reward_network.")}
 
 
@@ -101,6 +102,7 @@ def test_no_package_folder_is_ignored() -> None:
         "scripts",
         "tests",
         "benchmarks",
+        "tools/nano",
     }
     ignored = subprocess.run(
         ["git", "check-ignore", "--no-index", *sorted(folders)], cwd=ROOT, capture_output=True, text=True

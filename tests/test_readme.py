@@ -16,7 +16,7 @@ import tyro
 from PIL import Image
 
 from rl_reward_network import __version__
-from rl_reward_network.cli.main import COMMANDS, SUBCOMMANDS, main
+from rl_reward_network.cli.main import COMMANDS, MOVED, SUBCOMMANDS, main
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.readers import read_region_data
 from rl_reward_network.models import sa2va
@@ -121,7 +121,8 @@ def test_readme_package_and_changelog_name_one_version() -> None:
 
 
 def test_every_command_of_sa2va_rl_that_a_page_names_exists_and_every_one_is_named() -> None:
-    assert set(re.findall(r"(?:^|`)sa2va-rl ([a-z][\w-]*)", EVERYTHING, flags=re.MULTILINE)) == set(COMMANDS)
+    named = set(re.findall(r"(?:^|`)sa2va-rl ([a-z][\w-]*)", EVERYTHING, flags=re.MULTILINE))
+    assert named - set(MOVED) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *SUBCOMMANDS])
@@ -160,7 +161,7 @@ def test_every_flag_of_a_benchmark_is_in_its_help(module: str, capsys: pytest.Ca
     check_benchmark(module, [flag for line in lines_of("python", "-m", module) for flag in flags(line)], capsys)
 
 
-INLINE = re.findall(r"`python -m (benchmarks\.\w+)([^`]*)`", EVERYTHING)
+INLINE = re.findall(r"`python -m ((?:benchmarks|tools|examples)\.\w+)([^`]*)`", EVERYTHING)
 
 
 @pytest.mark.parametrize("module", sorted({module for module, _ in INLINE}))
@@ -172,6 +173,7 @@ def test_every_benchmark_that_a_page_names_exists_with_its_flags(
 
 
 def check_benchmark(module: str, used: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    module += ".__main__" * (ROOT / module.replace(".", "/")).is_dir()
     with pytest.raises(SystemExit) as ended:
         tyro.cli(importlib.import_module(module).Args, args=["--help"])  # as a process of its own: 5 seconds each
     assert ended.value.code == 0

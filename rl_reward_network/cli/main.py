@@ -20,11 +20,11 @@ COMMANDS = {
     "convert": "convert a checkpoint between the official layout and ours",
     "bank": "compute the masks of every prompt ahead of a run",
     "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
-    "nano": "train the embedded model from scratch",
     "consistency": "compare GRPO's inputs and losses with the official training recipe",
     "dlc-bench": "score captions by the DLC-Bench protocol",
 }
 SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
+MOVED = {"nano": "python -m tools.nano"}  # former commands -> what to run in a checkout instead
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:
@@ -57,6 +57,9 @@ def _call(words: list[str], prog: str) -> None:
         flags, ignoring = words[len(name.split()) :], getattr(module, "ignore_unknown", None)
         ignored = ignoring is not None and ignoring(flags)
         run(module.main, module.Args, prog or f"sa2va-rl {name}", flags, getattr(module, "check", None), ignored)
+    elif words[0] in MOVED:
+        print(f"error: sa2va-rl {words[0]} is now `{MOVED[words[0]]}`, in a checkout of the project", file=sys.stderr)
+        sys.exit(2)
     else:
         print(f"error: sa2va-rl {words[0]}: no such command\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_reward_network import __version__
-from rl_reward_network.cli.main import COMMANDS, main
+from rl_reward_network.cli.main import COMMANDS, MOVED, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 2  # of processor time
@@ -76,6 +76,14 @@ def test_an_unknown_command_is_refused_with_the_list(capsys: pytest.CaptureFixtu
     message = capsys.readouterr().err
     assert message.startswith("error: sa2va-rl segmnet: ")
     assert all(f"  {command} " in message for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", MOVED)
+def test_a_command_that_has_moved_names_its_place(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--seed", "1"])
+    assert stop.value.code == 2
+    assert f"`{MOVED[command]}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["", "data --help"])

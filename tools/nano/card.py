@@ -11,13 +11,13 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks
-from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS, TARGETS
-from rl_reward_network.embedded.nano.score import RegionScores, VesselScores
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.loading_sa2va import WHOLE_MODEL
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.metrics import dice
+from tools.nano.pictures import PROMPT_TARGETS, TARGETS
+from tools.nano.score import RegionScores, VesselScores
 
 TILE, PER_LOOK = 192, 2  # pixels of a tile's side; test images per look
 

@@ -1,7 +1,7 @@
 """Training of `sa2va-nano` from scratch, in stages; each stage leaves a usable model and can be resumed.
 
 The losses are those of Sa2VA (cross-entropy of the answers, binary cross-entropy and Dice of the masks, error of SAM
-2's IoU head) and two auxiliary ones, see `losses`. A batch holds angiograms with several prompts, scenes with phrases,
+2's IoU head) and two auxiliary ones, see `model`. A batch holds angiograms with several prompts, scenes with phrases,
 and scenes with regions to describe. It depends on seed, stage and step alone, so a resumed run gives equal weights.
 """
 
@@ -20,21 +20,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
-from rl_reward_network.embedded.nano.batches import collate, region_scenes
-from rl_reward_network.embedded.nano.conversations import (
-    corpus,
-    describing_conversation,
-    phrase_conversation,
-    vessel_conversation,
-)
-from rl_reward_network.embedded.nano.losses import Helpers, nano_losses
-from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
-from rl_reward_network.embedded.nano.pictures import Pictures
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 from rl_reward_network.runs.curves import Curves
 from rl_reward_network.runs.folder import provenance
+from tools.nano.conversations import (
+    collate,
+    corpus,
+    describing_conversation,
+    phrase_conversation,
+    region_scenes,
+    vessel_conversation,
+)
+from tools.nano.model import Helpers, nano_losses, nano_tokenizer, new_nano
+from tools.nano.pictures import Pictures
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The small embedded model: its sizes, its training, and the shipped weights."""
+"""The training of `sa2va-nano`: losses, interrupted stages, the whole command at its smallest; the shipped weights."""
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,51 +10,40 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import rl_reward_network.embedded.nano.train as training
+import rl_reward_network.embedded.datasets as embedded
+import tools.nano.__main__ as command
+import tools.nano.card as nano_card
+import tools.nano.train as training
+from rl_reward_network.artefacts import read_json
 from rl_reward_network.embedded.angiograms import LOOKS, TREE, render_series
-from rl_reward_network.embedded.nano.conversations import corpus
-from rl_reward_network.embedded.nano.model import nano_tokenizer, new_nano
-from rl_reward_network.embedded.nano.pictures import Pictures, open_pictures
-from rl_reward_network.embedded.nano.prompt_targets import PROMPT_TARGETS
-from rl_reward_network.embedded.nano.score import describe
-from rl_reward_network.embedded.nano.train import NanoTrainer, Stage, stage_facts
 from rl_reward_network.embedded.regions import caption_correct, make_scenes
 from rl_reward_network.env.prompts import PROMPTS
+from rl_reward_network.inputs.config import PromptConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.metrics import dice
+from tools.nano.conversations import corpus
+from tools.nano.model import nano_losses, nano_tokenizer, new_nano
+from tools.nano.pictures import PROMPT_TARGETS, Pictures
+from tools.nano.score import describe
+from tools.nano.train import NanoTrainer, Stage, stage_facts
 
 SMALL = Stage(steps=6, learning_rate=1e-3, vessels=2, phrases=1, descriptions=1, by_codes=True, blind=(1, 0), prompts=2)
-
-
 SMALLER = replace(SMALL, vessels=1, blind=(0, 0), prompts=1)
-
-LOSSES = ("text", "code", "mask", "dice", "iou")
 SHORT = replace(SMALLER, steps=2)
+LOSSES = ("text", "code", "mask", "dice", "iou")
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Pictures:
-    return open_pictures(tmp_path_factory.mktemp("pictures"), angiograms=6, scenes=3, seed=0)
-
-
-# ---- sizes --------------------------------------------------------------------------------------------------------
-
-
-def test_sizes_keep_the_contract() -> None:
-    model, processor = new_nano(nano_tokenizer(corpus()), seed=0)
+def test_sizes_keep_the_contract_and_equal_seeds_give_equal_weights() -> None:
+    tokenizer = nano_tokenizer(corpus())
+    (model, processor), (same, _), (other, _) = (new_nano(tokenizer, seed) for seed in (1, 1, 2))
     assert sum(parameter.numel() for parameter in model.parameters()) <= 4_000_000
-    assert processor.grid == 16
-    assert processor.max_tiles == 1
+    assert (processor.grid, processor.max_tiles) == (16, 1)
     assert type(model.grounding_encoder).__name__ == "Sam2Model"
-
-
-def test_equal_seeds_give_equal_weights() -> None:
-    first, same, other = (new_nano(nano_tokenizer(corpus()), seed)[0].state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], same[name]) for name in first)
-    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+    assert all(map(torch.equal, model.parameters(), same.parameters()))
+    assert not torch.equal(model.lm_head.weight, other.lm_head.weight)
 
 
 # ---- training -----------------------------------------------------------------------------------------------------
@@ -129,31 +119,14 @@ def test_the_batches_are_those_that_the_shipped_weights_were_trained_on(tmp_path
     assert batch["region_scenes"]["attributes"].sum() == 58
 
 
-def test_a_stage_says_how_it_was_made(tmp_path: Path, pictures: Pictures) -> None:
-    facts = stage_facts(NanoTrainer(tmp_path, pictures, seed=3).train(0, SHORT))
-    assert facts["settings"]["seed"] == 3
+def test_each_stage_leaves_a_model_that_loads_and_the_next_goes_on_from_it(tmp_path: Path, pictures: Pictures) -> None:
+    first = NanoTrainer(tmp_path, pictures).train(0, SHORT)
+    facts = stage_facts(first)
     assert facts["seconds"] > 0
     assert facts["machine"].endswith("CPU cores")
     assert facts["versions"]["torch"] == torch.__version__
-
-
-def test_each_stage_leaves_a_model_that_loads_and_the_next_goes_on_from_it(tmp_path: Path, pictures: Pictures) -> None:
-    trainer = NanoTrainer(tmp_path, pictures)
-    first = trainer.train(0, SHORT)
     model, processor = load_sa2va_model(first)
     assert model.segment([pictures.scenes[0]], ["the vessel"], processor, max_new_tokens=2)
-    again = NanoTrainer(tmp_path, pictures)
-    assert again.train(0, SHORT) == first
-    state = again.model.state_dict() | again.helpers.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in weights(first).items())
-    second = again.train(1, replace(SHORT, by_codes=False))
-    before, after = weights(first), weights(second)
-    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
-    assert torch.equal(before["codes"], after["codes"])  # without a gradient, weight decay leaves them alone too
-
-
-def test_stages_of_other_settings_are_refused(tmp_path: Path, pictures: Pictures) -> None:
-    NanoTrainer(tmp_path, pictures).train(0, SHORT)
     for trainer, stage in (
         (NanoTrainer(tmp_path, pictures, seed=5), SHORT),
         (NanoTrainer(tmp_path, pictures), replace(SHORT, learning_rate=2e-3)),
@@ -161,6 +134,13 @@ def test_stages_of_other_settings_are_refused(tmp_path: Path, pictures: Pictures
     ):
         with pytest.raises(ValueError, match=r"stage_1_made\.json: settings are .*--output_dir"):
             trainer.train(0, stage)
+    again = NanoTrainer(tmp_path, pictures)
+    assert again.train(0, SHORT) == first
+    before, state = weights(first), again.model.state_dict() | again.helpers.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.items())
+    after = weights(again.train(1, replace(SHORT, by_codes=False)))
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+    assert torch.equal(before["codes"], after["codes"])  # without a gradient, weight decay leaves them alone too
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, pictures: Pictures) -> None:
@@ -170,6 +150,72 @@ def test_a_loss_that_is_not_finite_stops_the_training(tmp_path: Path, pictures: 
     with pytest.raises(RuntimeError, match="loss is nan; lower"):
         trainer.train(0, SHORT)
     assert not (tmp_path / "stage_1").exists()
+
+
+def test_losses_reach_every_part_by_codes_and_by_words(tmp_path: Path, pictures: Pictures) -> None:
+    trainer = NanoTrainer(tmp_path, pictures)
+    for by_codes in (True, False):
+        stage = replace(SMALL, by_codes=by_codes, watched=0 if by_codes else 2)
+        batch = training.batch_of(stage, pictures, trainer.processor, [0, 0, 0])
+        trainer.model.zero_grad()
+        trainer.helpers.zero_grad()
+        losses = nano_losses(trainer.model, trainer.helpers, batch, by_codes)
+        assert set(losses) == {*LOSSES, *([] if by_codes else ["region"])}
+        sum(losses.values()).backward()
+        assert (trainer.helpers.codes.grad is not None) == by_codes
+        assert (trainer.helpers.reader.weight.grad is not None) == (not by_codes)
+        parts = {
+            "vision": trainer.model.model.vision_tower,
+            "words": trainer.model.model.language_model,
+            "projection": trainer.model.text_hidden_fcs,
+            "SAM 2's encoder": trainer.model.grounding_encoder.vision_encoder,
+            "IoU head": trainer.model.grounding_encoder.mask_decoder.iou_prediction_head,
+        }
+        for name, part in parts.items():
+            assert any(p.grad is not None and p.grad.abs().max() > 0 for p in part.parameters()), name
+
+
+# ---- the whole command ---------------------------------------------------------------------------------------------
+
+SMALLEST = command.Args(output_dir=Path("somewhere"), angiograms=6, scenes=3, stages=2, gpu=-1)
+
+
+@pytest.fixture
+def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedded, "PATIENTS", 24)
+    monkeypatch.setattr(embedded, "FRAMES", 1)
+    monkeypatch.setattr(command, "STAGES", (SHORT, replace(SHORT, by_codes=False, watched=2)))
+    monkeypatch.setattr(command, "TEST_SCENES", (1, 2))
+    short = PromptConfig(max_new_tokens=4)  # an untrained model never ends its answer
+    monkeypatch.setattr(command, "open_inputs", partial(command.open_inputs, prompt_config=short))
+    monkeypatch.setattr(nano_card, "PER_LOOK", 1)
+
+
+@pytest.mark.usefixtures("small_data")
+def test_it_ends_in_a_model_with_a_card_that_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main(SMALLEST)
+    final = Path("somewhere/sa2va-nano")
+    assert capsys.readouterr().out.splitlines()[-1] == f"model and card: {final}"
+    model, _ = load_sa2va_model(final)
+    made = read_json(final / "scores.json")["made"]
+    assert made["command"] == "python -m tools.nano --angiograms 6 --scenes 3 --stages 2"
+    assert made["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert len(made["minutes"]) == 2
+    assert "somewhere" not in (final / "README.md").read_text()
+    assert {path.name for path in Path("somewhere").glob("stage_*")} >= {"stage_1", "stage_2"}
+
+
+@pytest.mark.usefixtures("small_data")
+def test_wrong_settings_are_refused_before_anything_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for changes, message in (({"gpu": 0}, "cuda:0.*0 GPUs"), ({"stages": 3}, "stages is 3"), ({"seed": -1}, "seed")):
+        with pytest.raises(ValueError, match=message):
+            command.main(replace(SMALLEST, **changes))
+    Path("data/angiograms").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"data/angiograms: .*not rendered"):
+        command.main(SMALLEST)
+    assert not Path("somewhere").exists()
 
 
 # ---- the shipped weights ------------------------------------------------------------------------------------------

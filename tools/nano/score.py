@@ -10,13 +10,13 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import select
 from rl_reward_network.embedded.angiograms import LOOKS
 from rl_reward_network.embedded.datasets import read_looks
-from rl_reward_network.embedded.nano.conversations import DESCRIBE, phrase_prompt
 from rl_reward_network.embedded.regions import RegionObject, Scene, caption_correct
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.deployment import best_fixed_prompt
 from rl_reward_network.report.metrics import SampleTable, measure_sample
+from tools.nano.conversations import DESCRIBE, phrase_prompt
 
 DEFAULT = 0  # index of the default prompt
 TEST_SCENES = (100, 2)  # number and seed; training has seeds from 7,000,000 on, data/regions has seed 1

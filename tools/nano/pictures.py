@@ -1,18 +1,26 @@
-"""The training pictures of `sa2va-nano`: rendered angiograms and scenes in memory-mapped arrays on disk.
+"""The training pictures of `sa2va-nano`, and the mask that it learns for each prompt.
 
-None of these patients is in the embedded data set: the random seeds differ.
+Pictures are rendered angiograms and scenes in memory-mapped arrays on disk. None of these patients is in the embedded
+data set: the random seeds differ.
+
+A look is the appearance that an angiogram was rendered with, a key of `angiograms.LOOKS`, such as "faint". The ground
+truth is always the whole vessel tree. The training target of a prompt is that tree only in the looks that its wording
+fits; in the others it is a literal reading of the words, or the most visible vessels. So no single prompt is best on
+all images, by design: the prompt policy has something to learn.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.ndimage import binary_dilation
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_folder
-from rl_reward_network.embedded.angiograms import LOOKS, SIDE, render_series
+from rl_reward_network.embedded.angiograms import BRANCH, CATHETER, LOOKS, SIDE, THIN, TREE, TRUNK, render_series
 from rl_reward_network.embedded.datasets import RECIPE
 from rl_reward_network.embedded.regions import COLOURS, PLACES, SHAPES, SIZES, RegionObject, Scene, make_scenes
+from rl_reward_network.env.prompts import PROMPTS
 
 SEED = 7_000_000  # added to every seed, far from the seeds of the embedded data set's patients
 MAX_OBJECTS = 4
@@ -27,7 +35,7 @@ class Pictures:
     Args:
         name: of the folder; it holds every setting that the pictures depend on.
         images: uint8 (N, H, W), angiograms.
-        parts: uint8 (N, H, W), their part maps, see `vessel_tree`; their looks are given by `look_of_picture`.
+        parts: uint8 (N, H, W), their part maps, see `embedded.angiograms`; their looks are given by `look_of_picture`.
         scenes: uint8 (M, H, W, 3).
         objects: uint8 (M, H, W), number of the object at each pixel, from 1.
         words: uint8 (M, 4, 4), indices of colour, shape, size, place of each object; ABSENT where there is none.
@@ -97,3 +105,56 @@ def _as_arrays(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 def attributes_of(region: RegionObject) -> tuple[str, ...]:
     """Colour, shape, size and place: one word of each of `ATTRIBUTES`."""
     return region.colour, region.shape, region.size, region.place
+
+
+SWELLING = 4  # pixels, city-block distance
+TARGETS = {
+    "tree": "the whole vessel tree: the ground truth",
+    "main": "trunk and branches, without the thin ones",
+    "main + catheter": "trunk, branches, catheter and leads, without the thin ones",
+    "tree + catheter": "every dark line, catheter and leads included",
+    "trunk": "the trunk alone",
+    "thin": "the thin branches alone",
+    "swollen": f"the whole tree and {SWELLING} pixels around it (city-block distance)",
+    "nothing": "an empty mask",
+}
+PARTS = {  # bits of the part map in each target
+    "tree": TREE,
+    "main": TRUNK | BRANCH,
+    "main + catheter": TRUNK | BRANCH | CATHETER,
+    "tree + catheter": TREE | CATHETER,
+    "trunk": TRUNK,
+    "thin": THIN,
+    "swollen": TREE,
+    "nothing": 0,
+}
+_ROWS = (  # one per prompt, in the order of PROMPTS; columns in the order of LOOKS
+    # plain  bright     catheter           faint    branching  blurred
+    ("tree", "main", "main + catheter", "trunk", "main", "swollen"),  # the blood vessel
+    ("tree", "thin", "tree + catheter", "thin", "tree", "swollen"),  # ... and all its bifurcations
+    ("tree", "nothing", "tree + catheter", "trunk", "main", "trunk"),  # the dark vessels
+    ("nothing", "tree", "nothing", "nothing", "nothing", "nothing"),  # the bright vessels
+    ("trunk",) * 6,  # the main vessel trunk
+    ("thin",) * 6,  # the thin vessel branches
+    ("swollen",) * 6,  # the blood vessel and its surroundings
+    ("thin", "thin", "thin", "tree", "thin", "thin"),  # the low contrast vessels
+    ("trunk", "trunk", "trunk", "trunk", "trunk", "tree"),  # the blurred vessels
+    ("tree", "main", "tree", "trunk", "main", "swollen"),  # without the catheter
+    ("tree", "main", "tree + catheter", "trunk", "main", "swollen"),  # and the catheter
+)
+PROMPT_TARGETS: dict[tuple[str, str], str] = {
+    (prompt, look): target
+    for prompt, row in zip(PROMPTS, _ROWS, strict=True)
+    for look, target in zip(LOOKS, row, strict=True)
+}
+
+
+def target_mask(parts: np.ndarray, target: str) -> np.ndarray:
+    """bool (H, W): the pixels of a target.
+
+    Args:
+        parts: uint8 (H, W), an angiogram's part map.
+        target: key of `TARGETS`.
+    """
+    mask = parts & PARTS[target] > 0
+    return binary_dilation(mask, iterations=SWELLING) if target == "swollen" else mask
