@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.cli.app import run
+from rl_reward_network.grpo import rollouts as generator_file
 from rl_reward_network.grpo import trainer as trainer_file
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
-from rl_reward_network.grpo.rollouts import generator as generator_file
-from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
-from rl_reward_network.grpo.startup import load_model
+from rl_reward_network.grpo.losses import PathwiseReward
+from rl_reward_network.grpo.rewards import Reward, reward_step
+from rl_reward_network.grpo.stage import load_model
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig

@@ -30,13 +30,13 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.segment import exact_float32
 from rl_reward_network.cli.app import run
 from rl_reward_network.embedded.datasets import embedded_regions
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.image_context import open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.loss.objective import caption_loss, count_step, mask_policy_loss
+from rl_reward_network.grpo.losses import caption_loss, count_step, mask_policy_loss
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
-from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
-from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rewards import Reward
+from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached, mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig

@@ -20,17 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.image_context import Question, open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
+from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
-from rl_reward_network.grpo.rollouts.image_context import Question
-from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
-from rl_reward_network.grpo.rollouts.statistics import median_pair_iou
+from rl_reward_network.grpo.rewards import Reward, median_pair_iou, reward_step
+from rl_reward_network.grpo.rollouts import RolloutGenerator, RolloutGroup
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating

@@ -36,7 +36,7 @@ from rl_reward_network.embedded.datasets import embedded_angiograms, embedded_re
 from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.grpo.callbacks import StepCallback
+from rl_reward_network.grpo.trainer import StepCallback
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.memory import predict
 from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
@@ -183,7 +183,7 @@ def predicted_gib(args: Args, name: str, config: Sa2VAConfig) -> float:
 
 
 def _memory_settings(args: Args) -> MemorySettings:
-    from rl_reward_network.grpo.stage import PROBED  # 0.16 GiB, which would count in the process of every stage
+    from rl_reward_network.grpo.stage import PROBED
 
     settings = MemorySettings(
         device="cuda" if args.device.startswith("cuda") else "cpu",

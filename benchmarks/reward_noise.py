@@ -23,11 +23,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
-from rl_reward_network.grpo.rollouts.rewards import Reward, score_rollouts
+from rl_reward_network.grpo.rewards import Reward, score_rollouts
+from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.loss.policy import token_log_probs
+from rl_reward_network.grpo.policy import token_log_probs
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.prediction_sa2va import answer_batch

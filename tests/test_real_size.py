@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import real_size
 from benchmarks.random_checkpoint import official_config, write_random_checkpoint
-from rl_reward_network.grpo.callbacks import StepCallback
+from rl_reward_network.grpo.trainer import StepCallback
 from rl_reward_network.memory.predict import training_stage
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original

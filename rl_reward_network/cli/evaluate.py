@@ -52,7 +52,7 @@ def main(args: Args) -> None:
     """Evaluate the newest of the named runs and show its table."""
     check_at_least(args, 1, "images", "segment_batch")
     check_at_least(args, -1, "gpu")
-    from rl_reward_network.grpo.evaluate import grpo_model
+    from rl_reward_network.grpo.merge import grpo_model
     from rl_reward_network.report.index import write_index
 
     folder = newest(args.model_path)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.grpo_flags import Args, check_together, make_plan
-from rl_reward_network.grpo.outcome import notice
-from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.settings import GRPOPlan
+from rl_reward_network.grpo.validation import notice
 from rl_reward_network.runs.folder import FINAL, GRPO_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def main(args: Args) -> None:
     check(args)
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.ranks import connect
+    from rl_reward_network.grpo.settings import meanings
     from rl_reward_network.grpo.stage import run_grpo_stage
-    from rl_reward_network.grpo.startup import meanings
     from rl_reward_network.report.index import write_index
     from rl_reward_network.runs.resume import run_line
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rl_reward_network.flags import Rare, changed, check_at_least, check_range
-from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
+    GRPOPlan,
     GRPOSettings,
     Mode,
+    RewardWeights,
     check_lora_dropout,
     check_settings,
     default_mask_policy,

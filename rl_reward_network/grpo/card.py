@@ -7,8 +7,8 @@ from typing import Any
 from peft.utils import CONFIG_NAME
 
 from rl_reward_network.artefacts import read_json, whole_file
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.outcome import kept_weights, notice
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.validation import kept_weights, notice
 from rl_reward_network.models.sa2va.loading_sa2va import LORA_PART, TRAINED_PART, WHOLE_MODEL
 from rl_reward_network.report.before_after import label, legend
 from rl_reward_network.report.bootstrap import Estimate, few_patients_note

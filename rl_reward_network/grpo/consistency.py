@@ -16,8 +16,8 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.grpo.prompts import segment_question
-from rl_reward_network.grpo.rollouts.image_context import make_question
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, tensor_shapes
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original

@@ -8,10 +8,10 @@ import torch
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.consistency import ConsistencyRow, consistency_rows
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.prompts import region_prompt
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.settings import MaskPolicyName
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer

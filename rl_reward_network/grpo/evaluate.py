@@ -3,37 +3,31 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.data.splits import spread
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.grpo.card import training_facts
-from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.checkpoint import TRAINABLE
+from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.outcome import notice
-from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.stage import STAGE
+from rl_reward_network.grpo.merge import evaluation_folder, load_base, trained_config
+from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt
 from rl_reward_network.grpo.trainable import prepare_model
-from rl_reward_network.grpo.unlabelled import grpo_section
-from rl_reward_network.grpo.validation import scores
+from rl_reward_network.grpo.validation import notice, scores
 from rl_reward_network.inputs.config import RegionConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.loading import located_data, located_model, located_unlabelled
+from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.before_after import (
     BeforeAfter,
     ReportItem,
@@ -43,51 +37,22 @@ from rl_reward_network.report.before_after import (
 )
 from rl_reward_network.report.bootstrap import few_patients_note, plain_segmenter
 from rl_reward_network.report.page import Origin, made_by
+from rl_reward_network.report.unlabelled import (
+    IMAGES,
+    JudgedImages,
+    UnlabelledSection,
+    judged_images,
+    judged_row,
+    unlabelled_section,
+)
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 SPLIT = "test"
 QUICK_REGIONS = 120  # test regions of a quick run; the interval is that of so many
 PICTURED = 3  # prompts with the largest gains, and as many with the largest losses, in the report
-
-
-def grpo_model(path: Path) -> Path | None:
-    """The folder with the trained weights of a GRPO run: its final_model or a checkpoint.
-
-    Args:
-        path: that folder, or the run's. For a run that was interrupted its last checkpoint is used, with a message.
-
-    Returns:
-        None if the path does not belong to a GRPO run.
-    """
-    for folder in (path, path / FINAL):
-        if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == STAGE:
-            return folder
-    checkpoint = get_last_checkpoint(str(path)) if path.is_dir() else None
-    if checkpoint is None or trained_config(Path(checkpoint)).get("stage") != STAGE:
-        return None
-    print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {checkpoint}")
-    return Path(checkpoint)
-
-
-def trained_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
-    if (folder / "config.json").exists():
-        return dict(read_json(folder / "config.json"))
-    if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
-        return {}
-    steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]
-    minutes = load_checkpoint(folder / STATE)["seconds"] / 60
-    return {**read_json(folder.parent / "config.json"), "steps": steps, "minutes": minutes}
-
-
-def evaluation_folder(trained: Path, items: int | None = None) -> Path:
-    """The folder for the evaluation of a final_model or a checkpoint, on all test prompts or on this number."""
-    suffix = "" if trained.name == FINAL else f"_{trained.name}"
-    return trained.parent / f"evaluation{suffix}{'' if items is None else f'_{items}'}"
 
 
 def run_grpo_evaluation(
@@ -169,32 +134,6 @@ def _test_prompts(inputs: GRPOInputs, mode: str, items: int | None) -> tuple[lis
         return prompts, ()
     note = f"quick: {most} of {len(prompts)} test regions; evaluate --images {len(prompts)} takes all."
     return spread(prompts, most, inputs.config.seed), () if items else (note,)
-
-
-def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "auto") -> tuple[Any, Sa2VAProcessor]:
-    """Base model and processor of a run, with the values of training: of a bfloat16 run rounded to that.
-
-    Args:
-        path: of the model.
-        fingerprint: of the weights in training.
-        device: of the model.
-        dtype: of the weights; "auto" is float32 on the CPU, and on a GPU as in training.
-
-    Raises:
-        ValueError: the weights differ from those in training.
-    """
-    check_device(device)
-    wanted = weight_dtype(device, dtype)
-    place = None if device == "cpu" else {"": device}
-    for trained in dict.fromkeys((wanted, torch.float32, torch.bfloat16)):
-        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=trained, device_map=place)
-        if weights_fingerprint(model) == fingerprint:
-            if trained != wanted and (device == "cpu" or dtype != "auto"):
-                for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
-                    parameter.data = parameter.data.to(wanted)
-            return model, Sa2VAProcessor.from_pretrained(path)
-        del model  # before the next one is read
-    raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")
 
 
 def _open(config: dict[str, Any], run: Path, data_root: Path | None, model_path: str, gpu: int | None) -> GRPOInputs:
@@ -311,3 +250,40 @@ def _about(config: dict[str, Any], minutes: float) -> dict[str, Any]:
         "training: minutes": f"{config['minutes']:.1f}",
         "evaluation: minutes": f"{minutes:.1f}",
     }
+
+
+def grpo_section(
+    inputs: GRPOInputs,
+    config: dict[str, Any],
+    maps: ForegroundMaps,
+    tests: tuple[list[GRPOPrompt], Measured, Measured],
+    measure_both: Callable[[list[GRPOPrompt]], tuple[Measured, Measured]],
+) -> UnlabelledSection | None:
+    """The section of the report; None where the run had no unlabelled images, or their folder is no longer there.
+
+    Args:
+        inputs: of the evaluation.
+        config: the run's config.json.
+        maps: of the reward network.
+        tests: test prompts, and what was measured of the base model and of the trained one.
+        measure_both: measures both models on further prompts.
+
+    Raises:
+        ValueError: an image or a mask cannot be read.
+    """
+    facts = config.get("unlabelled")
+    if facts is None or not unchanged(inputs.unlabelled, config["origin"]["unlabelled"]):
+        return None
+    assert inputs.unlabelled is not None
+    samples = spread(inputs.unlabelled.samples, IMAGES, inputs.config.seed)
+    prompts = [image_prompt(sample, inputs.regions.segment_question) for sample in samples]
+    new = _judged(maps, prompts, *measure_both(prompts))
+    return unlabelled_section(_judged(maps, *tests), new, facts, inputs.config.seed)
+
+
+def _judged(maps: ForegroundMaps, prompts: list[GRPOPrompt], before: Measured, after: Measured) -> JudgedImages:
+    rows = []
+    for prompt, old, new in zip(prompts, before.masks, after.masks, strict=True):
+        image, truth = prompt.load()
+        rows.append(judged_row(maps, prompt.group_id, image, (unpacked(old), unpacked(new)), truth))
+    return judged_images(rows)

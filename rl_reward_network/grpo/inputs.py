@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.grasp_any_region import is_hub_id
 from rl_reward_network.data.images import given_levels, levels_of
@@ -30,6 +33,8 @@ from rl_reward_network.inputs.loading import (
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
+from rl_reward_network.rewards.familiar import Familiarity, LoadImage, familiar
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 VALIDATED = 48  # prompts of each validation
 CHECKED = 1000  # prompts whose files are decoded before a run
@@ -247,3 +252,32 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
             "without labels by --reward_net"
         )
     return labelled
+
+
+def with_unlabelled(
+    inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None
+) -> tuple[list[GRPOPrompt], Familiarity | None]:
+    """The training prompts with those of the unlabelled images, and how many of these were left out.
+
+    Args:
+        inputs: data, split, and perhaps unlabelled images.
+        prompts: of the data.
+        maps: of the reward network; without one no unlabelled image joins.
+
+    Raises:
+        ValueError: an image cannot be read.
+    """
+    if inputs.unlabelled is None or maps is None:
+        return prompts, None
+    known = validation_prompts(inputs)
+    known = [prompt for prompt in known if prompt.labelled] or known
+    new = inputs.unlabelled_prompts
+    decided = [familiar(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])]
+    if PartialState().num_processes > 1:
+        broadcast_object_list(decided)  # an image near a limit must not join on one rank alone
+    joins, familiarity = decided[0]
+    return [*prompts, *(prompt for prompt, join in zip(new, joins, strict=True) if join)], familiarity
+
+
+def _image(prompt: GRPOPrompt) -> LoadImage:
+    return lambda: prompt.load()[0]

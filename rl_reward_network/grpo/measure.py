@@ -14,10 +14,15 @@ from pycocotools import mask as coco
 from tqdm import tqdm
 
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.image_context import (
+    FeatureCache,
+    ImageContext,
+    Mask,
+    PromptBatch,
+    open_batch,
+    seeded_generator,
+)
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch, open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.image_context import ImageContext
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.default import SMALL_HIDDEN_SIZE
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding

@@ -1,15 +1,23 @@
 """The weights that a GRPO run has trained, merged into its base model."""
 
 from pathlib import Path
+from typing import Any
 
-from rl_reward_network.artefacts import read_json, whole_folder
+import torch
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
+
+from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
 from rl_reward_network.grpo.card import card_text
-from rl_reward_network.grpo.evaluate import evaluation_folder, grpo_model, load_base, trained_config
+from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
+from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.loading_sa2va import Dtype
-from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.runs.checkpoints import load_checkpoint
 from rl_reward_network.runs.folder import FINAL
 
 
@@ -47,3 +55,65 @@ def merge_run(model_path: Path, output: Path, base_model: str | None = None, dty
         evaluation = evaluation_folder(final_model) / "eval.json"  # the card shows results of a final_model only
         results = read_json(evaluation) if final_model.name == FINAL and evaluation.exists() else None
         (folder / "README.md").write_text(card_text(config, results, merged=True), encoding="utf-8")
+
+
+def grpo_model(path: Path) -> Path | None:
+    """The folder with the trained weights of a GRPO run: its final_model or a checkpoint.
+
+    Args:
+        path: that folder, or the run's. For a run that was interrupted its last checkpoint is used, with a message.
+
+    Returns:
+        None if the path does not belong to a GRPO run.
+    """
+    for folder in (path, path / FINAL):
+        if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == STAGE:
+            return folder
+    checkpoint = get_last_checkpoint(str(path)) if path.is_dir() else None
+    if checkpoint is None or trained_config(Path(checkpoint)).get("stage") != STAGE:
+        return None
+    print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {checkpoint}")
+    return Path(checkpoint)
+
+
+def trained_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
+    if (folder / "config.json").exists():
+        return dict(read_json(folder / "config.json"))
+    if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
+        return {}
+    steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]
+    minutes = load_checkpoint(folder / STATE)["seconds"] / 60
+    return {**read_json(folder.parent / "config.json"), "steps": steps, "minutes": minutes}
+
+
+def evaluation_folder(trained: Path, items: int | None = None) -> Path:
+    """The folder for the evaluation of a final_model or a checkpoint, on all test prompts or on this number."""
+    suffix = "" if trained.name == FINAL else f"_{trained.name}"
+    return trained.parent / f"evaluation{suffix}{'' if items is None else f'_{items}'}"
+
+
+def load_base(path: str, fingerprint: str, device: str = "cpu", dtype: Dtype = "auto") -> tuple[Any, Sa2VAProcessor]:
+    """Base model and processor of a run, with the values of training: of a bfloat16 run rounded to that.
+
+    Args:
+        path: of the model.
+        fingerprint: of the weights in training.
+        device: of the model.
+        dtype: of the weights; "auto" is float32 on the CPU, and on a GPU as in training.
+
+    Raises:
+        ValueError: the weights differ from those in training.
+    """
+    check_device(device)
+    wanted = weight_dtype(device, dtype)
+    place = None if device == "cpu" else {"": device}
+    for trained in dict.fromkeys((wanted, torch.float32, torch.bfloat16)):
+        model: Any = Sa2VAForConditionalGeneration.from_pretrained(path, dtype=trained, device_map=place)
+        if weights_fingerprint(model) == fingerprint:
+            if trained != wanted and (device == "cpu" or dtype != "auto"):
+                for parameter in model.parameters():  # not of the buffers: rotary frequencies must stay float32
+                    parameter.data = parameter.data.to(wanted)
+            return model, Sa2VAProcessor.from_pretrained(path)
+        del model  # before the next one is read
+    raise ValueError(f"{path}: these are other weights than in training; give --base_model, the model of that run")

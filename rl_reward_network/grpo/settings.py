@@ -5,12 +5,12 @@ means the value of a preset. Nothing here imports torch or transformers, so that
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import RARE, Rare, check_at_least, check_range
+from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
 from rl_reward_network.rewards.combine import Aggregation, Scale
 
 Objective = Literal["grpo", "supervised"]
@@ -234,3 +234,105 @@ def _check_objective(settings: Any) -> None:
     loops = settings.mask_to_caption_weight and settings.caption_to_mask_weight
     if settings.adaptive_loop_weights and (supervised or not loops):
         raise ValueError("adaptive_loop_weights is True, but only one loop is trained; leave it out")
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """Weight of each reward term; a term of weight 0 is logged where it can be computed.
+
+    Args:
+        iou, caption: of loop 1: IoU of mask' with the region; the caption reward of the sampled caption.
+        loop2_caption, loop2_iou: of loop 2: the caption reward of caption'; IoU of the sampled mask with the true one.
+        learned: of loop 2: the reward network's score of the sampled mask.
+        confidence: of loop 2: how clear the sampled mask's edges are.
+    """
+
+    iou: float = 1.0
+    caption: float = 1.0
+    loop2_caption: float = 1.0
+    loop2_iou: float = 1.0
+    learned: float = 0.0
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True)
+class GRPOPlan:
+    """The settings of a GRPO run besides its inputs.
+
+    Args:
+        mode: quick or full.
+        weights: of the rewards.
+        lora_r, lora_alpha, lora_dropout: of LoRA; dropout must be 0.
+        settings: hyperparameters; None is the Trainer's default.
+        judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
+        reward_net: fingerprint of the reward network; None without one.
+        shuffle_rewards: the control: the rewards of each step are permuted at random.
+        watch_every: optimisation steps between validations; 0 never validates.
+        mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
+        freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
+        max_labelled: most prompts with a true mask that supervised training uses; None uses all.
+    """
+
+    mode: str
+    weights: RewardWeights = field(default_factory=RewardWeights)
+    lora_r: int = 128
+    lora_alpha: int = 256
+    lora_dropout: float = 0.0
+    settings: GRPOSettings = field(default_factory=GRPOSettings)
+    judge: dict[str, Any] | None = None
+    reward_net: str | None = None
+    shuffle_rewards: bool = False
+    watch_every: int = 0
+    mask_rewards: dict[str, dict[str, float]] | None = None
+    max_labelled: int | None = None
+    freeze_embeddings: bool | None = None
+
+
+ROWS_AT_ONCE = 128  # most answers of one batch
+
+
+def meanings(flags: GRPOSettings, settings: GRPOSettings) -> list[str]:
+    """One line for each changed setting with a meaning other than in the original specification.
+
+    Args:
+        flags: the user's settings.
+        settings: those of the plan.
+    """
+    lines = {
+        "per_device_train_batch_size": _batch_meaning(flags, settings),
+        "num_train_epochs": f"num_epochs {flags.num_train_epochs} counts passes over the training regions, not over "
+        "all regions: others are for validation and test",
+        "beta": f"kl_coef {flags.beta} is the weight of exp(d) - d - 1 with d = log p(reference) - log p(model), "
+        "which is never negative, not of d itself",
+        "epsilon": f"clip_range {flags.epsilon} clips the ratio to the model that sampled, not to the reference"
+        + _clip_range_effect(settings),
+        "epsilon_high": f"epsilon_high {flags.epsilon_high} clips it from above" + _clip_range_effect(settings),
+        "scale_rewards": _scale_effect(flags),
+    }
+    return [line for name, line in lines.items() if line and changed(flags, name)]
+
+
+def _batch_meaning(flags: GRPOSettings, settings: GRPOSettings) -> str:
+    given, group = flags.per_device_train_batch_size or 0, settings.num_generations
+    regions, passes = (settings.per_device_train_batch_size or 0) // group, settings.gradient_accumulation_steps
+    line = f"batch_size {given} counts captions, not regions: {regions} x {group} captions per process and forward pass"
+    if given >= group:
+        return line
+    return f"{line}, since a group stays whole, and {passes} {'pass' if passes == 1 else 'passes'} per step"
+
+
+def _scale_effect(flags: GRPOSettings) -> str:
+    if flags.multi_objective_aggregation == "sum_then_normalize":
+        return ""
+    how = "divides each reward by its deviation in the group and the sum by that of the step"
+    acts = "acts with --multi_objective_aggregation sum_then_normalize alone"
+    return f"scale_rewards {flags.scale_rewards} {acts}: {flags.multi_objective_aggregation} {how}, as in TRL"
+
+
+def _clip_range_effect(settings: GRPOSettings) -> str:
+    """When the clipping of tokens has no effect in this run."""
+    if not settings.mask_to_caption_weight:
+        return "; it acts on captions (loop 1), which this run leaves out"
+    if settings.num_iterations == 1:
+        return "; it acts from --num_iterations 2 on: on fresh rollouts the ratio is 1"
+    return ""

@@ -19,18 +19,21 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_fo
 from rl_reward_network.data.splits import save_split
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.failures import hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.inputs import GRPOInputs, check_prompts, labelled_prompts, validation_prompts, within_budget
-from rl_reward_network.grpo.logs import GRPOLogs
-from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
-from rl_reward_network.grpo.metrics import with_learning
-from rl_reward_network.grpo.outcome import Outcome
-from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.inputs import (
+    GRPOInputs,
+    check_prompts,
+    labelled_prompts,
+    validation_prompts,
+    with_unlabelled,
+    within_budget,
+)
+from rl_reward_network.grpo.logs import GRPOLogs, with_learning
+from rl_reward_network.grpo.losses import PathwiseReward
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
-from rl_reward_network.grpo.rollouts.rewards import Reward, mask_reward_terms
-from rl_reward_network.grpo.startup import load_model, startup_lines
+from rl_reward_network.grpo.rewards import Reward, loop_rewards
+from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.grpo.trainable import (
     check_movement,
     digests,
@@ -38,26 +41,20 @@ from rl_reward_network.grpo.trainable import (
     prepare_model,
     unmoved_reasons,
 )
-from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer
-from rl_reward_network.grpo.unlabelled import with_unlabelled
-from rl_reward_network.grpo.validation import ValidationCallback
+from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer, hint_out_of_memory, resume_hint
+from rl_reward_network.grpo.validation import Outcome, ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import weight_dtype
+from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
-    confidence_reward,
-    iou_reward,
-    judge_reward,
-    judged_caption_reward,
-    learned_reward,
-    mask_reward,
-    meteor_reward,
 )
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.runs.find import began_alike, runs_that_fit
@@ -74,45 +71,78 @@ from rl_reward_network.runs.folder import (
 )
 from rl_reward_network.runs.memory import peak_memory_gib
 
+FLASH = "flash_attention_2"
+AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
+BEHIND_SEG = (
+    "no loss of this run goes past the [SEG] embedding; --mask_policy bernoulli, the gradient of a reward network "
+    "(--pathwise_weight) and --objective supervised do"
+)
+WHY_FROZEN = {
+    "language model": "LoRA trains in its place",
+    "SAM 2 prompt encoder": BEHIND_SEG,
+    "SAM 2 mask decoder": BEHIND_SEG,
+    "SAM 2 memory": "for video alone",
+}
+
+
+def load_model(
+    model_path: str, device: str, use_flash_attn: bool = False, dtype: Dtype = "auto"
+) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor of a run.
+
+    Args:
+        model_path: folder, hub id or name of an embedded model.
+        device: of the model.
+        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
+            mask FlashAttention does not take.
+        dtype: see `load_sa2va_model`.
+    """
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
+    if use_flash_attn:
+        model.model.vision_encoder.set_attn_implementation(FLASH)
+    return model, processor
+
+
+def startup_lines(trainer: Any) -> list[str]:
+    """Size of an optimisation step, number of trained parameters, frozen parts, unlabelled images left out.
+
+    Args:
+        trainer: Sa2VAGRPOTrainer, after `freeze_unreached`.
+    """
+    table = parameter_table(trainer.sa2va)
+    total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
+    frozen = [part for part, count, training in table if count and not training]
+    reasons = {part: WHY_FROZEN.get(part, AS_SUPERVISED) for part in frozen}
+    return [
+        f"each step: {_step(trainer.args)}",
+        f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})",
+        *(
+            f"not trained: {', '.join(part for part in frozen if reasons[part] == reason)} ({reason})"
+            for reason in dict.fromkeys(reasons.values())
+        ),
+        *([trainer.familiarity.sentence] if trainer.familiarity else []),
+    ]
+
+
+def _step(args: Any) -> str:
+    """Regions x captions and masks of one optimisation step."""
+    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    each = []
+    if args.mask_to_caption_weight:
+        each.append(f"{args.num_generations} captions")
+    if args.caption_to_mask_weight:
+        each.append(f"{args.num_mask_generations} masks")
+    weights = {"captions": args.mask_to_caption_weight, "masks": args.caption_to_mask_weight}
+    true = f"true {' and '.join(name for name, weight in weights.items() if weight)}"
+    made = true if args.objective == "supervised" else " and ".join(each) or "their masks"
+    shares = (
+        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
+    )
+    return f"{regions} regions x {made} ({shares})"
+
+
 STAGE = "grpo"
 PROBED = 4  # prompts on which unreached tensors are found
-
-
-def loop_rewards(
-    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, maps: ForegroundMaps | None
-) -> dict[str, dict[str, Reward]]:
-    """The rewards of both loops; every term that can be computed is included, so that it is logged.
-
-    Raises:
-        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
-    """
-    if (judge is None) != (plan.judge is None):
-        raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
-    weights = plan.weights
-    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
-    loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
-    if kind == "regions":
-        judged = plan.judge["loops"] if plan.judge else ()
-        loop1 |= _caption_rewards(weights.caption, judge if "loop1" in judged else None)
-        loop2 |= _caption_rewards(weights.loop2_caption, judge if "loop2" in judged else None)
-    if maps is not None:
-        loop2["learned"] = Reward(learned_reward(maps), weights.learned)
-    elif weights.learned:
-        raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
-    for loop, terms in (("loop1", loop1), ("loop2", loop2)):
-        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
-    return {"loop1": loop1, "loop2": loop2}
-
-
-def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
-    """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
-    if judge is None:
-        return {"meteor": Reward(meteor_reward, weight)}
-    return {
-        "meteor": Reward(meteor_reward, 0.0),
-        "judge": Reward(judge_reward(judge), 0.0),
-        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
-    }
 
 
 def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:

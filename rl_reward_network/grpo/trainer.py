@@ -12,33 +12,48 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.grpo.alike_rewards import AlikeRewards
-from rl_reward_network.grpo.callbacks import StepCallback
 from rl_reward_network.grpo.checkpoint import load_run_state, save_run_state
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.failures import fail_not_finite, hint_out_of_memory, hint_to_resume
-from rl_reward_network.grpo.loss.loop_weights import LoopWeights, gradient_norm
-from rl_reward_network.grpo.loss.losses import LossParts
-from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, direct_mask_loss
-from rl_reward_network.grpo.loss.objective import StepCounts, answer_loss, count_step, loop_losses, loss_metrics
-from rl_reward_network.grpo.loss.policy import GRPOPolicy
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.logs import StepMetrics, summed_counts
+from rl_reward_network.grpo.losses import (
+    LoopWeights,
+    LossParts,
+    PathwiseReward,
+    StepCounts,
+    answer_loss,
+    count_step,
+    direct_mask_loss,
+    gradient_norm,
+    loop_losses,
+    loss_metrics,
+)
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.metrics import StepMetrics, summed_counts
-from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
-from rl_reward_network.grpo.rollouts.prompt_order import CurriculumOrder, prompt_order
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward, check_weights, prompt_outcomes, reward_step
-from rl_reward_network.grpo.rollouts.statistics import MASK_IOU, ZERO_STD, advantage_statistics, rollout_statistics
+from rl_reward_network.grpo.policy import GRPOPolicy
+from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, prompt_order
+from rl_reward_network.grpo.ranks import any_rank, first_message
+from rl_reward_network.grpo.rewards import (
+    MASK_IOU,
+    ZERO_STD,
+    AlikeRewards,
+    LoopRollouts,
+    Reward,
+    advantage_statistics,
+    check_weights,
+    prompt_outcomes,
+    reward_step,
+    rollout_statistics,
+)
+from rl_reward_network.grpo.rollouts import RolloutGenerator, RolloutGroup
 from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off
@@ -46,6 +61,112 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.familiar import Familiarity
 from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.runs.folder import clock
+
+TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
+
+
+def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
+    """Raise a ValueError for a loss or gradient that is not finite.
+
+    Args:
+        trainer: Sa2VAGRPOTrainer.
+        problem: the first part of the message, such as "a gradient is not finite".
+    """
+    checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
+    state = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+    raise ValueError(f"{_step(trainer)}: {problem}; training stops, {state}; lower learning_rate, or raise beta")
+
+
+def resume_hint(trainer: Any) -> str:
+    """A sentence on the possible use of the last checkpoint."""
+    checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
+    return f"--resume goes on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
+
+
+@contextmanager
+def hint_to_resume(trainer: Any) -> Iterator[None]:
+    """Add step and resume hint to a ValueError of the block, such as a judge that cannot be reached any more."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{_step(trainer)}: {error}; {resume_hint(trainer)}") from error
+
+
+@contextmanager
+def hint_out_of_memory(trainer: Any, phase: str, remedy: str) -> Iterator[None]:
+    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if TILES in remedy and trainer.sa2va.config.family.body == "qwen_vl":
+            remedy = remedy.replace(TILES, "the size of the images")
+        raise ValueError(
+            f"{_step(trainer)}: out of GPU memory in {phase}; lower {remedy}, or turn on gradient_checkpointing"
+        ) from error
+
+
+def _step(trainer: Any) -> str:
+    return f"step {trainer.state.global_step + 1}"
+
+
+class StepCallback(TrainerCallback):
+    """Check the gradients before each optimisation step; after it, update partner and loop weights, and may stop.
+
+    Args:
+        trainer: Sa2VAGRPOTrainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.trainer.start_time = time.monotonic()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""
+        tensors = trainable_tensors(self.trainer.sa2va)
+        gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
+        if not norms.isfinite().all():
+            fail_not_finite(self.trainer, "a gradient is not finite")
+        not_zero = (norms > 0).tolist()
+        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Update loop weights and partner, and stop when the time is over or the judge has failed."""
+        self._update_loop_weights()
+        rollouts_used_up = state.global_step % args.num_iterations == 0  # a checkpoint holds no half-used rollouts
+        if rollouts_used_up:
+            self._stop_without_judge(control)
+        if self.trainer.ema is not None:
+            self.trainer.ema.update(self.trainer.sa2va)
+        if args.max_minutes is not None:
+            late = any_rank(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
+            if late and rollouts_used_up:
+                self.trainer.ended = control.should_training_stop = control.should_save = True
+        # A resumed run begins a line of its own, so the whole one must do so there, too; and no step is left out.
+        control.should_log |= control.should_save or state.global_step >= state.max_steps
+
+    def _stop_without_judge(self, control: Any) -> None:
+        """Stop, with a checkpoint, if the judge of some process fails for good; METEOR alone is another objective."""
+        trainer = self.trainer
+        if trainer.judge is not None:
+            trainer.judge_failure = first_message(trainer.accelerator, trainer.judge.failing())
+            if trainer.judge_failure:
+                control.should_training_stop = control.should_save = True
+
+    def _update_loop_weights(self) -> None:
+        """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
+        trainer, norms = self.trainer, self.trainer.gradient_norms
+        if norms:
+            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
+            means = trainer.accelerator.reduce(means, "mean").tolist()
+            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
+            for loop, norm in zip(norms, means, strict=True):
+                trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
+            norms.clear()
+
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_reward_network.grpo.loss.policy import token_log_probs
+from rl_reward_network.grpo.image_context import rows_within_limits
 from rl_reward_network.grpo.measure import SAMPLED, batch_size
-from rl_reward_network.grpo.rollouts.image_context import rows_within_limits
+from rl_reward_network.grpo.policy import token_log_probs
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.memory.live import live_memory
 from rl_reward_network.memory.settings import MemorySettings

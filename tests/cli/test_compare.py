@@ -20,13 +20,13 @@ from rl_reward_network.methods.roads import (
     GRPO_LABELS,
     POST,
     PROMPTS_LABELS,
-    REWARD_NET,
     ROADS,
     SUPERVISED,
     WEIGHTS,
     parts_of,
 )
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.runs.folder import REWARD_NET
 from tests.conftest import write_tiny_data
 
 CONFIG = RunConfig(data_root=Path("data/mine"), output_dir=Path("out"), split_seed=3)

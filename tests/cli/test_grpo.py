@@ -12,7 +12,7 @@ from rl_reward_network.cli.grpo import Args, main
 from rl_reward_network.cli.grpo_flags import make_plan
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.rewards.judge_client import JudgeConfig

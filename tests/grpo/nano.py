@@ -11,11 +11,10 @@ import torch
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.image_context import FeatureCache, open_batch
 from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
-from rl_reward_network.grpo.rollouts.batch import open_batch
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from rl_reward_network.grpo import measure as measure_file
-from rl_reward_network.grpo.loss.policy import GRPOPolicy
 from rl_reward_network.grpo.measure import Measured
+from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.ranks import any_rank, connect, first_message, from_first_rank
-from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback
 from rl_reward_network.models.ema import copied

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.grpo import alike_rewards as alike_file
-from rl_reward_network.grpo.alike_rewards import LONGEST, AlikeRewards
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts, Reward
+from rl_reward_network.grpo import rewards as alike_file
+from rl_reward_network.grpo.rewards import LONGEST, AlikeRewards, LoopRollouts, Reward
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.rewards.combine import Advantages
 from tests.grpo.nano import config, make_trainer, nano, regions

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_reward_network.grpo.callbacks import StepCallback
-from rl_reward_network.grpo.loss.loop_weights import BOUNDS
+from rl_reward_network.grpo.losses import BOUNDS
+from rl_reward_network.grpo.trainer import StepCallback
 from rl_reward_network.models.ema import trainable_tensors
 from tests.grpo.nano import make_trainer
 

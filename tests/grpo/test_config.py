@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.loss.losses import LossSettings
+from rl_reward_network.grpo.grpo_config import LossSettings, Sa2VAGRPOConfig
 from tests.grpo.nano import config
 
 

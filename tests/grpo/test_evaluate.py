@@ -18,11 +18,12 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.data.splits import spread
 from rl_reward_network.grpo import evaluate as evaluation_file
-from rl_reward_network.grpo.evaluate import PICTURED, grpo_model, load_base, pictured, run_grpo_evaluation
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.evaluate import PICTURED, pictured, run_grpo_evaluation
+from rl_reward_network.grpo.image_context import FeatureCache
 from rl_reward_network.grpo.inputs import GRPOInputs, labelled_prompts, open_grpo_inputs
 from rl_reward_network.grpo.measure import Measured, iou_of_captions, measure, unpacked
-from rl_reward_network.grpo.plan import RewardWeights
+from rl_reward_network.grpo.merge import grpo_model, load_base
+from rl_reward_network.grpo.settings import RewardWeights
 from rl_reward_network.grpo.stage import run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import load_trainable

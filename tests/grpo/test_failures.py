@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.grpo.failures import fail_not_finite, hint_out_of_memory, hint_to_resume, resume_hint
+from rl_reward_network.grpo.trainer import fail_not_finite, hint_out_of_memory, hint_to_resume, resume_hint
 
 
 def trainer_in(folder: Path, step: int) -> Any:

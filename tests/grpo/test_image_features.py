@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo import image_features as features_file
-from rl_reward_network.grpo.image_features import GIBIBYTE, FeatureCache, ImageFeatures, encode_image
+from rl_reward_network.grpo import image_context as features_file
+from rl_reward_network.grpo.image_context import GIBIBYTE, FeatureCache, ImageFeatures, encode_image
 from tests.conftest import smooth_image
 from tests.grpo.nano import nano
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from rl_reward_network.grpo.loss.objective import mask_policy_loss
+from rl_reward_network.grpo.losses import mask_policy_loss
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
-from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
+from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from tests.grpo.nano import config

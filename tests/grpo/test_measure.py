@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from rl_reward_network.grpo import measure as measure_file
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.image_context import FeatureCache, open_batch, seeded_generator
 from rl_reward_network.grpo.measure import SAMPLED, Measured, batch_size, iou_of_captions, measure, unpacked
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
-from rl_reward_network.grpo.rollouts.batch import open_batch, seeded_generator
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from tests.grpo.nano import nano, regions, shake

@@ -16,9 +16,8 @@ from rl_reward_network.cli.merge import Args, main
 from rl_reward_network.data.splits import Split
 from rl_reward_network.grpo.inputs import GRPOInputs
 from rl_reward_network.grpo.merge import merge_run
-from rl_reward_network.grpo.plan import GRPOPlan
 from rl_reward_network.grpo.prompts import DESCRIBE
-from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
 from rl_reward_network.grpo.stage import STAGE, describe
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.lora import save_trainable

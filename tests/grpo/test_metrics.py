@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_reward_network.grpo.metrics import StepMetrics, summed_counts, with_learning
+from rl_reward_network.grpo.logs import StepMetrics, summed_counts, with_learning
 from rl_reward_network.runs.folder import clock
 
 

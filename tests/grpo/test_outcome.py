@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_reward_network.grpo.outcome import kept_weights, notice, outcome_of, saved_outcome
+from rl_reward_network.grpo.validation import kept_weights, notice, outcome_of, saved_outcome
 
 DICE = "val/gt_dice"
 

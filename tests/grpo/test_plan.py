@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.settings import GRPOPlan
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished"
 

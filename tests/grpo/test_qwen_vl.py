@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.rollouts import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

@@ -2,7 +2,7 @@
 
 import torch
 
-from rl_reward_network.grpo.rollout_group import GroupOutput
+from rl_reward_network.grpo.rollouts import GroupOutput
 
 
 def output() -> GroupOutput:

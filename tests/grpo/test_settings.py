@@ -9,7 +9,7 @@ import tyro
 from transformers import TrainingArguments
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.settings import GRPOSettings, check_settings, with_preset
 
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished"

@@ -13,19 +13,12 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint, write_js
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
-from rl_reward_network.grpo.evaluate import grpo_model, run_grpo_evaluation
+from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
-from rl_reward_network.grpo.rollouts.rewards import Reward
-from rl_reward_network.grpo.settings import GRPOSettings
-from rl_reward_network.grpo.stage import (
-    check_same,
-    describe,
-    find_grpo_run,
-    loop_rewards,
-    run_grpo_stage,
-    training_arguments,
-)
+from rl_reward_network.grpo.merge import grpo_model
+from rl_reward_network.grpo.rewards import Reward, loop_rewards
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
+from rl_reward_network.grpo.stage import check_same, describe, find_grpo_run, run_grpo_stage, training_arguments
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.grpo import startup
-from rl_reward_network.grpo.settings import GRPOSettings, with_preset
-from rl_reward_network.grpo.startup import load_model, meanings, startup_lines
+from rl_reward_network.grpo import stage as startup
+from rl_reward_network.grpo.settings import GRPOSettings, meanings, with_preset
+from rl_reward_network.grpo.stage import load_model, startup_lines
 from rl_reward_network.models.lora import freeze_parameters, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration

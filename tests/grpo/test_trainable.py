@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_reward_network.grpo.loss.mask_losses import PathwiseReward
+from rl_reward_network.grpo.losses import PathwiseReward
 from rl_reward_network.grpo.trainable import (
     CANDIDATE_HEADS,
     check_movement,

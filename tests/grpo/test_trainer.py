@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rl_reward_network.grpo.checkpoint import save_run_state
+from rl_reward_network.grpo.image_context import open_batch
 from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.rollouts.batch import open_batch
-from rl_reward_network.grpo.rollouts.rewards import Reward
+from rl_reward_network.grpo.rewards import Reward
 from rl_reward_network.grpo.trainable import check_movement, digests, freeze_unreached
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.lora import lora_off

@@ -11,11 +11,9 @@ import pytest
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import grpo, grpo_flags, reward
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
-from rl_reward_network.grpo.plan import GRPOPlan, RewardWeights
-from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, with_unlabelled
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
 from rl_reward_network.grpo.stage import check_same, describe, run_grpo_stage
-from rl_reward_network.grpo.unlabelled import with_unlabelled
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED

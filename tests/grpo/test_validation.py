@@ -13,8 +13,8 @@ import torch
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.checkpoint import STATE, load_run_state
+from rl_reward_network.grpo.image_context import ImageContext
 from rl_reward_network.grpo.measure import Measured
-from rl_reward_network.grpo.rollouts.image_context import ImageContext
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback, empty_share, scores
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps

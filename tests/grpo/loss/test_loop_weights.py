@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_reward_network.grpo.loss.loop_weights import BOUNDS, EVERY, LoopWeights, gradient_norm
+from rl_reward_network.grpo.losses import BOUNDS, EVERY, LoopWeights, gradient_norm
 
 
 def weights(own: LoopWeights) -> list[float]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_reward_network.grpo.loss.losses import LossSettings, aggregate, grpo_loss, importance_ratio, k3
+from rl_reward_network.grpo.grpo_config import LossSettings
+from rl_reward_network.grpo.losses import aggregate, grpo_loss, importance_ratio, k3
 
 COUNT, LENGTH, LONGEST = 6, 5, 9
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.loss.mask_losses import PathwiseReward, supervised_mask_losses
-from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.image_context import ImageFeatures
+from rl_reward_network.grpo.losses import PathwiseReward, supervised_mask_losses
+from rl_reward_network.grpo.rollouts import RolloutGroup
 from rl_reward_network.grpo.trainable import freeze_unreached
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied

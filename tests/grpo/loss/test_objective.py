@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.loss.losses import LossParts, LossSettings
-from rl_reward_network.grpo.loss.objective import (
+from rl_reward_network.grpo.grpo_config import LossSettings
+from rl_reward_network.grpo.image_context import ImageFeatures
+from rl_reward_network.grpo.losses import (
+    LossParts,
     StepCounts,
     answer_loss,
     caption_loss,
@@ -22,7 +23,7 @@ from rl_reward_network.grpo.loss.objective import (
     reference_loss,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.rollout_group import GroupOutput, RolloutGroup
+from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from tests.grpo.loss.test_losses import case, trl_loss
 from tests.grpo.nano import config

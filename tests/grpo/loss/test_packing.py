@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_reward_network.grpo.loss.packing import Segment, pack
+from rl_reward_network.grpo.policy import Segment, pack
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 
 TREE = [Segment([1, 2, 3], None), Segment([4, 5], 0), Segment([6], 1), Segment([7, 8], 1), Segment([9], 0)]

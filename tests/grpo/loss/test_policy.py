@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_reward_network.grpo.loss import policy as policy_file
-from rl_reward_network.grpo.loss.policy import GRPOPolicy, token_log_probs
+from rl_reward_network.grpo import policy as policy_file
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
-from rl_reward_network.grpo.rollout_group import RolloutGroup
+from rl_reward_network.grpo.policy import GRPOPolicy, token_log_probs
+from rl_reward_network.grpo.rollouts import RolloutGroup
 from tests.grpo.nano import make_trainer, nano, regions, shake
 
 

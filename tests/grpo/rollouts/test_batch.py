@@ -8,10 +8,15 @@ import torch
 
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.image_context import (
+    FeatureCache,
+    ImageContext,
+    PromptBatch,
+    Question,
+    open_batch,
+    seeded_generator,
+)
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, region_prompt, segment_question
-from rl_reward_network.grpo.rollouts.batch import PromptBatch, open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from tests.grpo.nano import nano, regions, shake
 from tests.grpo.rollouts.test_image_context import LONGEST, predict

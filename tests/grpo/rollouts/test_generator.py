@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.grpo.image_context import PromptBatch, region_cells
 from rl_reward_network.grpo.measure import mixed_precision
-from rl_reward_network.grpo.rollouts.batch import PromptBatch, region_cells
-from rl_reward_network.grpo.rollouts.generator import RolloutGenerator
-from rl_reward_network.grpo.rollouts.rewards import Reward, reward_step
+from rl_reward_network.grpo.rewards import Reward, reward_step
+from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.models.ema import EMA
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, _append
 from rl_reward_network.models.sa2va.templates import TEMPLATES
@@ -138,7 +138,7 @@ def test_groups_without_spread_have_no_advantage(tmp_path: Any) -> None:
 
 
 def test_a_missing_seg_is_a_true_0(generator: RolloutGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl_reward_network.grpo.rollouts.image_context import ImageContext
+    from rl_reward_network.grpo.image_context import ImageContext
 
     monkeypatch.setattr(ImageContext, "segment", lambda self, questions, **_: [([], None) for _ in questions])
     groups, rollouts = generator.generate_and_score(regions()[:2], (0, 0, 0))

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.image_features import FeatureCache
+from rl_reward_network.grpo.image_context import (
+    FeatureCache,
+    ImageContext,
+    PromptBatch,
+    Question,
+    make_question,
+    open_batch,
+    seeded_generator,
+)
 from rl_reward_network.grpo.prompts import DESCRIBE, segment_question
-from rl_reward_network.grpo.rollouts.batch import PromptBatch, open_batch, seeded_generator
-from rl_reward_network.grpo.rollouts.image_context import ImageContext, Question, make_question
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from tests.conftest import smooth_image
 from tests.grpo.nano import nano, regions, shake
@@ -163,7 +169,7 @@ def test_masks_belong_to_their_image_and_their_number_at_once_changes_nothing(
     images = [batch.image_indices[row] for row in (3, 0, 2, 1, 0)]
     wanted = [embeddings[3], embeddings[0], None, embeddings[1], embeddings[1]]
     whole = context.mask_logits(images, wanted)
-    monkeypatch.setattr("rl_reward_network.grpo.rollouts.image_context.MASKS_AT_ONCE", 1)
+    monkeypatch.setattr("rl_reward_network.grpo.image_context.MASKS_AT_ONCE", 1)
     parts = context.mask_logits(images, wanted)
     for own, other, image, embedding in zip(whole, parts, images, wanted, strict=True):
         if embedding is None:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from rl_reward_network.grpo.rollouts.prompt_order import LOW_WEIGHT, CurriculumOrder, PromptOrder
+from rl_reward_network.grpo.prompts import LOW_WEIGHT, CurriculumOrder, PromptOrder
 
 NAN = float("nan")
 

@@ -10,21 +10,20 @@ import torch
 
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.plan import GRPOPlan
+from rl_reward_network.grpo.image_context import ImageFeatures, PromptBatch
 from rl_reward_network.grpo.prompts import region_prompt
-from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.rollouts.batch import PromptBatch
-from rl_reward_network.grpo.rollouts.rewards import (
+from rl_reward_network.grpo.rewards import (
     LoopRollouts,
     Reward,
+    advantage_statistics,
     check_weights,
+    loop_rewards,
     make_columns,
     reward_step,
     score_rollouts,
 )
-from rl_reward_network.grpo.rollouts.statistics import advantage_statistics
-from rl_reward_network.grpo.stage import loop_rewards
+from rl_reward_network.grpo.rollouts import RolloutGroup
+from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import caption_reward, ensemble_noise

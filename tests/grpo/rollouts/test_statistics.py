@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.image_features import ImageFeatures
-from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.rollouts.rewards import LoopRollouts
-from rl_reward_network.grpo.rollouts.statistics import (
+from rl_reward_network.grpo.image_context import ImageFeatures
+from rl_reward_network.grpo.rewards import (
     MASK_IOU,
     ZERO_STD,
+    LoopRollouts,
     advantage_statistics,
     median_pair_iou,
     rollout_statistics,
 )
+from rl_reward_network.grpo.rollouts import RolloutGroup
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.rewards.combine import Advantages
 

@@ -8,7 +8,7 @@ import pytest
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.grpo.consistency import differing, text_rows
-from rl_reward_network.grpo.rollouts.image_context import make_question
+from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.models.sa2va.internlm2 import InternLM2Tokenizer, read_sentencepiece
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import smooth_image

@@ -6,10 +6,30 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from rl_reward_network.flags import check_at_least, check_range
-from rl_reward_network.grpo.loss.losses import LossSettings
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
-from rl_reward_network.grpo.rollouts.image_context import ROWS_AT_ONCE
-from rl_reward_network.grpo.settings import GRPOSettings, MaskPolicyName, check_settings
+from rl_reward_network.grpo.settings import ROWS_AT_ONCE, GRPOSettings, Level, LossType, MaskPolicyName, check_settings
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Hyperparameters of the loss; fields are TRL's.
+
+    Args:
+        loss_type: how token losses are averaged; see `aggregate`.
+        importance_sampling_level: whether each token or the whole completion has a ratio.
+        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
+        beta: weight of the KL to the reference.
+        entropy_coef: weight of the entropy bonus.
+        max_completion_length: tokens; dr_grpo divides by it.
+    """
+
+    loss_type: LossType = "dapo"
+    importance_sampling_level: Level = "token"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    beta: float = 0.04
+    entropy_coef: float = 0.0
+    max_completion_length: int = 64
 
 
 @dataclass

@@ -4,21 +4,37 @@ Rewards are computed by micro-batch, advantages from those of a whole optimisati
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 
-from rl_reward_network.grpo.config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.ranks import from_all_ranks
-from rl_reward_network.grpo.rollout_group import RolloutGroup
-from rl_reward_network.grpo.rollouts.batch import Mask, PromptBatch
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
+from rl_reward_network.grpo.image_context import Mask, PromptBatch
+from rl_reward_network.grpo.ranks import any_rank, from_all_ranks
+from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
-from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages
-from rl_reward_network.rewards.functions import EnsembleScores, GroupFunction, RewardFunction, mask_reward
+from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.functions import (
+    CaptionJudge,
+    EnsembleScores,
+    GroupFunction,
+    RewardFunction,
+    confidence_reward,
+    iou_reward,
+    judge_reward,
+    judged_caption_reward,
+    learned_reward,
+    mask_reward,
+    meteor_reward,
+)
+from rl_reward_network.rewards.metrics import iou
 from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
 
 
@@ -54,9 +70,6 @@ class LoopRollouts:
     noise: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-MicroBatch = tuple[Sequence[RolloutGroup], Mapping[str, LoopRollouts]]
-
-
 def make_columns(
     batch: PromptBatch,
     rows: Sequence[int],
@@ -83,6 +96,11 @@ def make_columns(
         "mask_probabilities": list(probabilities),
         "predicted_masks": [None if soft is None else soft > 0.5 for soft in probabilities],
     }
+
+
+if TYPE_CHECKING:
+    from rl_reward_network.grpo.rollouts import RolloutGroup
+MicroBatch = tuple[Sequence["RolloutGroup"], Mapping[str, LoopRollouts]]
 
 
 def score_rollouts(
@@ -236,3 +254,165 @@ def _by_prompt(rewards: Sequence[float | None], generations: int, prompts: int) 
 def _shuffled(values: np.ndarray, seed: Sequence[int]) -> np.ndarray:
     """A random permutation of the values (P, G)."""
     return np.random.default_rng(list(seed)).permutation(values.ravel()).reshape(values.shape)
+
+
+MASK_IOU, ZERO_STD = "loop2/mask_iou_in_group", "loop2/frac_zero_std"  # inputs of the spread controller
+
+
+def rollout_statistics(groups: Sequence["RolloutGroup"], rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
+    """Terms, lengths, the similarity of the masks of a group, and the share of answers without `[SEG]`.
+
+    Args:
+        groups: P of them.
+        rollouts: loop -> its rollouts, with terms.
+    """
+    values: dict[str, float] = {}
+    for loop, loop_rollouts in rollouts.items():
+        values |= {f"{loop}/{name}": value for name, value in _term_means(loop_rollouts).items()}
+    if "loop1" in rollouts:
+        values |= {f"loop1/{name}": value for name, value in _lengths(groups).items()}
+    if "loop2" in rollouts:
+        masks = rollouts["loop2"].columns["predicted_masks"]
+        values[MASK_IOU] = median_pair_iou(masks, len(groups))
+        values["loop2/no_seg_share"] = float(np.mean([mask is None for mask in masks]))
+    return values
+
+
+def advantage_statistics(rollouts: Mapping[str, LoopRollouts]) -> dict[str, float]:
+    """Mean and spread of the rewards of each loop, with advantages."""
+    values = {}
+    for loop, loop_rollouts in rollouts.items():
+        advantages = loop_rollouts.advantages
+        assert advantages is not None
+        rewards = advantages.rewards[whole_groups(advantages.rewards)]
+        if len(rewards):
+            values[f"{loop}/reward_mean"] = float(rewards.mean())
+            values[f"{loop}/reward_std"] = float(rewards.std(axis=1, ddof=1).mean())
+        values[f"{loop}/frac_zero_std"] = float(1 - advantages.spread.mean())
+        if advantages.below_noise is not None:
+            values[f"{loop}/frac_below_noise"] = float(advantages.below_noise.mean())
+    return values
+
+
+def _term_means(rollouts: LoopRollouts) -> dict[str, float]:
+    """Means over the generations whose reward is known."""
+    values = {}
+    for name, terms in rollouts.terms.items():
+        present = terms[~np.isnan(terms)]
+        if len(present):  # a reward that is missing everywhere has no mean
+            values[f"reward/{name}"] = float(present.mean())
+        values[f"missing/{name}"] = float(np.isnan(terms).mean())
+    return values
+
+
+def _lengths(groups: Sequence["RolloutGroup"]) -> dict[str, float]:
+    """Tokens of a caption, and the share of truncated captions."""
+    lengths = [len(ids) for group in groups for ids in group.completion_ids]
+    truncated = [not counted for group in groups if group.counted is not None for counted in group.counted.tolist()]
+    return {
+        "completion_length": float(np.mean(lengths)),
+        "frac_truncated": float(np.mean(truncated)) if truncated else 0.0,
+    }
+
+
+def median_pair_iou(masks: Sequence[np.ndarray | None], prompts: int) -> float:
+    """Median over groups of the mean IoU of all pairs of masks in a group; 1 if no group has a pair.
+
+    Args:
+        masks: bool (H, W) or None, the groups one after another.
+        prompts: number of groups.
+    """
+    count = len(masks) // prompts
+    means = []
+    for start in range(0, len(masks), count):
+        group_masks = [mask for mask in masks[start : start + count] if mask is not None]
+        pairs = list(combinations(group_masks, 2))
+        if pairs:
+            left, right = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
+            means.append(float(iou(left, right).mean()))
+    return float(np.median(means)) if means else 1.0
+
+
+LONGEST = 20  # optimisation steps in a row
+REMEDIES = {
+    "loop1": "raise temperature or num_generations, or weigh a reward that differs between captions",
+    "loop2": "raise num_mask_generations, or weigh a reward that differs between masks",
+}
+
+
+class AlikeRewards:
+    """Counts the steps in a row in which the rewards of every group of a loop were alike.
+
+    Args:
+        loops: those that have a weight, and rewards with one.
+
+    Attributes:
+        steps: loop -> optimisation steps in a row; part of a checkpoint.
+    """
+
+    def __init__(self, loops: Sequence[str]) -> None:
+        self.loops, self.steps = loops, dict.fromkeys(loops, 0)
+        self._differed: dict[str, bool] = {}  # of the loops that took part in this step, on this process
+
+    def note(self, rollouts: Mapping[str, LoopRollouts]) -> None:
+        """Take in the rollouts of a micro-batch."""
+        for loop, loop_rollouts in rollouts.items():
+            if loop in self.loops and loop_rollouts.advantages is not None:
+                self._differed[loop] = self._differed.get(loop, False) or bool(loop_rollouts.advantages.spread.any())
+
+    def end_step(self, accelerator: Accelerator, step: int, uses: int) -> None:
+        """Count, and warn once the limit is reached; every process must call this.
+
+        Args:
+            accelerator: of all processes.
+            step: optimisation steps so far.
+            uses: optimisation steps on these rollouts.
+        """
+        for loop, differed in sorted(self._differed.items()):
+            before = self.steps[loop]
+            self.steps[loop] = 0 if any_rank(accelerator, differed) else before + uses
+            if before < LONGEST <= self.steps[loop] and accelerator.is_main_process:
+                last = step + uses
+                warnings.warn(
+                    f"steps {last - self.steps[loop] + 1} to {last}: the rewards of every group of {loop} were alike, "
+                    f"so nothing was learned from them; {REMEDIES[loop]}",
+                    stacklevel=2,
+                )
+        self._differed.clear()
+
+
+def loop_rewards(
+    plan: GRPOPlan, kind: str, judge: CaptionJudge | None, maps: ForegroundMaps | None
+) -> dict[str, dict[str, Reward]]:
+    """The rewards of both loops; every term that can be computed is included, so that it is logged.
+
+    Raises:
+        ValueError: a weight of the reward network without one, or a judge in only one of `plan` and `judge`.
+    """
+    if (judge is None) != (plan.judge is None):
+        raise ValueError(f"judge is {judge}, but the plan's judge is {plan.judge}; give both or neither")
+    weights = plan.weights
+    loop1 = {"iou": Reward(iou_reward, weights.iou), "dice": Reward(mask_reward("dice"), 0.0)}
+    loop2 = {"iou": Reward(iou_reward, weights.loop2_iou), "confidence": Reward(confidence_reward, weights.confidence)}
+    if kind == "regions":
+        judged = plan.judge["loops"] if plan.judge else ()
+        loop1 |= _caption_rewards(weights.caption, judge if "loop1" in judged else None)
+        loop2 |= _caption_rewards(weights.loop2_caption, judge if "loop2" in judged else None)
+    if maps is not None:
+        loop2["learned"] = Reward(learned_reward(maps), weights.learned)
+    elif weights.learned:
+        raise ValueError(f"learned_weight is {weights.learned}, but there is no reward network; give --reward_net")
+    for loop, terms in (("loop1", loop1), ("loop2", loop2)):
+        terms |= mask_reward_terms((plan.mask_rewards or {}).get(loop, {}))
+    return {"loop1": loop1, "loop2": loop2}
+
+
+def _caption_rewards(weight: float, judge: CaptionJudge | None) -> dict[str, Reward]:
+    """METEOR is the caption reward, or with a judge the sum of both; each is also logged alone."""
+    if judge is None:
+        return {"meteor": Reward(meteor_reward, weight)}
+    return {
+        "meteor": Reward(meteor_reward, 0.0),
+        "judge": Reward(judge_reward(judge), 0.0),
+        "caption": Reward(judged_caption_reward(judge), weight, of=("meteor", "judge")),
+    }

@@ -1,0 +1,432 @@
+"""Many questions about a few images under a model's current weights; the prefix of each image is computed once.
+
+Axes: U images, N questions (rows), G answers to a question, T tokens, D language width, C SAM 2 width.
+"""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from rl_reward_network.artefacts import pixels_digest
+from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL, GRPOPrompt, segment_question
+from rl_reward_network.grpo.settings import ROWS_AT_ONCE
+from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding, decode, evaluating, selected_rows
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
+from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, draw_region, upsample_mask_logits
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.models.sa2va.templates import IMAGE_PLACEHOLDER, SEG_ANSWERS
+
+GIBIBYTE = 2**30
+Encode = Callable[[Any, Sa2VAProcessor, np.ndarray], "ImageFeatures"]
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Features of one image, before any part that is trained.
+
+    Args:
+        vision: of the body's `get_vision_features`; (tiles, patches, V), input of `mlp1`, in an InternVL.
+        sam: SAM 2's feature maps, input of conv_s0 / conv_s1, batch axis 1; none for a drawn region, which is described
+            and never segmented.
+    """
+
+    vision: Any
+    sam: Sam2Features
+
+    def to(self, device: torch.device | str) -> "ImageFeatures":
+        """The same features on another device."""
+        maps = tuple(level.to(device) for level in self.sam.maps)
+        return ImageFeatures(self.vision.to(device), Sam2Features(maps))  # type: ignore[arg-type]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(self.vision.nbytes + sum(level.nbytes for level in self.sam.maps))
+
+
+class FeatureCache:
+    """Least-recently-used cache of image features, in main memory, by the digest of the decoded pixels.
+
+    Names and bytes of files do not tell images apart: uncompressed files of one size may share both of their ends.
+
+    Args:
+        model: Sa2VA with frozen encoders.
+        processor: of the model.
+        limit_gib: size limit in GiB.
+    """
+
+    def __init__(self, model: Any, processor: Sa2VAProcessor, limit_gib: float = 4.0) -> None:
+        self.model, self.processor, self.limit = model, processor, int(limit_gib * GIBIBYTE)
+        self.entries: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self.hits = self.misses = self.nbytes = 0
+
+    def get(self, images: Sequence[np.ndarray]) -> tuple[list[str], dict[str, ImageFeatures]]:
+        """The digest of each image, uint8 (H, W, 3), and digest -> features on the model's device."""
+        digests = [pixels_digest(image) for image in images]
+        different = dict(zip(digests, images, strict=True))
+        return digests, {digest: self._get_one(digest, image) for digest, image in different.items()}
+
+    def get_region(self, image: np.ndarray, region: np.ndarray, repeated: bool) -> ImageFeatures:
+        """Features of an image, uint8 (H, W, 3), with the region, bool (H, W), drawn into it.
+
+        Args:
+            image, region: see `draw_region`.
+            repeated: the region will be asked for again, as a true one is; others are not kept.
+        """
+        drawn = draw_region(image, region, self.processor.region_prompt)
+        if not repeated:
+            return encode_region(self.model, self.processor, drawn)
+        return self._get_one(pixels_digest(drawn, "region"), drawn, encode_region)
+
+    def clear(self) -> None:
+        """Drop all features; the counts of hits and misses stay."""
+        self.entries.clear()
+        self.nbytes = 0
+
+    def _get_one(self, key: str, image: np.ndarray, encode: Encode | None = None) -> ImageFeatures:
+        if key in self.entries:
+            self.hits += 1
+            self.entries.move_to_end(key)
+            return self.entries[key].to(self.model.device)
+        self.misses += 1
+        features = (encode or encode_image)(self.model, self.processor, image)
+        self.entries[key] = features.to("cpu")
+        self.nbytes += features.nbytes
+        while self.nbytes > self.limit and len(self.entries) > 1:
+            self.nbytes -= self.entries.popitem(last=False)[1].nbytes
+        return features
+
+
+@torch.no_grad()
+def encode_image(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
+    """Output of both encoders for one uint8 (H, W, 3) image."""
+    with evaluating(model):
+        sam_pixels = processor.sam_pixel_values(image).to(model.device)
+        return ImageFeatures(vision_features(model, processor, image), model.get_sam_features(sam_pixels))
+
+
+def encode_region(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> ImageFeatures:
+    """Output of the vision tower alone for one uint8 (H, W, 3) image with a region drawn into it."""
+    with evaluating(model):
+        return ImageFeatures(vision_features(model, processor, image), Sam2Features(()))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def vision_features(model: Any, processor: Sa2VAProcessor, image: np.ndarray) -> Any:
+    """Output of the vision tower for one uint8 (H, W, 3) image."""
+    pixels, _ = processor.vision_inputs([image])
+    return model.model.get_vision_features(**send_to_device(pixels, model.device))
+
+
+MASKS_AT_ONCE = 64
+TOKENS_AT_ONCE = 2**16  # keys and values in memory: 10 GB at the size of Sa2VA-4B in bfloat16
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about an image, split where the image ends.
+
+    Args:
+        image_index: of the image in its batch.
+        prefix_ids: token ids up to and including the end of the image, the same for all questions about an image.
+        suffix_ids: the remaining ids, up to the start of the answer.
+        region_cells: bool (1, g, g), the region that the question refers to, or None.
+        drawn: features of the image with the region drawn into it, in place of `region_cells`; see
+            `PromptBatch.answer_regions`.
+    """
+
+    image_index: int
+    prefix_ids: list[int]
+    suffix_ids: list[int]
+    region_cells: Tensor | None = None
+    drawn: ImageFeatures | None = None
+
+
+def rows_within_limits(prefix_tokens: int, rows_at_once: int = ROWS_AT_ONCE) -> int:
+    """Most answers of one batch: fewer if the prefixes of their images are long."""
+    return min(rows_at_once, max(1, TOKENS_AT_ONCE // prefix_tokens))
+
+
+def make_question(
+    processor: Sa2VAProcessor, image_index: int, image_tokens: int, text: str, region_cells: Tensor | None = None
+) -> Question:
+    """The question `text` about an image with this number of tokens."""
+    prompt = processor.prompt_text(IMAGE_PLACEHOLDER + text, image_tokens, region_cells)
+    before, end, behind = prompt.partition(processor.image_tokens.end)
+    return Question(image_index, _prefix_ids(processor, before + end), processor.token_ids(behind), region_cells)
+
+
+@lru_cache(maxsize=64)
+def _prefix_ids(processor: Sa2VAProcessor, text: str) -> list[int]:
+    """Token ids of the part with the image, which is long and almost always the same; a special token ends it."""
+    return processor.token_ids(text)
+
+
+class ImageContext:
+    """The keys and values of U images under the model's current weights; valid until the weights change.
+
+    Args:
+        model: Sa2VA.
+        processor: of the model.
+        features: of each image.
+        prefixes: token ids up to and including the end of each image.
+        rows_at_once: maximum number of answers decoded in one batch; fewer if images have many tokens.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: Any,
+        processor: Sa2VAProcessor,
+        features: Sequence[ImageFeatures],
+        prefixes: Sequence[list[int]],
+        rows_at_once: int = ROWS_AT_ONCE,
+    ) -> None:
+        self.model, self.processor, self.features = model, processor, features
+        self.rows_at_once = rows_within_limits(max(map(len, prefixes)), rows_at_once)
+        with evaluating(model):
+            self.image_tokens = [model.model.project(image.vision) for image in features]  # (tiles, tokens, D) each
+            padded = self._pad(prefixes)
+            self.mask = padded["attention_mask"]
+            inputs = model.model.splice(padded["input_ids"], model.model.join(self.image_tokens), self.mask)
+            self.position_table = inputs.get("position_table")
+            self.cache = DynamicCache(config=model.config.text_config)
+            model.model(**inputs, attention_mask=self.mask, past_key_values=self.cache, use_cache=True)
+
+    def _pad(self, token_ids: Sequence[list[int]]) -> dict[str, Tensor]:
+        """input_ids and attention_mask, left-padded, on the model's device."""
+        return {name: ids.to(self.model.device) for name, ids in self.processor.pad(token_ids).items()}
+
+    def _region_tokens(self, questions: Sequence[Question]) -> Tensor | None:
+        """(R, D): image tokens, of the last tile, inside the regions that the questions refer to, in order."""
+        tokens = [
+            self.image_tokens[question.image_index][-1][question.region_cells.flatten().to(self.model.device)]
+            for question in questions
+            if question.region_cells is not None
+        ]
+        return torch.cat(tokens) if tokens else None
+
+    @torch.no_grad()
+    def answer(self, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1) -> list[list[Answer]]:
+        """G = `num_answers` answers to each question; each question is processed once."""
+        at_once = max(1, self.rows_at_once // num_answers)
+        batches = [questions[start : start + at_once] for start in range(0, len(questions), at_once)]
+        with evaluating(self.model):
+            return [rows for batch in batches for rows in self._answer_batch(batch, decoding, num_answers)]
+
+    def _answer_batch(self, questions: Sequence[Question], decoding: Decoding, num_answers: int) -> list[list[Answer]]:
+        images = torch.tensor([question.image_index for question in questions], device=self.model.device)
+        padded = self._pad([question.suffix_ids for question in questions])
+        embeds = self.model.model.splice(padded["input_ids"], self._region_tokens(questions))["inputs_embeds"]
+        mask = torch.cat([self.mask[images], padded["attention_mask"]], dim=1)
+        cache = selected_rows(self.cache, images, self.model.config.text_config)
+        positions = self._positions(images)
+        if num_answers > 1:  # all but the last token of a question is processed once; each answer starts from it
+            asked = {"attention_mask": mask[:, :-1], "past_key_values": cache, "use_cache": True}
+            self.model.model(inputs_embeds=embeds[:, :-1], **asked, **positions)
+            cache.batch_repeat_interleave(num_answers)
+            embeds, mask = embeds[:, -1:].repeat_interleave(num_answers, 0), mask.repeat_interleave(num_answers, 0)
+            positions = self._positions(images.repeat_interleave(num_answers))
+        answers = decode(self.model, self.processor, {"inputs_embeds": embeds} | positions, mask, decoding, cache)
+        return [answers[start : start + num_answers] for start in range(0, len(answers), num_answers)]
+
+    def _positions(self, images: Tensor) -> dict[str, Tensor]:
+        """The position tables of the images (N,) of some rows, for a Qwen-VL; empty for an InternVL."""
+        return {} if self.position_table is None else {"position_table": self.position_table[:, images]}
+
+    def segment(self, questions: Sequence[Question], max_new_tokens: int = 32) -> list[tuple[list[int], Tensor | None]]:
+        """Greedy answers up to and including their first `[SEG]`, and its embedding (C,).
+
+        No token ids and None for an answer without `[SEG]`.
+        """
+        guess = self.processor.answer_ids(SEG_ANSWERS[1])
+        answers = self.answer(questions, Decoding(max_new_tokens, guess_ids=guess))
+        return [self._first_seg(answer) for (answer,) in answers]
+
+    @torch.no_grad()
+    def _first_seg(self, answer: Answer) -> tuple[list[int], Tensor | None]:
+        states = answer.states_at(self.processor.seg_token_id)
+        if not states:
+            return [], None
+        end = answer.token_ids.index(self.processor.seg_token_id) + 1
+        return answer.token_ids[:end], self.model.text_hidden_fcs(states[0][None])[0]
+
+    @torch.no_grad()
+    def mask_logits(self, image_indices: Sequence[int], embeddings: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """float32 (h, w) of each `[SEG]` embedding on its image; None for None."""
+        logits: list[Tensor | None] = [None] * len(image_indices)
+        for index in sorted(set(image_indices)):
+            pairs = enumerate(zip(image_indices, embeddings, strict=True))
+            rows = [(row, embedding) for row, (i, embedding) in pairs if i == index and embedding is not None]
+            for start in range(0, len(rows), MASKS_AT_ONCE):
+                part = rows[start : start + MASKS_AT_ONCE]
+                stacked = torch.stack([embedding for _, embedding in part])
+                decoded = self.model.decode_masks(self.features[index].sam, stacked).mask_logits
+                for (row, _), mask_logits in zip(part, decoded, strict=True):
+                    logits[row] = mask_logits
+        return logits
+
+
+Mask = np.ndarray | None
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """N prompts with their images decoded, and the features of each different image.
+
+    Args:
+        prompts: N of them.
+        images: uint8 (H, W, 3) of each prompt.
+        truths: bool (H, W) of each prompt, or None.
+        image_ids: of each prompt, the digest of its image's pixels.
+        image_indices: for each prompt the index of its image in `features`.
+        features: of each different image.
+        cache: of the features; its processor is Sa2VA's.
+    """
+
+    prompts: Sequence[GRPOPrompt]
+    images: list[np.ndarray]
+    truths: list[Mask]
+    image_ids: list[str]
+    image_indices: list[int]
+    features: list[ImageFeatures]
+    cache: FeatureCache
+
+    @property
+    def processor(self) -> Sa2VAProcessor:
+        """Sa2VA's."""
+        return self.cache.processor
+
+    def context(self, model: Any, rows_at_once: int = ROWS_AT_ONCE) -> ImageContext:
+        """Keys and values of all images under the model's current weights."""
+        prefixes = [self.prefix_ids(index) for index in range(len(self.features))]
+        return ImageContext(model, self.processor, self.features, prefixes, rows_at_once)
+
+    def prefix_ids(self, image_index: int) -> list[int]:
+        """Token ids at the start of every question about this image."""
+        return make_question(self.processor, image_index, self._image_tokens(image_index), DESCRIBE).prefix_ids
+
+    def _image_tokens(self, image_index: int) -> int:
+        return self.processor.num_image_tokens(self.features[image_index].vision)
+
+    def caption_question(self, row: int, mask: np.ndarray) -> Question:
+        """The question for the caption of a region, bool (H, W), of this prompt's image."""
+        if self.processor.shows_regions:
+            return self.question(row, self.prompts[row].describe, region_cells(self.processor, mask))
+        truth, own = self.truths[row], self.prompts[row].describe
+        text = QUESTIONS[self.processor.region_prompt] if own in (DESCRIBE, DESCRIBE_REAL) else own
+        repeated = truth is not None and np.array_equal(truth, mask)
+        drawn = self.cache.get_region(self.images[row], mask, repeated)
+        tokens = self.processor.num_image_tokens(drawn.vision)
+        return replace(make_question(self.processor, self.image_indices[row], tokens, text), drawn=drawn)
+
+    def answer_regions(
+        self, context: ImageContext, questions: Sequence[Question], decoding: Decoding, num_answers: int = 1
+    ) -> list[list[Answer]]:
+        """As `ImageContext.answer`, for questions of `caption_question`: drawn regions are images of their own."""
+        if not any(question.drawn for question in questions):
+            return context.answer(questions, decoding, num_answers)
+        at_once = rows_within_limits(max(len(question.prefix_ids) for question in questions), context.rows_at_once)
+        answers = []
+        for start in range(0, len(questions), at_once):
+            part = questions[start : start + at_once]
+            drawn = [question.drawn for question in part if question.drawn]
+            own = ImageContext(context.model, self.processor, drawn, [q.prefix_ids for q in part], context.rows_at_once)
+            asked = [replace(question, image_index=index) for index, question in enumerate(part)]
+            answers += own.answer(asked, decoding, num_answers)
+        return answers
+
+    def question(self, row: int, text: str, cells: Tensor | None = None) -> Question:
+        """A question about this prompt's image, or about a region of it, bool (1, g, g)."""
+        index = self.image_indices[row]
+        return make_question(self.processor, index, self._image_tokens(index), text, cells)
+
+    def mask_probabilities(self, row: int, mask_logits: Tensor) -> np.ndarray:
+        """float32 (K, H, W) in [0, 1] at the size of this prompt's image, from logits (K, h, w)."""
+        size, side = self.images[row].shape[:2], self.processor.sam_image_size
+        return upsample_mask_logits(mask_logits, size, side).sigmoid().cpu().numpy()
+
+    def masks(self, context: ImageContext, rows: Sequence[int], texts: Sequence[str]) -> list[Mask]:
+        """For each question, about the image of its row, float32 (H, W) in [0, 1]; None for an answer without `[SEG]`.
+
+        Args:
+            context: of this batch.
+            rows: prompt of each question.
+            texts: the questions.
+        """
+        if not rows:
+            return []
+        questions = [self.question(row, text) for row, text in zip(rows, texts, strict=True)]
+        embeddings = [embedding for _, embedding in context.segment(questions)]
+        logits = context.mask_logits([question.image_index for question in questions], embeddings)
+        pairs = zip(rows, logits, strict=True)
+        return [None if logit is None else self.mask_probabilities(row, logit[None])[0] for row, logit in pairs]
+
+    def masks_from_captions(
+        self, context: ImageContext, rows: Sequence[int], captions: Sequence[str]
+    ) -> dict[tuple[int, str], Mask]:
+        """(row, caption) -> its mask. Equal captions of one row are segmented once, empty ones not at all."""
+        pairs = list(dict.fromkeys(pair for pair in zip(rows, captions, strict=True) if pair[1]))
+        masks = self.masks(context, [row for row, _ in pairs], [segment_question(text) for _, text in pairs])
+        return dict(zip(pairs, masks, strict=True))
+
+    def captions(
+        self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
+    ) -> list[str]:
+        """The texts of `caption_answers`."""
+        return [self.text(answer) for answer in self.caption_answers(context, rows, masks, max_completion_length)]
+
+    def caption_answers(
+        self, context: ImageContext, rows: Sequence[int], masks: Sequence[np.ndarray], max_completion_length: int
+    ) -> list[Answer]:
+        """Greedy captions of regions; regions that are equal on the model's grid are captioned once."""
+        regions = list(zip(rows, masks, strict=True))
+        keys = [(self.image_indices[row], self._shown(mask)) for row, mask in regions]
+        different = dict(zip(keys, regions, strict=True))
+        if not different:
+            return []
+        questions = [self.caption_question(row, mask) for row, mask in different.values()]
+        answers = self.answer_regions(context, questions, Decoding(max_completion_length))
+        by_key = dict(zip(different, (answer for (answer,) in answers), strict=True))
+        return [by_key[key] for key in keys]
+
+    def _shown(self, mask: np.ndarray) -> bytes:
+        """What tells two regions of an image apart: their cells on the model's grid, or, drawn, their pixels."""
+        shown = region_cells(self.processor, mask).numpy() if self.processor.shows_regions else mask
+        return bytes(shown.tobytes())
+
+    def text(self, answer: Answer) -> str:
+        """The text of an answer without what ends it: a stop word, or the eos token."""
+        text = self.processor.text(answer.token_ids).strip()
+        for stop_word in (*self.processor.template.stop_words, self.processor.tokenizer.eos_token):
+            text = text.removesuffix(stop_word).strip()
+        return text
+
+
+def open_batch(prompts: Sequence[GRPOPrompt], cache: FeatureCache) -> PromptBatch:
+    """Decode images and masks, and look up or compute the features of each image."""
+    images, masks = (list(column) for column in zip(*(prompt.load() for prompt in prompts), strict=True))
+    image_ids, features = cache.get(images)
+    image_indices = [list(features).index(image_id) for image_id in image_ids]
+    return PromptBatch(prompts, images, masks, image_ids, image_indices, list(features.values()), cache)
+
+
+def region_cells(processor: Sa2VAProcessor, mask: np.ndarray) -> Tensor:
+    """bool (1, g, g) of a region; a region between all cells gets the nearest one, as in prediction."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"region \d+ .* misses every cell")
+        return processor.region_cells(mask[None])
+
+
+def seeded_generator(seed: Sequence[int]) -> torch.Generator:
+    """A random number generator on the CPU that depends on the numbers of `seed` alone."""
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(list(seed)).generate_state(1)[0]))

@@ -1,1 +1,0 @@
-"""The loss of the rollouts of a micro-batch."""

@@ -1,1 +1,0 @@
-"""The rollouts of GRPO with their rewards and advantages."""
