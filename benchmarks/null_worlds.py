@@ -22,10 +22,10 @@ from rich.progress import track
 from rich.table import Table
 
 from rl_reward_network.cli.app import run
-from rl_reward_network.methods.measure import RoadResult
-from rl_reward_network.methods.parts import Cost
-from rl_reward_network.methods.roads import BASE, ROADS
+from rl_reward_network.methods.measure import MethodResult
+from rl_reward_network.methods.methods import BASE, METHODS
 from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
+from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.deployment import decide, out_of_fold
 
 VAL_PATIENTS = 24
@@ -73,7 +73,7 @@ def simulate(args: Args) -> None:
             largest[place] = max(largest[place], false * (noise != SKEWED))
         table.add_row(noise, str(patients), *cells)
     Console().print(table)
-    print(f"power: a row that gains {GAIN} among {len(ROADS) - 1} roads or {PROMPTS} prompts")
+    print(f"power: a row that gains {GAIN} among {len(METHODS) - 1} roads or {PROMPTS} prompts")
     print(f"false best: {largest[0]} of {args.worlds}")
     print(f"deployed against the model as it is: {largest[1]} of {args.worlds}")
 
@@ -90,23 +90,23 @@ def differences(rng: np.random.Generator, noise: Noise, rows: int, patients: int
 
 def has_best(rng: np.random.Generator, noise: Noise, patients: int, gain: float) -> bool:
     """Whether a comparison names a best road; with a gain, whether it finds the first road to be better."""
-    test, groups = differences(rng, noise, len(ROADS) - 1, patients)
-    val, val_groups = differences(rng, noise, len(ROADS) - 1, VAL_PATIENTS)
+    test, groups = differences(rng, noise, len(METHODS) - 1, patients)
+    val, val_groups = differences(rng, noise, len(METHODS) - 1, VAL_PATIENTS)
     test[0] += gain
     val[0] += gain
     images = TestImages(tuple(val_groups), tuple(map(str, range(len(groups)))), tuple(groups))
     base_test, base_val = rng.normal(0.7, 0.1, len(groups)), rng.normal(0.7, 0.1, len(val_groups))
     results = {BASE: [_result(BASE, base_val, base_test)]}
-    for road, on_val, on_test in zip(ROADS[1:], val, test, strict=True):
-        results[road.name] = [_result(road.name, base_val + on_val, base_test + on_test)]
+    for method, on_val, on_test in zip(METHODS[1:], val, test, strict=True):
+        results[method.name] = [_result(method.name, base_val + on_val, base_test + on_test)]
     rows = make_table(results, images)
     choice = choose(rows, images)
     says = verdict_lines(rows, choice, images, "compare")[0].startswith("Best: ")
-    return ROADS[1].name in choice.better if gain else says
+    return METHODS[1].name in choice.better if gain else says
 
 
-def _result(road: str, val: np.ndarray, test: np.ndarray) -> RoadResult:
-    return RoadResult(road, 0, BASE, None, tuple(val.tolist()), {"dice": tuple(test.tolist())}, 1.0, Cost())
+def _result(method: str, val: np.ndarray, test: np.ndarray) -> MethodResult:
+    return MethodResult(method, 0, BASE, None, tuple(val.tolist()), {"dice": tuple(test.tolist())}, 1.0, Cost())
 
 
 def deploys(rng: np.random.Generator, noise: Noise, patients: int, gain: float) -> bool:

@@ -21,7 +21,7 @@ import tyro
 
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.methods.roads import GROUPS, Group, roads_of
+from rl_reward_network.methods.methods import GROUPS, Group, methods_of
 from rl_reward_network.runs.folder import COMPARE_RUN, check_new, new_run_folder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check(args: Args) -> "ComparePlan":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    roads_of(args.roads)
+    methods_of(args.roads)
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")

@@ -14,8 +14,7 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.stage import grpo_runs
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.loading import RunInputs
-from rl_reward_network.methods.parts import PartCommand
-from rl_reward_network.methods.roads import (
+from rl_reward_network.methods.methods import (
     AFTER,
     GRADIENT,
     GRPO_LABELS,
@@ -26,6 +25,7 @@ from rl_reward_network.methods.roads import (
     REWARD_NET,
     SUPERVISED,
 )
+from rl_reward_network.methods.parts import PartCommand
 from rl_reward_network.methods.stage import MERGED
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork

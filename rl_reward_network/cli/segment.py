@@ -94,7 +94,7 @@ def main(args: Args) -> None:
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.files import check_free, image_files, targets
     from rl_reward_network.segment.loading import load_mask_maker
-    from rl_reward_network.segment.roads import load_road_maker
+    from rl_reward_network.segment.methods import load_method_maker
 
     if args.policy is not None and args.prompt is not None:
         raise ValueError(
@@ -106,7 +106,7 @@ def main(args: Args) -> None:
     prompt = args.prompt or PROMPTS[0]
     segment: Callable[[Target], Segmented]
     if args.run is not None:
-        segment = load_road_maker(args.run, args.device, args.bit_depth)
+        segment = load_method_maker(args.run, args.device, args.bit_depth)
     else:
         if args.policy is None:
             for target in files:

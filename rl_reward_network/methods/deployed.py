@@ -13,10 +13,10 @@ from rl_reward_network.data.images import saved_levels
 from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.loading import RunInputs, located_model
 from rl_reward_network.inputs.segmenter import load_segmenter
-from rl_reward_network.methods.masks import Tools, road_mask
-from rl_reward_network.methods.measure import RoadResult
+from rl_reward_network.methods.masks import Tools, method_mask
+from rl_reward_network.methods.measure import MethodResult
+from rl_reward_network.methods.methods import METHODS, REWARD_NET, WEIGHTS, Method
 from rl_reward_network.methods.parts import part_digest
-from rl_reward_network.methods.roads import REWARD_NET, ROADS, WEIGHTS, Road
 from rl_reward_network.methods.tools import Models, load_tools
 from rl_reward_network.methods.views import ImageView
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -27,7 +27,7 @@ ROAD = "road.json"
 
 
 @dataclass(frozen=True)
-class DeployedRoad:
+class DeployedMethod:
     """A road that is ready for new images.
 
     Args:
@@ -40,7 +40,7 @@ class DeployedRoad:
         grey_levels: of grey images above 8 bit, as in the data of the comparison.
     """
 
-    road: Road
+    method: Method
     weights: str
     parameter: float | None
     tools: Tools
@@ -52,11 +52,11 @@ class DeployedRoad:
         """bool (H, W): the mask of an image, uint8 (H, W, 3)."""
         network = self.network
         scorer = None if network is None else lambda pixels: ImageScorer(network, pixels)
-        return road_mask(self.road, ImageView(image, self.models, scorer), self.tools, self.weights, self.parameter)
+        return method_mask(self.method, ImageView(image, self.models, scorer), self.tools, self.weights, self.parameter)
 
 
 def save_deployed(
-    folder: Path, inputs: RunInputs, chosen: tuple[Road, RoadResult, Mapping[str, Path]], run: Path
+    folder: Path, inputs: RunInputs, chosen: tuple[Method, MethodResult, Mapping[str, Path]], run: Path
 ) -> None:
     """Write a road into `folder`, inside the folder of the comparison.
 
@@ -68,12 +68,12 @@ def save_deployed(
         chosen: the road, its result, and the runs that it needs.
         run: folder of the comparison.
     """
-    road, result, runs = chosen
+    method, result, runs = chosen
     model = Path(inputs.config.model_path)
     limits = inputs.prompt_config
     description = {
-        "road": road.name,
-        "title": road.title,
+        "road": method.name,
+        "title": method.title,
         "weights": result.weights,
         "parameter": result.parameter,
         "runs": {part: portable(path, run) for part, path in runs.items()},
@@ -94,7 +94,7 @@ def save_deployed(
         write_json(temporary / ROAD, description)
 
 
-def load_deployed(folder: Path, device: str) -> DeployedRoad:
+def load_deployed(folder: Path, device: str) -> DeployedMethod:
     """Load the road of `best/` or `cheapest/`.
 
     Raises:
@@ -106,8 +106,8 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
             f"--run {folder}: holds no {ROAD}; name the folder best or cheapest of a compare_<time> folder"
         )
     saved: dict[str, Any] = read_json(path)
-    road = next((road for road in ROADS if road.name == saved.get("road")), None)
-    if road is None:
+    method = next((method for method in METHODS if method.name == saved.get("road")), None)
+    if method is None:
         raise ValueError(f"{path}: road is {saved.get('road')!r}, unknown in this version; run the comparison again")
     runs = {part: (folder.resolve().parent / saved_path).resolve() for part, saved_path in saved["runs"].items()}
     if missing := [str(run) for run in runs.values() if not run.is_dir()]:
@@ -124,4 +124,4 @@ def load_deployed(folder: Path, device: str) -> DeployedRoad:
     if REWARD_NET in runs:
         network = RewardNetwork.from_pretrained(runs[REWARD_NET] / BEST_REWARD_NET).to(device)
     tools = load_tools(tuple(saved["prompts"]), runs)
-    return DeployedRoad(road, saved["weights"], saved["parameter"], tools, models, network, saved_levels(saved))
+    return DeployedMethod(method, saved["weights"], saved["parameter"], tools, models, network, saved_levels(saved))

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rl_reward_network.methods.roads import BASE
+from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, TableRow
 
 LABEL_PIXELS = 12  # about the height of a label at 100 dots per inch
@@ -14,7 +14,7 @@ LABEL_PIXELS = 12  # about the height of a label at 100 dots per inch
 
 def slopes(rows: Sequence[TableRow], choice: Choice) -> Figure:
     """Dice of each test image: a line from the model as it is to the best road; green rises, red falls."""
-    by_name = {row.road.name: row for row in rows}
+    by_name = {row.method.name: row for row in rows}
     best = by_name[choice.best]
     start, end = (dice_of(row) for row in (by_name[BASE], best))
     figure = Figure(figsize=(5, 4.5), layout="constrained")
@@ -23,7 +23,7 @@ def slopes(rows: Sequence[TableRow], choice: Choice) -> Figure:
         axes.plot([0, 1], [left, right], color="tab:green" if right >= left else "tab:red", alpha=0.4, linewidth=0.9)
     axes.plot([0, 1], [start.mean(), end.mean()], color="black", marker="o", label="mean over images")
     axes.set(ylabel="Dice", ylim=(-0.02, 1.02), xlim=(-0.1, 1.1))
-    axes.set_xticks([0, 1], ["as it is", best.road.title], wrap=True)
+    axes.set_xticks([0, 1], ["as it is", best.method.title], wrap=True)
     axes.legend(loc="lower right")
     return figure
 

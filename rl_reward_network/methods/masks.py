@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import expit, logit
 
-from rl_reward_network.methods.roads import Road
+from rl_reward_network.methods.methods import Method
 from rl_reward_network.methods.views import ImageView
 
 SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
@@ -43,7 +43,7 @@ class Tools:
     threshold: float = 0.5
 
 
-def road_mask(road: Road, view: ImageView, tools: Tools, weights: str, parameter: float | None) -> np.ndarray:
+def method_mask(method: Method, view: ImageView, tools: Tools, weights: str, parameter: float | None) -> np.ndarray:
     """bool (H, W): the mask of a road.
 
     Args:
@@ -53,58 +53,58 @@ def road_mask(road: Road, view: ImageView, tools: Tools, weights: str, parameter
         weights: name of Sa2VA's weights; those of the road, or the best ones.
         parameter: of the refinement, from the road's grid.
     """
-    soft = _source(road, view, tools, weights)
-    return _refined(road, view, tools, weights, soft, parameter) > 0.5
+    soft = _source(method, view, tools, weights)
+    return _refined(method, view, tools, weights, soft, parameter) > 0.5
 
 
-def masks_of_grid(road: Road, view: ImageView, tools: Tools, weights: str) -> np.ndarray:
+def masks_of_grid(method: Method, view: ImageView, tools: Tools, weights: str) -> np.ndarray:
     """bool (G, H, W): the mask of a road for each parameter in its grid."""
-    soft = _source(road, view, tools, weights)
-    return np.stack([_refined(road, view, tools, weights, soft, value) > 0.5 for value in road.grid])
+    soft = _source(method, view, tools, weights)
+    return np.stack([_refined(method, view, tools, weights, soft, value) > 0.5 for value in method.grid])
 
 
-def _source(road: Road, view: ImageView, tools: Tools, weights: str) -> np.ndarray:
+def _source(method: Method, view: ImageView, tools: Tools, weights: str) -> np.ndarray:
     """float32 (H, W): the soft mask that the road begins with."""
-    if road.source == "network":
+    if method.source == "network":
         return view.scorer.foreground_prob
-    if road.source == "flips":
+    if method.source == "flips":
         return flips_and_scales(view, weights, tools.prompts[0])
-    if road.source in ("best of", "mean", "weighted mean"):
-        return _of_all_prompts(road, view, view.soft(weights, tools.prompts))
+    if method.source in ("best of", "mean", "weighted mean"):
+        return _of_all_prompts(method, view, view.soft(weights, tools.prompts))
     index = 0
-    if road.source == "fixed":
-        index = tools.fixed[road.policy]
-    elif road.source == "policy":
-        index = tools.choosers[road.policy](view, weights)
+    if method.source == "fixed":
+        index = tools.fixed[method.policy]
+    elif method.source == "policy":
+        index = tools.choosers[method.policy](view, weights)
     return view.soft(weights, tools.prompts[index : index + 1])[0]
 
 
-def _of_all_prompts(road: Road, view: ImageView, soft: np.ndarray) -> np.ndarray:
+def _of_all_prompts(method: Method, view: ImageView, soft: np.ndarray) -> np.ndarray:
     """float32 (H, W) from the soft masks of all prompts, (P, H, W)."""
-    if road.source == "mean":
+    if method.source == "mean":
         return soft.mean(axis=0)
     scores = view.scorer.quality((soft > 0.5).astype(np.float32))["score"]
-    if road.source == "best of":
+    if method.source == "best of":
         return soft[scores.argmax()]
     return np.average(soft, axis=0, weights=np.maximum(scores, SURE)).astype(np.float32)
 
 
 def _refined(
-    road: Road, view: ImageView, tools: Tools, weights: str, soft: np.ndarray, parameter: float | None
+    method: Method, view: ImageView, tools: Tools, weights: str, soft: np.ndarray, parameter: float | None
 ) -> np.ndarray:
     """float (H, W): the soft mask after the road's refinement; above 0.5 is the mask."""
-    if road.refinement == "threshold":
+    if method.refinement == "threshold":
         return soft - tools.threshold + 0.5
-    if road.refinement == "sequence":
+    if method.refinement == "sequence":
         assert tools.sequence is not None
         return tools.sequence(view, soft)
-    if road.refinement == "policy":
+    if method.refinement == "policy":
         assert tools.edit is not None
         return tools.edit(view, weights, soft)
-    if road.refinement == "fusion":
+    if method.refinement == "fusion":
         assert parameter is not None
         return fusion(soft, view.scorer.foreground_prob, parameter)
-    if road.refinement == "ascent":
+    if method.refinement == "ascent":
         assert parameter is not None
         return list(view.scorer.ascend(soft[None], parameter, ASCENT))[-1][0]
     return soft

@@ -4,18 +4,18 @@ import hashlib
 import shlex
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import Split
-from rl_reward_network.methods.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
+from rl_reward_network.methods.methods import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.policy import load_policy
 from rl_reward_network.ppo.post_policy import load_policy_of_run
+from rl_reward_network.report.cost import Cost, sorted_items
 from rl_reward_network.report.deployment import labels_of_splits
 from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
 
@@ -35,47 +35,6 @@ class PartCommand:
     part: str
     words: tuple[str, ...]
     find: Callable[[], Path | None]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one or several parts cost.
-
-    Args:
-        minutes: of training.
-        labels: split -> labelled images that training learned from, or that chose weights, parameters or what is
-            deployed; those of the validation split too.
-        parameters: number of trained parameters.
-        peak_gib: largest memory of a training process, in GiB; None if not recorded.
-        resumed: a run was interrupted, and its minutes are those of its last process alone.
-    """
-
-    minutes: float = 0.0
-    labels: tuple[tuple[str, int], ...] = ()
-    parameters: int = 0
-    peak_gib: float | None = None
-    resumed: bool = False
-
-    @property
-    def labelled_images(self) -> int:
-        """Number of labelled images."""
-        return sum(count for _, count in self.labels)
-
-
-def total_cost(costs: Iterable[Cost]) -> Cost:
-    """The cost of several parts together; parts that learn from one split share its labels."""
-    costs = list(costs)
-    labels: Counter[str] = Counter()
-    for cost in costs:
-        labels |= Counter(dict(cost.labels))  # the larger number of each split: budgets are nested
-    peaks = [cost.peak_gib for cost in costs if cost.peak_gib is not None]
-    return Cost(
-        sum(cost.minutes for cost in costs),
-        tuple(sorted(labels.items())),
-        sum(cost.parameters for cost in costs),
-        max(peaks, default=None),
-        any(cost.resumed for cost in costs),
-    )
 
 
 def is_finished(part: str, run: Path) -> bool:
@@ -139,12 +98,14 @@ def cost_of(part: str, run: Path, labelled: dict[str, int], searched: bool = Fal
     if part in (PROMPTS_LABELS, PROMPTS_NET, POST):
         parameters = 0 if searched else _parameters(part, run / FINAL)
         seconds = sum(value for name, value in config["seconds"].items() if not (searched and name in PPO))
-        return Cost(seconds / 60, _items(_labels(config, searched)), parameters, peak, config.get("resumed", False))
+        return Cost(
+            seconds / 60, sorted_items(_labels(config, searched)), parameters, peak, config.get("resumed", False)
+        )
     parameters = sum(trained for _, _, trained in config["parameters"])
     reward_split = min(config["labels"], labelled.get("reward", 0))
     chose = (config.get("validation") or {}).get("labelled", 0)  # the weights
     labels = {"reward": reward_split, "policy": config["labels"] - reward_split, "val": chose}
-    return Cost(config["minutes"], _items(labels), parameters, peak)
+    return Cost(config["minutes"], sorted_items(labels), parameters, peak)
 
 
 def _reward_net_cost(run: Path) -> Cost:
@@ -153,7 +114,7 @@ def _reward_net_cost(run: Path) -> Cost:
     minutes = sum(result["seconds"].get(name, 0.0) for name in ("making masks", "training", "calibrating")) / 60
     labels = {split: result["used"][split]["images"] for split in ("reward", "val")}
     parameters = sum(tensor.numel() for tensor in network.parameters())
-    return Cost(minutes, _items(labels), parameters, result.get("peak_memory_gib"), result.get("resumed", False))
+    return Cost(minutes, sorted_items(labels), parameters, result.get("peak_memory_gib"), result.get("resumed", False))
 
 
 def _labels(config: dict[str, Any], searched: bool) -> dict[str, int]:
@@ -168,17 +129,3 @@ def _parameters(part: str, final_model: Path) -> int:
     """Number of parameters of a policy."""
     policy = load_policy_of_run(final_model)[0] if part == POST else load_policy(final_model)
     return sum(tensor.numel() for tensor in policy.parameters())
-
-
-def _items(labels: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, count) for name, count in labels.items() if count))
-
-
-def cost_json(cost: Cost) -> dict[str, Any]:
-    """A cost as JSON."""
-    return asdict(cost) | {"labels": dict(cost.labels)}
-
-
-def cost_from_json(value: dict[str, Any]) -> Cost:
-    """A cost that `cost_json` wrote."""
-    return Cost(**{**value, "labels": _items(value["labels"])})

@@ -11,10 +11,10 @@ import numpy as np
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.methods import figures
-from rl_reward_network.methods.parts import cost_json
 from rl_reward_network.methods.table import Choice, TableRow, TestImages, p_words
 from rl_reward_network.report import page
 from rl_reward_network.report.bootstrap import few_patients_note
+from rl_reward_network.report.cost import cost_json
 from rl_reward_network.report.figures import png
 from rl_reward_network.report.overlays import BLUE, GREEN, draw_mask
 from rl_reward_network.rewards.metrics import METRICS, empty_rules
@@ -101,15 +101,15 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
 
 def _row_json(row: TableRow) -> dict[str, Any]:
     return {
-        "road": row.road.name,
-        "title": row.road.title,
+        "road": row.method.name,
+        "title": row.method.title,
         "means": {name: asdict(mean) for name, mean in row.means.items()},
         "dice_minus_base": asdict(row.to_base),
         "p": row.p,
         "word": row.word,
         "val_dice": asdict(row.val),
         "dice_spread_over_seeds": row.seed_spread,
-        "masks_per_image": row.asked,
+        "masks_per_image": row.answers,
         "cost": cost_json(row.cost),
         "deploys": row.words,
         "weights": [result.weights for result in row.results],
@@ -126,9 +126,11 @@ def _table_lines(rows: Sequence[TableRow]) -> list[list[object]]:
         estimates = [*(row.means[name] for name in metrics), row.to_base, row.val]
         numbers = [value for estimate in estimates for value in (estimate.mean, estimate.low, estimate.high)]
         cost = row.cost
-        values = [row.seed_spread, cost.minutes, row.asked, cost.labelled_images, cost.parameters, cost.peak_gib]
+        values = [row.seed_spread, cost.minutes, row.answers, cost.labelled_images, cost.parameters, cost.peak_gib]
         verdict = [_cell(row.p), row.word]
-        lines.append([row.road.name, row.road.title, *map(_cell, numbers), *verdict, *map(_cell, values), row.words])
+        lines.append(
+            [row.method.name, row.method.title, *map(_cell, numbers), *verdict, *map(_cell, values), row.words]
+        )
     return lines
 
 
@@ -147,7 +149,7 @@ def table_tex(rows: Sequence[TableRow]) -> str:
         r"\midrule",
     ]
     for row in rows:
-        cells = [row.road.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
+        cells = [row.method.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
         cells += [row.to_base.signed, "--" if row.p is None else p_words(row.p), row.minutes.replace("≥", r"$\geq$")]
         lines.append(" & ".join(_escaped(str(cell)) for cell in cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -168,7 +170,7 @@ def _image_lines(report: Report) -> list[list[object]]:
         for result in row.results:
             values = zip(*(result.test[name] for name in metrics), strict=True)
             for sample, group, numbers in zip(report.images.ids, report.images.groups, values, strict=True):
-                lines.append([sample, group, row.road.name, result.seed, *page.digits(np.array(numbers))])
+                lines.append([sample, group, row.method.name, result.seed, *page.digits(np.array(numbers))])
     return lines
 
 
@@ -209,12 +211,12 @@ def _numbered(rows: Sequence[TableRow]) -> tuple[range, Sequence[TableRow]]:
 def _quality(number: int, row: TableRow) -> list[object]:
     p = "" if row.p is None else p_words(row.p)
     spread = "" if row.seed_spread is None else f"{row.seed_spread:.3f}"
-    return [number, row.road.title, *(row.means[name] for name in MAIN), row.to_base.signed, p, row.word, spread]
+    return [number, row.method.title, *(row.means[name] for name in MAIN), row.to_base.signed, p, row.word, spread]
 
 
 def _other_metrics(rows: Sequence[TableRow]) -> str:
     names = [name for name in TITLES if name not in MAIN and all(name in row.means for row in rows)]
-    lines = ([number, row.road.title, *(row.means[name] for name in names)] for number, row in enumerate(rows))
+    lines = ([number, row.method.title, *(row.means[name] for name in names)] for number, row in enumerate(rows))
     return page.table(["", "road", *(TITLES[name] for name in names)], lines)
 
 
@@ -222,8 +224,8 @@ def _costs(number: int, row: TableRow) -> list[object]:
     cost = row.cost
     peak = "not recorded" if cost.peak_gib is None else f"{cost.peak_gib:.1f}"
     parameters = f"{cost.parameters:,}"
-    minutes, asked = row.minutes, f"{row.asked:.3g}"
-    return [number, row.road.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
+    minutes, asked = row.minutes, f"{row.answers:.3g}"
+    return [number, row.method.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
 
 
 def _plots(report: Report) -> list[str]:
@@ -242,5 +244,7 @@ def _picture(rows: Sequence[TableRow], report: Report, picture: Picture) -> str:
     panels = [("image", draw_mask(image, None, GREEN)), ("true mask", draw_mask(image, sample.load_mask(), GREEN))]
     for number, row in enumerate(rows):
         value = row.results[0].test["dice"][place]
-        panels.append((f"{number} {row.road.title}: Dice {value:.3f}", draw_mask(image, masks[row.road.name], BLUE)))
+        panels.append(
+            (f"{number} {row.method.title}: Dice {value:.3f}", draw_mask(image, masks[row.method.name], BLUE))
+        )
     return page.panels(f"{title}: {sample.sample_id}", panels)

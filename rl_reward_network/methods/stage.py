@@ -19,17 +19,28 @@ from rl_reward_network.grpo.merge import merge_run
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.methods.deployed import save_deployed
-from rl_reward_network.methods.masks import road_mask
-from rl_reward_network.methods.measure import RoadResult, load_result, measure_road, save_result
-from rl_reward_network.methods.parts import Cost, PartCommand, check_split, cost_of, make_part, part_digest, total_cost
+from rl_reward_network.methods.masks import method_mask
+from rl_reward_network.methods.measure import MethodResult, load_result, measure_method, save_result
+from rl_reward_network.methods.methods import (
+    BASE,
+    FINE_TUNED,
+    POST,
+    REWARD_NET,
+    WEIGHTS,
+    Group,
+    Method,
+    methods_of,
+    parts_of,
+)
+from rl_reward_network.methods.parts import PartCommand, check_split, cost_of, make_part, part_digest
 from rl_reward_network.methods.progress import Progress
 from rl_reward_network.methods.report import Report, write_compare_report
-from rl_reward_network.methods.roads import BASE, FINE_TUNED, POST, REWARD_NET, WEIGHTS, Group, Road, parts_of, roads_of
 from rl_reward_network.methods.table import TestImages, choose, make_table, verdict_lines
 from rl_reward_network.methods.tools import Models, deploys, load_tools
 from rl_reward_network.methods.views import ImageView
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.bootstrap import group_means
+from rl_reward_network.report.cost import Cost, total_cost
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.runs.folder import BEST_REWARD_NET, FINAL, check_origin, check_version, only_here
@@ -108,11 +119,11 @@ def run_compare_stage(
         else:
             describe_run(run, inputs, {"stage": "comparison", "origin": origin_of(inputs, plan), "command": command})
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
-        results: dict[str, list[RoadResult]] = {}
+        results: dict[str, list[MethodResult]] = {}
         progress = Progress({kind: count * len(seeds) for kind, count in seeds[0].counts().items()})
         for seed in seeds:
             for result in seed.measure(make_command, progress):
-                results.setdefault(result.road, []).append(result)
+                results.setdefault(result.method, []).append(result)
             seed.close()
         images = TestImages(
             tuple(sample.group_id for sample in samples["val"]),
@@ -121,8 +132,8 @@ def run_compare_stage(
         )
         rows = make_table(results, images)
         choice = choose(rows, images)
-        for name, road in (("best", choice.best), ("cheapest", choice.cheapest)):
-            save_deployed(run / name, inputs, seeds[0].deployed(results[road][0]), run)
+        for name, method in (("best", choice.best), ("cheapest", choice.cheapest)):
+            save_deployed(run / name, inputs, seeds[0].deployed(results[method][0]), run)
         lines = verdict_lines(rows, choice, images, str(run))
         seeds[0].open()
         pictures = seeds[0].pictures(results, samples["test"])
@@ -137,35 +148,35 @@ class _Seed:
     def __init__(self, inputs: RunInputs, plan: ComparePlan, seed: int, samples: dict[str, list[Sample]]) -> None:
         self.inputs = replace(inputs, config=replace(inputs.config, seed=seed))
         self.plan, self.seed, self.samples = plan, seed, samples
-        self.roads = roads_of(plan.groups)
+        self.methods = methods_of(plan.groups)
         self.runs: dict[str, Path] = {}
         self.models: Models | None = None
         self.maps: ForegroundMaps | None = None
 
     def counts(self) -> dict[str, int]:
         """Kind of work -> how much of it there is."""
-        return {"part": len(parts_of(self.roads)), "road": len(self.roads)}
+        return {"part": len(parts_of(self.methods)), "road": len(self.methods)}
 
-    def measure(self, make_command: MakeCommand, progress: Progress) -> list[RoadResult]:
+    def measure(self, make_command: MakeCommand, progress: Progress) -> list[MethodResult]:
         """Train what is missing, and measure each road that was not measured before."""
         self._make_parts(make_command, progress)
         self.open()
-        results: dict[str, RoadResult] = {}
-        for number, road in enumerate(self.roads, 1):
+        results: dict[str, MethodResult] = {}
+        for number, method in enumerate(self.methods, 1):
             groups = [sample.group_id for sample in self.samples["val"]]
-            weights = best_weights(results, groups) if road.weights == FINE_TUNED else road.weights
-            path = self._result_path(road, weights)
+            weights = best_weights(results, groups) if method.weights == FINE_TUNED else method.weights
+            path = self._result_path(method, weights)
             reused = path.exists()
             if not reused:
-                save_result(path, self._measure(road, weights))
-            results[road.name] = replace(load_result(path), cost=self._cost(road, weights))
+                save_result(path, self._measure(method, weights))
+            results[method.name] = replace(load_result(path), cost=self._cost(method, weights))
             state = "measured before" if reused else "measured"
-            line = f"seed {self.seed}, road {number} of {len(self.roads)}: {road.title}: {state}"
+            line = f"seed {self.seed}, road {number} of {len(self.methods)}: {method.title}: {state}"
             progress.done("road", line, reused)
         return list(results.values())
 
     def _make_parts(self, make_command: MakeCommand, progress: Progress) -> None:
-        parts = parts_of(self.roads)
+        parts = parts_of(self.methods)
         for number, part in enumerate(parts, 1):
             run, reused = make_part(make_command(part, self.seed, self.runs))
             check_split(part, run, self.inputs.split)
@@ -201,44 +212,44 @@ class _Seed:
         assert self.models is not None
         return ImageView(image, self.models, None if self.maps is None else self.maps.scorer)
 
-    def _measure(self, road: Road, weights: str) -> RoadResult:
+    def _measure(self, method: Method, weights: str) -> MethodResult:
         words = ""
-        if road.policy in self.runs and road.source == "policy":
-            words = deploys(road.policy, self.runs[road.policy])
-        if road.refinement == "policy":
+        if method.policy in self.runs and method.source == "policy":
+            words = deploys(method.policy, self.runs[method.policy])
+        if method.refinement == "policy":
             words = " and ".join(filter(None, [words, deploys(POST, self.runs[POST])]))
-        if road.weights == FINE_TUNED:
-            title = next(other.title for other in self.roads if other.name == weights)
+        if method.weights == FINE_TUNED:
+            title = next(other.title for other in self.methods if other.name == weights)
             words = ", ".join(filter(None, [title, words]))
-        return measure_road(
-            road, self.tools, weights, self.samples, self.view, self._cost(road, weights), self.seed, words
+        return measure_method(
+            method, self.tools, weights, self.samples, self.view, self._cost(method, weights), self.seed, words
         )
 
-    def _parts(self, road: Road, weights: str) -> tuple[str, ...]:
+    def _parts(self, method: Method, weights: str) -> tuple[str, ...]:
         """What was trained for a road, in the order of training."""
-        needed = {part for part in road.parts if part != FINE_TUNED}
+        needed = {part for part in method.parts if part != FINE_TUNED}
         if weights != BASE:
-            needed |= {part for other in self.roads if other.name == weights for part in other.parts}
+            needed |= {part for other in self.methods if other.name == weights for part in other.parts}
         return tuple(part for part in self.runs if part in needed)
 
-    def _cost(self, road: Road, weights: str) -> Cost:
+    def _cost(self, method: Method, weights: str) -> Cost:
         labelled = {
             name: sum(sample.labelled for sample in select(self.inputs.samples, self.inputs.split, name))
             for name in ("reward", "policy")
         }
-        costs = [cost_of(part, self.runs[part], labelled, road.searched) for part in self._parts(road, weights)]
-        if road.grid or road.weights == FINE_TUNED:
+        costs = [cost_of(part, self.runs[part], labelled, method.searched) for part in self._parts(method, weights)]
+        if method.grid or method.weights == FINE_TUNED:
             costs.append(Cost(labels=(("val", len(self.samples["val"])),)))  # they choose the parameter or the weights
         return total_cost(costs)
 
-    def _result_path(self, road: Road, weights: str) -> Path:
+    def _result_path(self, method: Method, weights: str) -> Path:
         """The file of a road's result, named by everything that it depends on."""
-        trained = [part_digest(part, self.runs[part]) for part in self._parts(road, weights)]
-        if self.maps is not None and REWARD_NET not in self._parts(road, weights):
+        trained = [part_digest(part, self.runs[part]) for part in self._parts(method, weights)]
+        if self.maps is not None and REWARD_NET not in self._parts(method, weights):
             trained.append(part_digest(REWARD_NET, self.runs[REWARD_NET]))  # its score is part of every result
         facts = {
             "version": __version__,
-            "road": asdict(road),
+            "road": asdict(method),
             "weights": weights,
             "seed": self.seed,
             "trained": trained,
@@ -248,15 +259,15 @@ class _Seed:
             "images": {name: [sample.sample_id for sample in part] for name, part in self.samples.items()},
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
-        return self.inputs.config.output_dir / RESULTS / f"{road.name}_{digest}.json"
+        return self.inputs.config.output_dir / RESULTS / f"{method.name}_{digest}.json"
 
-    def deployed(self, result: RoadResult) -> tuple[Road, RoadResult, dict[str, Path]]:
+    def deployed(self, result: MethodResult) -> tuple[Method, MethodResult, dict[str, Path]]:
         """A road, its result, and the runs that it needs."""
-        road = next(road for road in self.roads if road.name == result.road)
-        return road, result, {part: self.runs[part] for part in self._parts(road, result.weights)}
+        method = next(method for method in self.methods if method.name == result.method)
+        return method, result, {part: self.runs[part] for part in self._parts(method, result.weights)}
 
     def pictures(
-        self, results: Mapping[str, list[RoadResult]], test: list[Sample]
+        self, results: Mapping[str, list[MethodResult]], test: list[Sample]
     ) -> list[tuple[str, Sample, dict[str, np.ndarray]]]:
         """Best, median and worst test image of the model as it is, with the mask of every road."""
         order = np.argsort(results[BASE][0].test["dice"], kind="stable")
@@ -264,9 +275,9 @@ class _Seed:
         for title, place in (("best", order[-1]), ("median", order[len(order) // 2]), ("worst", order[0])):
             view = self.view(test[place].load_image())
             masks = {
-                road.name: road_mask(road, view, self.tools, of.weights, of.parameter)
-                for road in self.roads
-                for of in results[road.name][:1]
+                method.name: method_mask(method, view, self.tools, of.weights, of.parameter)
+                for method in self.methods
+                for of in results[method.name][:1]
             }
             shown.append((title, test[place], masks))
         return shown
@@ -286,7 +297,7 @@ class _Seed:
         }
 
 
-def best_weights(results: Mapping[str, RoadResult], groups: Sequence[str]) -> str:
+def best_weights(results: Mapping[str, MethodResult], groups: Sequence[str]) -> str:
     """The fine-tuned weights with the highest mean Dice on validation patients."""
 
     def value(name: str) -> float:

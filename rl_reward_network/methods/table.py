@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl_reward_network.methods.measure import RoadResult
-from rl_reward_network.methods.parts import Cost
-from rl_reward_network.methods.roads import BASE, ROADS, Road
+from rl_reward_network.methods.measure import MethodResult
+from rl_reward_network.methods.methods import BASE, METHODS, Method
 from rl_reward_network.report.bootstrap import MIN_PATIENTS, Estimate, few_patients_note, group_means, mean_interval
+from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.max_t import LEVEL, MaxT, max_t
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
@@ -48,8 +48,8 @@ class TableRow:
         seed_spread: standard deviation over seeds of the mean Dice on test patients; None with one seed.
     """
 
-    road: Road
-    results: tuple[RoadResult, ...]
+    method: Method
+    results: tuple[MethodResult, ...]
     means: dict[str, Estimate]
     to_base: Estimate
     p: float | None
@@ -79,9 +79,9 @@ class TableRow:
         return f"{'≥ ' if self.cost.resumed else ''}{self.cost.minutes:.1f}"
 
     @property
-    def asked(self) -> float:
+    def answers(self) -> float:
         """Masks of Sa2VA per image."""
-        return float(np.mean([result.asked for result in self.results]))
+        return float(np.mean([result.answers for result in self.results]))
 
     @property
     def words(self) -> str:
@@ -105,31 +105,31 @@ class Choice:
     cheapest: str
 
 
-def make_table(results: Mapping[str, Sequence[RoadResult]], images: TestImages) -> tuple[TableRow, ...]:
-    """One row for each road, in the order of `ROADS`.
+def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages) -> tuple[TableRow, ...]:
+    """One row for each road, in the order of `METHODS`.
 
     Args:
         results: road -> its result with each seed; the base is among them.
         images: of the comparison.
     """
-    roads = [road for road in ROADS if road.name in results]
-    compared = [road.name for road in roads if road.name != BASE]
+    methods = [method for method in METHODS if method.name in results]
+    compared = [method.name for method in methods if method.name != BASE]
     p = dict(zip(compared, _test(results, compared, BASE, images).p.tolist(), strict=True))
     base = _mean_test(results[BASE], "dice")
     rows = []
-    for road in roads:
-        of_road = results[road.name]
-        metrics = [name for name in of_road[0].test if all(name in result.test for result in of_road)]
-        values = {name: _mean_test(of_road, name) for name in metrics}
+    for method in methods:
+        of_method = results[method.name]
+        metrics = [name for name in of_method[0].test if all(name in result.test for result in of_method)]
+        values = {name: _mean_test(of_method, name) for name in metrics}
         rows.append(
             TableRow(
-                road,
-                tuple(of_road),
+                method,
+                tuple(of_method),
                 {name: mean_interval(values[name], images.groups) for name in metrics},
                 mean_interval(values["dice"] - base, images.groups),
-                p.get(road.name),
-                mean_interval(_mean_val(of_road), images.val_groups),
-                _seed_spread(of_road, images.groups),
+                p.get(method.name),
+                mean_interval(_mean_val(of_method), images.val_groups),
+                _seed_spread(of_method, images.groups),
             )
         )
     return tuple(rows)
@@ -141,18 +141,18 @@ def choose(rows: Sequence[TableRow], images: TestImages) -> Choice:
     Only roads that are better than the model as it is are deployed. Which of them is the best, validation patients
     decide: the test patients say whether a road is better at all, a claim that is adjusted for all roads.
     """
-    results = {row.road.name: row.results for row in rows}
-    better = {row.road.name: row for row in rows if row.word == "better"}
+    results = {row.method.name: row.results for row in rows}
+    better = {row.method.name: row for row in rows if row.word == "better"}
     if not better:
         return Choice((), BASE, BASE)
     best = max(better, key=lambda name: better[name].val.mean)
     signs = _test(results, list(better), best, images).signs
     as_good = [row for row, sign in zip(better.values(), signs, strict=True) if sign >= 0]
-    return Choice(tuple(better), best, min(as_good, key=_price).road.name)
+    return Choice(tuple(better), best, min(as_good, key=_price).method.name)
 
 
 def _test(
-    results: Mapping[str, Sequence[RoadResult]], names: Sequence[str], reference: str, images: TestImages
+    results: Mapping[str, Sequence[MethodResult]], names: Sequence[str], reference: str, images: TestImages
 ) -> MaxT:
     """Max-t test of the Dice of some roads less that of a reference road, on the test patients."""
     less = _mean_test(results[reference], "dice")
@@ -162,7 +162,7 @@ def _test(
 
 def _price(row: TableRow) -> tuple[float, float, int]:
     """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
-    return row.cost.minutes, row.asked, row.cost.labelled_images
+    return row.cost.minutes, row.answers, row.cost.labelled_images
 
 
 def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
@@ -174,14 +174,14 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
         images: of the comparison.
         folder: of the comparison, as the user types it.
     """
-    by_name = {row.road.name: row for row in rows}
+    by_name = {row.method.name: row for row in rows}
     best, cheapest = by_name[choice.best], by_name[choice.cheapest]
     lines = [_best_line(best, len(rows) - 1)]
     if others := [by_name[name] for name in choice.better if name != choice.best]:
         lines.append(f"Better than the model as it is, too: {'; '.join(map(_gain, others))}.")
     if cheapest is not best:
         lines.append(
-            f"The cheapest that is not significantly worse than the best: {cheapest.road.title}; "
+            f"The cheapest that is not significantly worse than the best: {cheapest.method.title}; "
             f"{_price_words(cheapest)}."
         )
     lines += few_patients_note(best.to_base.groups)
@@ -195,7 +195,7 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
 
 def _best_line(best: TableRow, compared: int) -> str:
     dice, patients = best.means["dice"], best.means["dice"].groups
-    if best.road.name != BASE:
+    if best.method.name != BASE:
         return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}."
     keep = f"keep the model as it is, Dice {dice}"
     if patients < MIN_PATIENTS:
@@ -209,7 +209,7 @@ def _best_line(best: TableRow, compared: int) -> str:
 def _gain(row: TableRow) -> str:
     """The road, and its difference to the model as it is."""
     assert row.p is not None
-    return f"{row.road.title} ({row.to_base.signed}, p {p_words(row.p)})"
+    return f"{row.method.title} ({row.to_base.signed}, p {p_words(row.p)})"
 
 
 def p_words(p: float) -> str:
@@ -220,7 +220,7 @@ def p_words(p: float) -> str:
 def _price_words(row: TableRow) -> str:
     return (
         f"{row.minutes} minutes of training, {row.cost.labelled_images} labelled images, "
-        f"answers of Sa2VA per image: {row.asked:.2g}"
+        f"answers of Sa2VA per image: {row.answers:.2g}"
     )
 
 
@@ -236,7 +236,7 @@ def _plain_segmenter_line(rows: Mapping[str, TableRow], images: TestImages) -> s
     top = max(better or others, key=lambda name: rows[name].val.mean)
     difference = mean_interval(_mean_test(results[top], "dice") - own_dice, images.groups)
     measured = (
-        f"{rows[top].road.title} less {rows[OWN].road.title}: {difference.signed} Dice on the test patients, "
+        f"{rows[top].method.title} less {rows[OWN].method.title}: {difference.signed} Dice on the test patients, "
         f"p {p_words(float(tested.p[others.index(top)]))}"
     )
     if better:
@@ -246,17 +246,17 @@ def _plain_segmenter_line(rows: Mapping[str, TableRow], images: TestImages) -> s
     return f"Cannot tell whether any road is better than a plain segmenter: {measured}."
 
 
-def _mean_test(results: Sequence[RoadResult], metric: str) -> np.ndarray:
+def _mean_test(results: Sequence[MethodResult], metric: str) -> np.ndarray:
     """float64 (N,): a metric of each test image, mean over seeds."""
     return np.mean([result.test[metric] for result in results], axis=0)
 
 
-def _mean_val(results: Sequence[RoadResult]) -> np.ndarray:
+def _mean_val(results: Sequence[MethodResult]) -> np.ndarray:
     """float64 (N,): Dice of each validation image, mean over seeds."""
     return np.mean([result.val for result in results], axis=0)
 
 
-def _seed_spread(results: Sequence[RoadResult], groups: Sequence[str]) -> float | None:
+def _seed_spread(results: Sequence[MethodResult], groups: Sequence[str]) -> float | None:
     """The standard deviation over seeds of the mean Dice over test patients."""
     means = group_means(np.array([result.test["dice"] for result in results]), groups).mean(axis=1)
     return float(means.std(ddof=1)) if len(results) > 1 else None

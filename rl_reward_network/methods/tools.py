@@ -12,7 +12,7 @@ from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.methods.masks import PromptChooser, Tools
-from rl_reward_network.methods.roads import BASE, POST, PROMPTS_LABELS, PROMPTS_NET
+from rl_reward_network.methods.methods import BASE, POST, PROMPTS_LABELS, PROMPTS_NET
 from rl_reward_network.methods.views import FrozenModel, ImageView
 from rl_reward_network.ppo.policy import deployed_prompt, load_policy, read_policy_config
 from rl_reward_network.ppo.post_policy import load_post_policy

@@ -45,7 +45,7 @@ class ImageView:
         self._answers: dict[tuple[str, str, str], FrozenAnswer] = {}
 
     @property
-    def asked(self) -> set[tuple[str, str, str]]:
+    def answers(self) -> set[tuple[str, str, str]]:
         """The answers of Sa2VA that were asked for, as (weights, prompt, copy of the image)."""
         return set(self._answers)
 

@@ -14,17 +14,17 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.stage import describe
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.loading import open_inputs
-from rl_reward_network.methods.parts import PartCommand
-from rl_reward_network.methods.roads import (
+from rl_reward_network.methods.methods import (
     AFTER,
     GRPO_LABELS,
+    METHODS,
     POST,
     PROMPTS_LABELS,
-    ROADS,
     SUPERVISED,
     WEIGHTS,
     parts_of,
 )
+from rl_reward_network.methods.parts import PartCommand
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.runs.folder import REWARD_NET
 from tests.conftest import write_tiny_data
@@ -60,7 +60,7 @@ def test_settings_become_flags_that_give_the_same_settings() -> None:
     assert flags_of(RunConfig()) == ["--data_root", str(RunConfig().data_root)]
 
 
-@pytest.mark.parametrize("part", parts_of(ROADS))
+@pytest.mark.parametrize("part", parts_of(METHODS))
 @pytest.mark.parametrize("mode", ["quick", "full"])
 def test_every_command_is_one_that_its_flags_allow(part: str, mode: str, tmp_path: Path) -> None:
     inputs: Any = SimpleNamespace(prompts=("Find the tubes.", "Segment."))

@@ -12,10 +12,10 @@ from rl_reward_network.methods.masks import (
     flips_and_scales,
     fusion,
     masks_of_grid,
+    method_mask,
     quarters,
-    road_mask,
 )
-from rl_reward_network.methods.roads import BASE, PROMPTS_NET, ROADS, Road
+from rl_reward_network.methods.methods import BASE, METHODS, PROMPTS_NET, Method
 from rl_reward_network.methods.views import FrozenModel, ImageView
 
 PROMPTS = ("a", "b", "c")
@@ -49,34 +49,34 @@ def view_of(scorer: SimpleNamespace | None = None) -> ImageView:
     return ImageView(image(), lambda weights: model, None if scorer is None else lambda pixels: scorer)
 
 
-def road(name: str) -> Road:
-    return next(road for road in ROADS if road.name == name)
+def method(name: str) -> Method:
+    return next(method for method in METHODS if method.name == name)
 
 
 def test_default_prompt_is_the_first_one() -> None:
     view = view_of()
     red = image()[..., 0].astype(np.float32) / 255
-    assert (road_mask(road(BASE), view, Tools(PROMPTS), BASE, None) == (red > 0.5)).all()
-    assert view.asked == {(BASE, "a", "whole")}
+    assert (method_mask(method(BASE), view, Tools(PROMPTS), BASE, None) == (red > 0.5)).all()
+    assert view.answers == {(BASE, "a", "whole")}
 
 
 def test_policy_chooses_the_prompt_and_one_mask_is_asked() -> None:
     view, red = view_of(), image()[..., 0].astype(np.float32) / 255
     tools = Tools(PROMPTS, choosers={PROMPTS_NET: lambda view, weights: 1})
-    assert (road_mask(road(PROMPTS_NET), view, tools, BASE, None) == (red**2 > 0.5)).all()
-    assert len(view.asked) == 1
+    assert (method_mask(method(PROMPTS_NET), view, tools, BASE, None) == (red**2 > 0.5)).all()
+    assert len(view.answers) == 1
 
 
 def test_mean_and_weighted_mean_over_prompts() -> None:
     red = image()[..., 0].astype(np.float64) / 255
     powers = np.stack([red, red**2, red**0.5])
     view = view_of(scorer_of(red, {0: 0.2, 1: 0.6, 2: 0.0}))
-    assert (road_mask(road("mean_of_prompts"), view, Tools(PROMPTS), BASE, None) == (powers.mean(0) > 0.5)).all()
+    assert (method_mask(method("mean_of_prompts"), view, Tools(PROMPTS), BASE, None) == (powers.mean(0) > 0.5)).all()
     expected = (0.2 * powers[0] + 0.6 * powers[1]) / 0.8
-    found = road_mask(road("weighted_mean"), view, Tools(PROMPTS), BASE, None)
+    found = method_mask(method("weighted_mean"), view, Tools(PROMPTS), BASE, None)
     assert (found == (expected > 0.5)).mean() > 0.99  # a score of 0 keeps a weight of 1e-4
-    assert (road_mask(road("best_of_prompts"), view, Tools(PROMPTS), BASE, None) == (powers[1] > 0.5)).all()
-    assert len(view.asked) == 3
+    assert (method_mask(method("best_of_prompts"), view, Tools(PROMPTS), BASE, None) == (powers[1] > 0.5)).all()
+    assert len(view.answers) == 3
 
 
 def test_fusion_is_the_mean_of_logits_and_its_ends_are_its_parts() -> None:
@@ -90,7 +90,7 @@ def test_fusion_is_the_mean_of_logits_and_its_ends_are_its_parts() -> None:
 def test_grid_holds_a_mask_for_each_weight() -> None:
     own = np.random.default_rng(1).random(SIZE).astype(np.float32)
     view = view_of(scorer_of(own))
-    masks = masks_of_grid(road("fusion"), view, Tools(PROMPTS), BASE)
+    masks = masks_of_grid(method("fusion"), view, Tools(PROMPTS), BASE)
     red = image()[..., 0].astype(np.float32) / 255
     assert masks.shape == (11, *SIZE)
     assert (masks[0] == (red > 0.5)).all()
@@ -100,7 +100,7 @@ def test_grid_holds_a_mask_for_each_weight() -> None:
 def test_flips_and_scales_of_a_model_that_moves_with_the_image_change_nothing() -> None:
     view = view_of()
     assert flips_and_scales(view, BASE, "a") == pytest.approx(image()[..., 0] / 255, abs=1e-6)
-    assert len(view.asked) == 8
+    assert len(view.answers) == 8
 
 
 @pytest.mark.parametrize("size", [(16, 24), (17, 31), (1, 5)])
@@ -113,10 +113,10 @@ def test_quarters_cover_the_image(size: tuple[int, int]) -> None:
 
 def test_a_road_that_needs_a_network_says_so() -> None:
     with pytest.raises(ValueError, match="--reward_net"):
-        road_mask(road("own"), view_of(), Tools(PROMPTS), BASE, None)
+        method_mask(method("own"), view_of(), Tools(PROMPTS), BASE, None)
 
 
 def test_threshold_moves_the_limit() -> None:
     red = image()[..., 0].astype(np.float32) / 255
-    found = road_mask(road("threshold"), view_of(), Tools(PROMPTS, threshold=0.3), BASE, None)
+    found = method_mask(method("threshold"), view_of(), Tools(PROMPTS, threshold=0.3), BASE, None)
     assert (found == (red > np.float32(0.3))).mean() > 0.99

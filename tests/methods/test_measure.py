@@ -10,10 +10,10 @@ import pytest
 
 from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.methods.masks import Tools
-from rl_reward_network.methods.measure import load_result, measure_road, save_result
-from rl_reward_network.methods.parts import Cost
-from rl_reward_network.methods.roads import BASE, ROADS
+from rl_reward_network.methods.measure import load_result, measure_method, save_result
+from rl_reward_network.methods.methods import BASE, METHODS
 from rl_reward_network.methods.views import FrozenModel, ImageView
+from rl_reward_network.report.cost import Cost
 from rl_reward_network.rewards.metrics import dice
 
 SIDE = 24
@@ -45,9 +45,9 @@ def view(image: np.ndarray) -> ImageView:
 
 
 def measured(name: str) -> Any:
-    road = next(road for road in ROADS if road.name == name)
+    method = next(method for method in METHODS if method.name == name)
     samples = {"val": [sample(0), sample(1)], "test": [sample(2), sample(3), sample(4)]}
-    return measure_road(road, Tools(("a", "b")), BASE, samples, view, Cost(2.0, (("reward", 5),), 7), 3), samples
+    return measure_method(method, Tools(("a", "b")), BASE, samples, view, Cost(2.0, (("reward", 5),), 7), 3), samples
 
 
 def test_dice_of_the_base_is_that_of_its_masks() -> None:
@@ -55,7 +55,7 @@ def test_dice_of_the_base_is_that_of_its_masks() -> None:
     expected = [dice((one.load_image()[..., 0] > 127)[None], one.load_mask()[None])[0] for one in samples["test"]]
     assert result.test["dice"] == pytest.approx(expected)
     assert result.test["score"] == pytest.approx(expected)
-    assert (result.parameter, result.asked, result.seed) == (None, 1.0, 3)
+    assert (result.parameter, result.answers, result.seed) == (None, 1.0, 3)
 
 
 def test_fusion_takes_the_weight_that_is_best_on_validation_images() -> None:
@@ -72,7 +72,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     result, _ = measured("own")
     save_result(tmp_path / "own.json", result)
     assert load_result(tmp_path / "own.json") == result
-    assert result.asked == 0
+    assert result.answers == 0
 
 
 def test_a_damaged_result_names_its_file(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_empty_masks_everywhere_are_measured() -> None:
         empty = np.zeros((SIDE, SIDE, 3), np.uint8)
         one.load_image, one.load_mask = (lambda empty=empty: empty), (lambda: np.zeros((SIDE, SIDE), bool))
     for name in (BASE, "fusion", "own"):
-        road = next(road for road in ROADS if road.name == name)
-        result = measure_road(road, Tools(("a",)), BASE, samples, view, Cost(), 0)
+        method = next(method for method in METHODS if method.name == name)
+        result = measure_method(method, Tools(("a",)), BASE, samples, view, Cost(), 0)
         assert result.test["dice"] == (1.0,)
         assert result.test["hd95"] == (0.0,)
         assert result.test["betti0"] == (0.0,)

@@ -7,18 +7,9 @@ import pytest
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.splits import Split
 from rl_reward_network.methods import parts
-from rl_reward_network.methods.parts import (
-    Cost,
-    PartCommand,
-    check_split,
-    cost_from_json,
-    cost_json,
-    cost_of,
-    is_finished,
-    make_part,
-    total_cost,
-)
-from rl_reward_network.methods.roads import PROMPTS_NET, REWARD_NET, SUPERVISED
+from rl_reward_network.methods.methods import PROMPTS_NET, REWARD_NET, SUPERVISED
+from rl_reward_network.methods.parts import PartCommand, check_split, cost_of, is_finished, make_part
+from rl_reward_network.report.cost import Cost, cost_from_json, cost_json, total_cost
 
 
 def test_parts_that_learn_from_one_split_share_its_labels() -> None:

@@ -17,9 +17,9 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.methods import stage
 from rl_reward_network.methods.deployed import load_deployed
-from rl_reward_network.methods.measure import measure_road
+from rl_reward_network.methods.measure import measure_method
+from rl_reward_network.methods.methods import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET, SUPERVISED
 from rl_reward_network.methods.parts import PartCommand, part_digest
-from rl_reward_network.methods.roads import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET, SUPERVISED
 from rl_reward_network.methods.stage import ComparePlan, run_compare_stage
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.config import PPOSettings
@@ -109,7 +109,7 @@ def test_the_report_is_one_file_with_every_road_on_the_same_images(run: Path) ->
 def test_what_was_measured_is_not_measured_again(
     inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "measure_road", None)
+    monkeypatch.setattr(stage, "measure_method", None)
     again = compared(inputs, runs, "compare_2")
     assert (again / "table.csv").read_text() == (run / "table.csv").read_text()
 
@@ -127,13 +127,13 @@ def test_killed_between_two_roads_it_ends_in_the_same_table(
     for path in results.glob("ascent_*"):
         path.unlink()
 
-    def killed(road, *args):  # type: ignore[no-untyped-def]
-        if road.name == "ascent":
+    def killed(method, *args):  # type: ignore[no-untyped-def]
+        if method.name == "ascent":
             raise Killed
-        return measure_road(road, *args)
+        return measure_method(method, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "measure_road", killed)
+        patch.setattr(stage, "measure_method", killed)
         with pytest.raises(Killed):
             compared(inputs, runs, "compare_3")
     assert not (inputs.config.output_dir / "compare_3" / "report.html").exists()
@@ -185,21 +185,21 @@ def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "road", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
+    "method", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
 )
-def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, road: str) -> None:
+def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
     """Whatever road it is."""
     saved = read_json(run / "best" / "road.json")
-    row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == road)
+    row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == method)
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {part: path.removeprefix("../") for part, path in runs.items()}
-    parameter = float(row["deploys"]) if road == "fusion" else None
+    parameter = float(row["deploys"]) if method == "fusion" else None
     trained = {part: part_digest(part, run / path) for part, path in runs.items()}
-    changed = {"road": road, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
+    changed = {"road": method, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
     write_json(run / "one" / "road.json", saved | changed)
     deployed = load_deployed(run / "one", "cpu")
     with (run / "eval.csv").open(newline="") as file:
-        line = next(line for line in csv.DictReader(file) if line["road"] == road)
+        line = next(line for line in csv.DictReader(file) if line["road"] == method)
     sample = next(sample for sample in inputs.samples if sample.sample_id == line["sample_id"])
     mask, truth = deployed.mask(sample.load_image()), sample.load_mask()
     assert truth is not None

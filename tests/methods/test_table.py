@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl_reward_network.methods.measure import RoadResult
-from rl_reward_network.methods.parts import Cost
-from rl_reward_network.methods.roads import BASE
+from rl_reward_network.methods.measure import MethodResult
+from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, choose, make_table, p_words, verdict_lines
 from rl_reward_network.methods.table import TestImages as Images  # not a test
+from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.max_t import max_t
 from rl_reward_network.rewards.metrics import METRICS
 
@@ -22,32 +22,32 @@ def images(patients: int = PATIENTS) -> Images:
 
 
 def result(
-    road: str,
+    method: str,
     val: float,
     test: float,
     minutes: float = 0.0,
     seed: int = 0,
     patients: int = PATIENTS,
-    asked: float = 1.0,
-) -> RoadResult:
+    answers: float = 1.0,
+) -> MethodResult:
     """Results whose images differ a little, in the same way for every road."""
     ripple = np.random.default_rng(7).normal(0, 0.05, 2 * patients)
-    own = np.random.default_rng(len(road)).normal(0, 0.002, 2 * patients)
+    own = np.random.default_rng(len(method)).normal(0, 0.002, 2 * patients)
     values = tuple((test + ripple + own).tolist())
     columns = {name: values for name in METRICS}
-    return RoadResult(road, seed, BASE, None, tuple((val + ripple + own).tolist()), columns, asked, Cost(minutes))
+    return MethodResult(method, seed, BASE, None, tuple((val + ripple + own).tolist()), columns, answers, Cost(minutes))
 
 
-def table(*results: RoadResult, patients: int = PATIENTS):  # type: ignore[no-untyped-def]
-    by_road: dict[str, list[RoadResult]] = {}
+def table(*results: MethodResult, patients: int = PATIENTS):  # type: ignore[no-untyped-def]
+    by_method: dict[str, list[MethodResult]] = {}
     for one in results:
-        by_road.setdefault(one.road, []).append(one)
-    return make_table(by_road, images(patients))
+        by_method.setdefault(one.method, []).append(one)
+    return make_table(by_method, images(patients))
 
 
 def test_differences_are_paired_and_p_is_that_of_one_test_of_all_rows() -> None:
     rows = table(result(BASE, 0.5, 0.5), result("fusion", 0.6, 0.6), result("own", 0.5, 0.5))
-    base, own, fusion = rows  # the order of ROADS
+    base, own, fusion = rows  # the order of METHODS
     assert base.p is None
     assert fusion.to_base.mean == pytest.approx(0.1, abs=0.002)
     assert fusion.to_base.low is not None
@@ -84,7 +84,7 @@ def test_a_small_sure_gain_is_not_hidden_behind_a_larger_doubtful_one() -> None:
     lucky = np.random.default_rng(0).normal(0, 0.002, 2 * PATIENTS) + np.eye(2 * PATIENTS)[0] * 0.9
     base, small = result(BASE, 0.5, 0.5), result("fusion", 0.53, 0.53)
     values = tuple((np.array(base.val) + lucky).tolist())
-    large = replace(base, road="ascent", val=values, test=base.test | {"dice": values})
+    large = replace(base, method="ascent", val=values, test=base.test | {"dice": values})
     rows = table(base, small, large)
     assert rows[2].to_base.mean > rows[1].to_base.mean
     found = choose(rows, images())
@@ -102,7 +102,9 @@ def test_headline_table_and_p_column_give_the_same_numbers() -> None:
 
 def test_the_cheapest_is_not_significantly_worse_than_the_best() -> None:
     rows = table(
-        result(BASE, 0.5, 0.5), result("fusion", 0.7, 0.7, minutes=30), result("flips_and_scales", 0.6995, 0.7, asked=8)
+        result(BASE, 0.5, 0.5),
+        result("fusion", 0.7, 0.7, minutes=30),
+        result("flips_and_scales", 0.6995, 0.7, answers=8),
     )
     found = choose(rows, images())
     assert (found.best, found.cheapest) == ("fusion", "flips_and_scales")
@@ -137,14 +139,14 @@ def test_a_road_better_than_a_plain_segmenter_is_not_hidden_by_a_worse_one() -> 
 
 def test_masks_equal_to_the_plain_segmenter_are_not_compared_with_it() -> None:
     base, own = result(BASE, 0.5, 0.5), result("own", 0.9, 0.9)
-    same = replace(own, road="fusion")
+    same = replace(own, method="fusion")
     rows = table(base, own, same, result("ascent", 0.8, 0.85))
     last = verdict_lines(rows, choose(rows, images()), images(), "x")[-1]
     assert last.startswith("No road is better than a plain segmenter")
     assert "ten steps" in last
     assert (
         "gives other masks"
-        in verdict_lines(table(own, replace(own, road=BASE)), Choice((), BASE, BASE), images(), "x")[-1]
+        in verdict_lines(table(own, replace(own, method=BASE)), Choice((), BASE, BASE), images(), "x")[-1]
     )
 
 

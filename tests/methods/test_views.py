@@ -25,7 +25,7 @@ def test_masks_have_the_size_of_the_image_and_are_counted_once() -> None:
     view.soft("base", ["c", "a"])
     view.soft("base", ["a"])
     assert calls == [["a", "b"], ["c"]], "each answer is computed once"
-    assert view.asked == {("base", name, "whole") for name in "abc"}
+    assert view.answers == {("base", name, "whole") for name in "abc"}
 
 
 def test_features_come_with_an_answer() -> None:
@@ -34,7 +34,7 @@ def test_features_come_with_an_answer() -> None:
     assert view.features("base", "a").tolist() == [0, 1, 2]
     view.soft("base", ["a"])
     assert calls == [["a"]]
-    assert view.asked == {("base", "a", "whole")}
+    assert view.answers == {("base", "a", "whole")}
 
 
 def test_weights_and_copies_have_answers_of_their_own() -> None:
@@ -43,7 +43,7 @@ def test_weights_and_copies_have_answers_of_their_own() -> None:
     view.soft("base", ["a"])
     view.soft("trained", ["a"])
     view.soft_of(view.image[:4], "base", ["a"], "upper half")
-    assert len(calls) == len(view.asked) == 3
+    assert len(calls) == len(view.answers) == 3
 
 
 def test_without_a_network_there_is_no_scorer() -> None:

@@ -8,14 +8,14 @@ from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.depth import Levels
-from rl_reward_network.methods.deployed import DeployedRoad, load_deployed
+from rl_reward_network.methods.deployed import DeployedMethod, load_deployed
 from rl_reward_network.segment.files import Target, check_free, write_mask
 from rl_reward_network.segment.loading import image_levels
 from rl_reward_network.segment.maker import Segmented
 
 
 @dataclass(frozen=True)
-class RoadMaker:
+class MethodMaker:
     """A road of a comparison, ready for new images.
 
     Args:
@@ -23,22 +23,22 @@ class RoadMaker:
         levels: of grey images above 8 bit; None: percentiles of the image.
     """
 
-    road: DeployedRoad
+    method: DeployedMethod
     levels: Levels | None
 
     def __call__(self, target: Target) -> Segmented:
         """Make the mask of an image by the road, and write it."""
-        title = self.road.road.title
+        title = self.method.method.title
         check_free(target, title)
         image, note = load_for_model(target.image, self.levels)
         if note:
             tqdm.write(note)
-        mask = self.road.mask(image)
+        mask = self.method.mask(image)
         write_mask(target, image, mask, title)
         return Segmented(target, title, "", float(mask.mean()), None, "")
 
 
-def load_road_maker(run: Path, device: str | None = None, bit_depth: int | None = None) -> RoadMaker:
+def load_method_maker(run: Path, device: str | None = None, bit_depth: int | None = None) -> MethodMaker:
     """Load the road in the folder best/ or cheapest/ of a comparison.
 
     Args:
@@ -49,6 +49,6 @@ def load_road_maker(run: Path, device: str | None = None, bit_depth: int | None 
     Raises:
         ValueError: the folder holds no road, something that it needs is missing, or `bit_depth` is refused.
     """
-    road = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    print(f"road: {road.road.title}")
-    return RoadMaker(road, image_levels(bit_depth, road.grey_levels))
+    method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    print(f"road: {method.method.title}")
+    return MethodMaker(method, image_levels(bit_depth, method.grey_levels))

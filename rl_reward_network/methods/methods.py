@@ -24,7 +24,7 @@ ASCENT_STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)  # largest change of a pixel in one of
 
 
 @dataclass(frozen=True)
-class Road:
+class Method:
     """One way to a mask.
 
     Args:
@@ -58,47 +58,47 @@ class Road:
 
 
 NET, EXP1, EXP3 = (REWARD_NET,), (PROMPTS_LABELS,), (REWARD_NET, PROMPTS_NET)
-ROADS = (
-    Road(BASE, None, "the model as it is, default prompt"),
-    Road(
+METHODS = (
+    Method(BASE, None, "the model as it is, default prompt"),
+    Method(
         "fixed_prompt", "prompts", "best fixed prompt", EXP1, source="fixed", policy=PROMPTS_LABELS, trained_with=NET,
     ),
-    Road(
+    Method(
         PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", EXP1, source="policy", policy=PROMPTS_LABELS,
         trained_with=NET,
     ),
-    Road(PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", EXP3, source="policy", policy=PROMPTS_NET),
-    Road("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, source="best of"),
-    Road("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", source="mean"),
-    Road("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, source="weighted mean"),
-    Road("flips_and_scales", "prompts", "mean over flips and scales", source="flips"),
-    Road("threshold", "post", "best threshold", (POST,), refinement="threshold"),
-    Road("sequence", "post", "best fixed sequence of operations", (POST,), refinement="sequence"),
-    Road(POST, "post", "experiment 2: post-processing policy", (POST,), refinement="policy"),
-    Road("own", "fusion", "the reward network's own segmentation", NET, source="network"),
-    Road("fusion", "fusion", "fusion with the reward network's map", NET, refinement="fusion", grid=FUSION_WEIGHTS),
-    Road("ascent", "fusion", "ten steps up the reward network's score", NET, refinement="ascent", grid=ASCENT_STEPS),
-    Road(SUPERVISED, "weights", "supervised LoRA and mask decoder", (SUPERVISED,), SUPERVISED),
-    Road(GRPO_LABELS, "weights", "GRPO, labels", (GRPO_LABELS,), GRPO_LABELS),
-    Road(GRPO_NET, "weights", "GRPO, reward network", (REWARD_NET, GRPO_NET), GRPO_NET),
-    Road(GRADIENT, "weights", "gradient of the reward network", (REWARD_NET, GRADIENT), GRADIENT),
-    Road(AFTER, "weights", "supervised, then GRPO, reward network", (REWARD_NET, SUPERVISED, AFTER), AFTER),
-    Road(
+    Method(PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", EXP3, source="policy", policy=PROMPTS_NET),
+    Method("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, source="best of"),
+    Method("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", source="mean"),
+    Method("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, source="weighted mean"),
+    Method("flips_and_scales", "prompts", "mean over flips and scales", source="flips"),
+    Method("threshold", "post", "best threshold", (POST,), refinement="threshold"),
+    Method("sequence", "post", "best fixed sequence of operations", (POST,), refinement="sequence"),
+    Method(POST, "post", "experiment 2: post-processing policy", (POST,), refinement="policy"),
+    Method("own", "fusion", "the reward network's own segmentation", NET, source="network"),
+    Method("fusion", "fusion", "fusion with the reward network's map", NET, refinement="fusion", grid=FUSION_WEIGHTS),
+    Method("ascent", "fusion", "ten steps up the reward network's score", NET, refinement="ascent", grid=ASCENT_STEPS),
+    Method(SUPERVISED, "weights", "supervised LoRA and mask decoder", (SUPERVISED,), SUPERVISED),
+    Method(GRPO_LABELS, "weights", "GRPO, labels", (GRPO_LABELS,), GRPO_LABELS),
+    Method(GRPO_NET, "weights", "GRPO, reward network", (REWARD_NET, GRPO_NET), GRPO_NET),
+    Method(GRADIENT, "weights", "gradient of the reward network", (REWARD_NET, GRADIENT), GRADIENT),
+    Method(AFTER, "weights", "supervised, then GRPO, reward network", (REWARD_NET, SUPERVISED, AFTER), AFTER),
+    Method(
         "prompt_post", "combined", "experiment 3, then experiment 2", (*EXP3, POST),
         source="policy", policy=PROMPTS_NET, refinement="policy",
     ),
-    Road(
+    Method(
         "fine_tuned_prompts", "combined", "best weights, prompts of experiment 3", (*EXP3, FINE_TUNED), FINE_TUNED,
         source="policy", policy=PROMPTS_NET,
     ),
-    Road(
+    Method(
         "fine_tuned_fusion", "combined", "best weights, fusion with the reward network", (*NET, FINE_TUNED), FINE_TUNED,
         refinement="fusion", grid=FUSION_WEIGHTS,
     ),
 )  # fmt: skip
 
 
-def roads_of(groups: Sequence[Group]) -> tuple[Road, ...]:
+def methods_of(groups: Sequence[Group]) -> tuple[Method, ...]:
     """The model as it is, and the roads of these groups, in the order of the table.
 
     The best weights are known only where roads of the group `weights` are measured.
@@ -108,11 +108,11 @@ def roads_of(groups: Sequence[Group]) -> tuple[Road, ...]:
     """
     if "combined" in groups and "weights" not in groups:
         raise ValueError("roads: combined needs the best of the fine-tuned weights; give weights as well")
-    return tuple(road for road in ROADS if road.group is None or road.group in groups)
+    return tuple(method for method in METHODS if method.group is None or method.group in groups)
 
 
-def parts_of(roads: Sequence[Road]) -> tuple[str, ...]:
+def parts_of(methods: Sequence[Method]) -> tuple[str, ...]:
     """The parts that must be trained for these roads, each once, those that others need first."""
     order = (REWARD_NET, PROMPTS_LABELS, PROMPTS_NET, POST, *WEIGHTS)
-    needed = {part for road in roads for part in (*road.parts, *road.trained_with)}
+    needed = {part for method in methods for part in (*method.parts, *method.trained_with)}
     return tuple(part for part in order if part in needed)
