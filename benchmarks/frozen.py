@@ -36,7 +36,7 @@ QUICK: dict[Name, tuple[tuple[str, ...], ...]] = {
 }
 SMALL: dict[Name, tuple[tuple[str, ...], ...]] = {
     "step2": (("prompts", "quick", "--total_timesteps", "64", "--reward_steps", "4"),),
-    "operations": (("operations", "quick", "--total_timesteps", "256"),),
+    "operations": (("operations", "quick", "--total_timesteps", "320"),),
     "grpo": (
         ("grpo", "quick", "--max_steps", "3"),
         ("grpo", "quick", "--max_steps", "3", "--objective", "supervised"),
