@@ -255,6 +255,31 @@ def tube_series(rng: np.random.Generator, look: str, frames: int) -> list[Angiog
     return [Angiogram(image[..., 0], np.where(mask, TREE, 0), look) for image, mask in pairs]
 
 
+REFUSE = """
+import os, socket
+
+def refused(*arguments, **_):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(f"{arguments!r}\\n")
+    raise OSError("no network in this test")
+
+class Refusing(socket.socket):
+    def connect(self, address):
+        return super().connect(address) if self.family == socket.AF_UNIX else refused(address)
+
+    connect_ex = connect
+
+socket.socket, socket.getaddrinfo, socket.create_connection = Refusing, refused, refused
+"""
+
+
+def refusing(folder: Path) -> dict[str, str]:
+    """Environment in which every Python process refuses network calls and writes them to the file `calls`."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(REFUSE)
+    return {"PYTHONPATH": str(folder / "site"), "CALLS": str(folder / "calls"), "HF_HUB_OFFLINE": "0"}
+
+
 def shell(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command in this very virtual environment, without the network."""
     own = {

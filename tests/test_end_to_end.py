@@ -1,4 +1,4 @@
-"""The main job at its smallest, through the shell file, as a new user runs it: 8 images, 64 steps, under a minute."""
+"""The main job at its smallest, through the shell file, as a new user runs it, without the network."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from rl_reward_network.cli.main import main
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.ppo.policy import load_policy
-from tests.conftest import SMALLEST, shell, write_tiny_data
+from tests.conftest import SMALLEST, refusing, shell, write_tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"MODEL_PATH": "model", "DATA_ROOT": "data", "OUTPUT_DIR": "outputs"}  # relative to the user's folder
@@ -34,8 +34,11 @@ def finished(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, in
     folder = tmp_path_factory.mktemp("user")
     shutil.copytree(tiny_checkpoint, folder / "model")
     write_tiny_data(folder / "data")
-    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], folder, **ENVIRONMENT)
+    network = tmp_path_factory.mktemp("network")
+    command = ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST]
+    done = shell(command, folder, **ENVIRONMENT, **refusing(network))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not (network / "calls").exists(), (network / "calls").read_text()
     (folder / "printed.txt").write_text(done.stdout)
     return folder
 

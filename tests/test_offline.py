@@ -6,49 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALLEST, shell
+from tests.conftest import SMALLEST, refusing, shell
 
 ROOT = Path(__file__).resolve().parents[1]
-REFUSE = """
-import os, socket
-
-def refused(*arguments, **_):
-    with open(os.environ["CALLS"], "a") as file:
-        file.write(f"{arguments!r}\\n")
-    raise OSError("no network in this test")
-
-class Refusing(socket.socket):
-    def connect(self, address):
-        return super().connect(address) if self.family == socket.AF_UNIX else refused(address)
-
-    connect_ex = connect
-
-socket.socket, socket.getaddrinfo, socket.create_connection = Refusing, refused, refused
-"""
 
 
-@pytest.fixture
-def refusing(tmp_path: Path) -> dict[str, str]:
-    """Environment in which every Python process refuses network calls and writes them to a file."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(REFUSE)
-    return {"PYTHONPATH": str(tmp_path / "site"), "CALLS": str(tmp_path / "calls"), "HF_HUB_OFFLINE": "0"}
-
-
-def test_a_network_call_is_refused_and_written_down(tmp_path: Path, refusing: dict[str, str]) -> None:
-    done = shell(["python", "-c", "import urllib.request as u; u.urlopen('http://example.org')"], tmp_path, **refusing)
+def test_a_network_call_is_refused_and_written_down(tmp_path: Path) -> None:
+    """What test_end_to_end.py runs its commands under."""
+    code = "import urllib.request as u; u.urlopen('http://example.org')"
+    done = shell(["python", "-c", code], tmp_path, **refusing(tmp_path))
     assert "no network in this test" in done.stderr
     assert "example.org" in (tmp_path / "calls").read_text()
 
 
-def test_the_main_job_runs_with_nothing_set_and_without_the_network(
-    installed: None, tmp_path: Path, refusing: dict[str, str]
-) -> None:
+@pytest.mark.slow  # test_end_to_end.py runs it on a tiny model, without the network, too
+def test_the_main_job_runs_with_nothing_set_and_without_the_network(installed: None, tmp_path: Path) -> None:
     """On the embedded model and angiograms; the working folder is left as it was."""
     user = tmp_path / "user"
     user.mkdir()
     nothing = {"MODEL_PATH": "", "DATA_ROOT": "", "OUTPUT_DIR": "runs"}
-    done = shell(["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], user, **nothing, **refusing)
+    done = shell(
+        ["bash", str(ROOT / "run_step2_finetune.sh"), "quick", *SMALLEST], user, **nothing, **refusing(tmp_path)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in user.iterdir()] == ["runs"]
     assert not (tmp_path / "calls").exists(), (tmp_path / "calls").read_text()
