@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = [
-    path for room in ("rl_reward_network", "benchmarks", "tools", "examples") for path in (ROOT / room).rglob("*.py")
-]
+ROOMS = ("rl_reward_network", "benchmarks", "tools", "examples")
+CODE = {room: list((ROOT / room).rglob("*.py")) for room in ROOMS}
 SUFFIXES = r"py|sh|md|safetensors|json|jsonl|csv|html|txt|zip|png|pt|tex|toml|yaml|npz|ply|jpg|dcm|avi|mp4"
 HISTORY = ("docs/log.md",)  # names of the version that an entry is about
 PAGES = [path for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")] if str(path.relative_to(ROOT)) not in HISTORY]
