@@ -24,7 +24,7 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.report.before_after import label
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.runs.folder import FINAL
+from rl_reward_network.run import FINAL
 
 ALL = 10**6  # test regions; there are 349
 METRICS = ("iou_of_drawn", "expected_iou_of_drawn", "iou_of_drawn_by_base", "meteor", "cycle_meteor", "iou")

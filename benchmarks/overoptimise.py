@@ -28,9 +28,9 @@ from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.damage import damage
 from rl_reward_network.reward_training.examples import RewardExamples
 from rl_reward_network.reward_training.masks import RewardExample, true_dice
-from rl_reward_network.reward_training.stage import find_reward_network, reward_plan, run_reward_stage
+from rl_reward_network.reward_training.stage import find_reward_network, origin, reward_plan, run_reward_stage
 from rl_reward_network.rewards.learned import ImageScorer, score_masks
-from rl_reward_network.runs.folder import new_run_folder
+from rl_reward_network.run import REWARD_RUN, Run
 
 BEST_OF = tuple(2**n for n in range(9))  # 1 to 256
 ASCENT = (0, 1, 2, 5, 10, 20, 50, 100)  # steps
@@ -78,7 +78,7 @@ def _network(inputs: RunInputs, mode: str) -> RewardNetwork:
     plan = reward_plan(inputs.config, mode)
     reward_net = find_reward_network(inputs, plan, inputs.config.seed)
     if reward_net is None:
-        network = run_reward_stage(inputs, plan, new_run_folder(inputs.config.output_dir, "reward_net"))
+        network = run_reward_stage(inputs, plan, Run.create(REWARD_RUN, inputs.config.output_dir, origin(inputs, plan)))
     else:
         network = RewardNetwork.from_pretrained(reward_net)
     return network.to(inputs.config.device)

@@ -44,7 +44,7 @@ from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
-from rl_reward_network.runs.memory import peak_memory_gib
+from rl_reward_network.run import peak_memory_gib
 
 SIDE = 512  # pixels
 IMAGES = {"cpu": 4, "cuda": 20}  # in the mask bank

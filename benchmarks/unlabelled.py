@@ -48,7 +48,7 @@ from rl_reward_network.rewards import familiar
 from rl_reward_network.rewards.familiar import own_segmentation
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
+from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
 STEPS = 60

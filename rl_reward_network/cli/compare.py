@@ -22,10 +22,9 @@ import tyro
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.methods.methods import GROUPS, Group, methods_of
-from rl_reward_network.runs.folder import COMPARE_RUN, check_new, new_run_folder
+from rl_reward_network.run import COMPARE_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.inputs.loading import RunInputs
     from rl_reward_network.methods.stage import ComparePlan
 
 
@@ -59,8 +58,7 @@ def check(args: Args) -> "ComparePlan":
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
-    if args.run_folder and not args.resume:
-        check_new(args.run_folder)
+    check_folder(args.run_folder, COMPARE_RUN, args.resume)
     from rl_reward_network.inputs.loading import check_inputs
     from rl_reward_network.methods.stage import ComparePlan
     from rl_reward_network.models.sa2va.loading_sa2va import check_first_gpu
@@ -81,15 +79,16 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.cli.compare_parts import PartCommands
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.methods.stage import run_compare_stage
+    from rl_reward_network.methods.stage import origin_of, run_compare_stage
     from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
-    resumed = _to_resume(args, inputs, plan) if args.resume else None
-    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, COMPARE_RUN)
-    print(f"run folder: {run}{', resumed' if resumed else ''}\ndata: {inputs.summary}")
+    begin = Run.resume if args.resume else Run.create
+    run = begin(COMPARE_RUN, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
+    run.announce(args.resume)
+    print(f"data: {inputs.summary}")
     commands = PartCommands(args.mode, args.inputs, args.prompting, inputs, args.reward_net)
-    lines = run_compare_stage(inputs, plan, commands, run, _typed())
+    lines = run_compare_stage(inputs, plan, commands, run.path, _typed())
     write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
     print(f"\nreport: {run / 'report.html'}")
@@ -99,23 +98,3 @@ def _typed() -> str:
     """The command as the user typed it."""
     called = os.environ.get("SA2VA_RL_CALLED_AS")
     return f"{called} {shlex.join(sys.argv[2:])}" if called else f"sa2va-rl {shlex.join(sys.argv[1:])}"
-
-
-def _to_resume(args: Args, inputs: "RunInputs", plan: "ComparePlan") -> Path:
-    """The comparison of --run_folder, or the newest of these settings.
-
-    Raises:
-        ValueError: there is none; lists those that exist.
-    """
-    from rl_reward_network.methods.stage import origin_of
-    from rl_reward_network.runs.find import runs_that_fit
-    from rl_reward_network.runs.resume import nothing_to_resume
-
-    if args.run_folder is not None:
-        if not (args.run_folder / "config.json").exists():
-            raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
-        return args.run_folder
-    wanted = origin_of(inputs, plan)
-    for run in runs_that_fit(args.inputs.output_dir, COMPARE_RUN, lambda _, config, __: config["origin"] == wanted):
-        return run
-    raise nothing_to_resume(args.inputs.output_dir, COMPARE_RUN, wanted)

@@ -11,7 +11,7 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import grpo_flags, operations, prompts, reward
 from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.grpo.inputs import open_grpo_inputs
-from rl_reward_network.grpo.stage import grpo_runs
+from rl_reward_network.grpo.stage import find_grpo_run
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.methods.methods import (
@@ -34,7 +34,7 @@ from rl_reward_network.ppo.post_stage import find_post_run
 from rl_reward_network.ppo.stage import find_policy_run
 from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 from rl_reward_network.reward_training.train import PRESETS
-from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET
+from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET
 
 Args = TypeVar("Args")
 SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
@@ -81,8 +81,8 @@ class PartCommands:
             if self.reward_net is not None:
                 return named_run(self.reward_net)
             inputs, plan = self._inputs(config.seed), reward.check(parsed(reward.Args, words))
-            folder = find_reward_network(inputs, plan, config.seed)
-            return folder.parent if folder is not None else find_unfinished(inputs, plan)
+            folder, unfinished = find_reward_network(inputs, plan, config.seed), find_unfinished(inputs, plan)
+            return folder.parent if folder is not None else unfinished and unfinished.path
 
         return PartCommand(REWARD_NET, ("reward", *words), find)
 
@@ -119,8 +119,8 @@ class PartCommands:
             args = parsed(grpo_flags.Args, words)
             inputs, folder = open_grpo_inputs(args.inputs, args.regions), args.rewards.reward_net
             network = None if folder is None else RewardNetwork.from_pretrained(folder)
-            found = grpo_runs(inputs, grpo_flags.make_plan(args, inputs, network))
-            return next((run for run in found if weights.startswith(_trained_weights(run))), None)
+            plan = grpo_flags.make_plan(args, inputs, network)
+            return find_grpo_run(inputs, plan, lambda run: weights.startswith(run.settings["model_fingerprint"]))
 
         return PartCommand(part, ("grpo", *words), find)
 

@@ -69,7 +69,7 @@ def main(args: Args) -> None:
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     from rl_reward_network.grpo.card import write_results
     from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-    from rl_reward_network.runs.folder import FINAL
+    from rl_reward_network.run import FINAL
 
     if args.show_names:
         raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
@@ -102,7 +102,7 @@ def _evaluate_operations(folder: Path, args: Args) -> Path:
     from rl_reward_network.ppo.post_evaluate import evaluate_post
     from rl_reward_network.ppo.post_report import write_post_report
     from rl_reward_network.report.page import made_by
-    from rl_reward_network.runs.folder import FINAL
+    from rl_reward_network.run import FINAL
 
     if args.show_names:
         raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.grpo_flags import Args, check_together, make_plan
-from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.grpo.validation import notice
-from rl_reward_network.runs.folder import FINAL, GRPO_RUN, check_new, new_run_folder
+from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
@@ -35,10 +34,7 @@ def check(args: Args) -> None:
     from rl_reward_network.grpo.inputs import check_config
 
     check_config(args.inputs, args.regions)
-    if args.run_folder and not args.resume:
-        check_new(args.run_folder)
-    if args.run_folder and args.resume and not (args.run_folder / "config.json").exists():
-        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
+    check_folder(args.run_folder, GRPO_RUN, args.resume)
     if args.wandb and find_spec("wandb") is None:
         raise ValueError("--wandb: the package is not installed; pip install -e '.[tracking]', or leave the flag out")
 
@@ -49,9 +45,8 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.inputs import open_grpo_inputs
     from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.settings import meanings
-    from rl_reward_network.grpo.stage import run_grpo_stage
+    from rl_reward_network.grpo.stage import run_grpo_stage, wanted_settings
     from rl_reward_network.report.index import write_index
-    from rl_reward_network.runs.resume import run_line
 
     inputs = open_grpo_inputs(args.inputs, args.regions)
     network = _reward_network(args.rewards.reward_net, inputs)
@@ -59,15 +54,17 @@ def main(args: Args) -> None:
     judge = _judge(args)
     if judge is not None:
         plan = replace(plan, judge=args.rewards.judge_facts(judge.config.model))
-    resumed = _to_resume(args, inputs, plan) if args.resume else None
+    begin = Run.resume if args.resume else Run.create
+    run = begin(GRPO_RUN, args.inputs.output_dir, wanted_settings(inputs, plan), args.run_folder)
     connect(inputs.device == "cpu")
-    run = resumed or args.run_folder or one_run_folder(args.inputs.output_dir)
+    run = of_first_process(run)
     if _first_process():
-        print("\n".join([run_line(run, args.resume), f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
-    if resumed and (resumed / FINAL).exists():
+        run.announce(args.resume)
+        print("\n".join([f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
+    if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_grpo_stage(inputs, plan, run, args.resume, judge, network, args.wandb)
+        run_grpo_stage(inputs, plan, run.path, args.resume, judge, network, args.wandb)
     if _first_process():
         write_index(args.inputs.output_dir)
         print(f"\nfine-tuned model: {run / FINAL}")
@@ -75,14 +72,14 @@ def main(args: Args) -> None:
             print(line)
 
 
-def one_run_folder(output_dir: Path) -> Path:
-    """A new folder; the same in all processes, which `connect` has connected."""
-    names = [str(new_run_folder(output_dir, GRPO_RUN))]
+def of_first_process(run: Run) -> Run:
+    """The run of the first process, in all processes, which `connect` has connected: names have the time."""
+    names = [str(run)]
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate.utils import broadcast_object_list
 
         broadcast_object_list(names)
-    return Path(names[0])
+    return Run(Path(names[0]), GRPO_RUN)
 
 
 def _first_process() -> bool:
@@ -115,17 +112,3 @@ def _judge(args: Args) -> "Judge | None":
         cache = config.cache_path or "off"
         print(f"LLM judge: {judge.config.model} at {config.base_url}, in {loops}; replies: {cache}")
     return judge
-
-
-def _to_resume(args: Args, inputs: "GRPOInputs", plan: GRPOPlan) -> Path:
-    """The run of --run_folder, or the newest of these settings.
-
-    Raises:
-        ValueError: there is none; lists the runs that exist.
-    """
-    from rl_reward_network.grpo.stage import find_grpo_run, wanted_settings
-    from rl_reward_network.runs.resume import nothing_to_resume
-
-    if run := args.run_folder or find_grpo_run(inputs, plan):
-        return run
-    raise nothing_to_resume(args.inputs.output_dir, GRPO_RUN, wanted_settings(inputs, plan))

@@ -17,10 +17,9 @@ from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.config import Mode
 from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset
-from rl_reward_network.runs.folder import FINAL, POST_RUN, check_new, new_run_folder
+from rl_reward_network.run import FINAL, POST_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.inputs.loading import RunInputs
     from rl_reward_network.ppo.post_stage import PostPlan
 
 
@@ -60,8 +59,7 @@ def check(args: Args) -> "PostPlan":
     from rl_reward_network.ppo.post_stage import post_plan
 
     check_inputs(args.inputs)
-    if args.run_folder and not args.resume:
-        check_new(args.run_folder)
+    check_folder(args.run_folder, POST_RUN, args.resume)
     return post_plan(args.mode, args.reward, args.inputs.seed, args.ppo, args.shuffle_rewards)
 
 
@@ -69,38 +67,19 @@ def main(args: Args) -> None:
     """Open the inputs and train the policy."""
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.ppo.post_stage import run_post_stage
+    from rl_reward_network.models.reward_network import RewardNetwork
+    from rl_reward_network.ppo.post_stage import origin_of, run_post_stage
     from rl_reward_network.report.index import write_index
-    from rl_reward_network.runs.resume import run_line
 
     inputs = open_inputs(args.inputs, args.prompting)
-    resumed = _to_resume(args, inputs, plan) if args.resume else None
-    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, POST_RUN)
-    print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
-    if resumed and (resumed / FINAL).exists():
+    network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
+    begin = Run.resume if args.resume else Run.create
+    run = begin(POST_RUN, args.inputs.output_dir, origin_of(inputs, plan, network), args.run_folder)
+    run.announce(args.resume)
+    print(f"data: {inputs.summary}")
+    if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_post_stage(inputs, plan, args.reward_net, run, resume=resumed is not None)
+        run_post_stage(inputs, plan, args.reward_net, run.path, args.resume)
     write_index(args.inputs.output_dir)
     print(f"\npost-processing policy: {run / FINAL}")
-
-
-def _to_resume(args: Args, inputs: "RunInputs", plan: "PostPlan") -> Path:
-    """The run of --run_folder, or the newest of these settings.
-
-    Raises:
-        ValueError: there is none; lists the runs that exist.
-    """
-    from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.post_stage import check_settings, find_post_run, origin_of
-    from rl_reward_network.runs.resume import nothing_to_resume
-
-    network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
-    if args.run_folder is None:
-        if run := find_post_run(inputs, plan, network):
-            return run
-        raise nothing_to_resume(args.inputs.output_dir, POST_RUN, origin_of(inputs, plan, network))
-    if not (args.run_folder / "config.json").exists():
-        raise ValueError(f"--resume: {args.run_folder} holds no run; leave --resume out to begin one there")
-    check_settings(args.run_folder, inputs, plan, network)
-    return args.run_folder

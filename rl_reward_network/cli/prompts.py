@@ -7,7 +7,7 @@ data and model under <output_dir> is used; without one, step 1 runs first. With 
 settings is resumed, with the results of an uninterrupted run.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,15 +18,7 @@ from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, with_preset
 from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.runs.folder import (
-    BEST_REWARD_NET,
-    FINAL,
-    POLICY_RUN,
-    REWARD_NET,
-    REWARD_RUN,
-    check_new,
-    new_run_folder,
-)
+from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Kind, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
@@ -82,8 +74,8 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     )
     rewards = reward_plan(args.inputs, args.mode, args.reward_steps)
     check_inputs(args.inputs)
-    if args.run_folder and not args.resume:
-        check_new(args.run_folder)
+    if not args.resume:
+        check_folder(args.run_folder, POLICY_RUN, resume=False)
     return plan, rewards
 
 
@@ -92,36 +84,36 @@ def main(args: Args) -> None:
     plan, rewards = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.stage import policy_samples, run_policy_stage
+    from rl_reward_network.ppo.stage import origin_of, policy_samples, run_policy_stage
     from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_reward_network, named
-    from rl_reward_network.runs.resume import run_line
 
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    run = resumed or args.run_folder or new_run_folder(args.inputs.output_dir, run_kind(args))
-    print(f"{run_line(run, resumed is not None)}\ndata: {inputs.summary}")
+    run = resumed or Run.create(run_kind(args), args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
+    run.announce(resumed is not None)
+    print(f"data: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
         print(f"{' and '.join(idle)}: no effect while episodes have one prompt; --max_steps sets more")
-    if resumed and (resumed / FINAL).exists():
+    if run.finished:
         print("nothing to resume: this run is finished")
     else:
         reward_net = args.reward_net or (resumed and resumed / REWARD_NET) or find_reward_network(inputs, rewards)
         reward_net = reward_net or _step_1(inputs, rewards, args.resume)
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
-        run_policy_stage(inputs, plan, reward_net, run, resume=resumed is not None)
+        run_policy_stage(inputs, plan, reward_net, run.path, resume=resumed is not None)
         print(inputs.bank.counts())
     write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
 
 
-def run_kind(args: Args) -> str:
-    """How the name of the run folder begins; runs are found by POLICY_RUN, with which both begin."""
-    return f"{POLICY_RUN}_experiment1" if args.ppo.stop else POLICY_RUN
+def run_kind(args: Args) -> Kind:
+    """With its own beginning of the folder's name for experiment 1; POLICY_RUN finds both."""
+    return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if args.ppo.stop else POLICY_RUN
 
 
-def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Path | None:
+def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run | None:
     """The run of --run_folder, or the newest of these settings; None where only step 1 has begun.
 
     Raises:
@@ -129,31 +121,30 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "Re
     """
     from rl_reward_network.ppo.stage import check_settings, find_policy_run, has_begun, origin_of
     from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
-    from rl_reward_network.runs.resume import nothing_to_resume
 
     if args.run_folder is not None and has_begun(args.run_folder):
         check_settings(args.run_folder, inputs, plan)
-        return args.run_folder
+        return Run(args.run_folder, POLICY_RUN)
     run = None if args.run_folder else find_policy_run(inputs, plan, rewards, args.reward_net)
     if run is None and (
         args.reward_net or find_reward_network(inputs, rewards) or not find_unfinished(inputs, rewards)
     ):
-        raise nothing_to_resume(args.inputs.output_dir, POLICY_RUN, origin_of(inputs, plan), "the reward network")
-    return run
+        why = "the reward network"
+        raise Run.nothing_to_resume(POLICY_RUN, args.inputs.output_dir, origin_of(inputs, plan), why)
+    return run and Run(run, POLICY_RUN)
 
 
 def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
     """Train a reward network, or finish the training that was interrupted."""
-    from rl_reward_network.reward_training.stage import find_unfinished, run_reward_stage
-    from rl_reward_network.runs.resume import run_line
+    from rl_reward_network.reward_training.stage import find_unfinished, origin_and_seed, run_reward_stage
 
     print(
         f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
         "one first (--reward_net names any other)"
     )
     unfinished = find_unfinished(inputs, plan) if resume else None
-    run = unfinished or new_run_folder(inputs.config.output_dir, REWARD_RUN)
-    print(f"step 1, {run_line(run, unfinished is not None)}")
+    run = unfinished or Run.create(REWARD_RUN, inputs.config.output_dir, origin_and_seed(inputs, plan))
+    print(f"step 1, {run.line(unfinished is not None)}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
     return run / BEST_REWARD_NET

@@ -9,7 +9,6 @@ training nor in the choice of weights.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -17,7 +16,7 @@ import tyro
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, new_run_folder
+from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, REWARD_RUN, Run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,23 +86,24 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.report.index import write_index
-    from rl_reward_network.reward_training.stage import find_unfinished, origin, run_reward_stage
-    from rl_reward_network.runs.resume import nothing_to_resume, run_line
+    from rl_reward_network.reward_training.stage import origin_and_seed, run_reward_stage
 
     inputs = open_inputs(args.inputs, args.prompting)
-    run = find_unfinished(inputs, plan) if args.resume else new_run_folder(args.inputs.output_dir, REWARD_RUN)
-    if run is None:
-        wanted = origin(inputs, plan) | {"seed": plan.config.seed}
-        raise nothing_to_resume(args.inputs.output_dir, REWARD_RUN, wanted)
-    print(f"{run_line(run, args.resume)}\ndata: {inputs.summary}")
+    settings, output_dir = origin_and_seed(inputs, plan), args.inputs.output_dir
+    if args.resume:
+        run = Run.resume(REWARD_RUN, output_dir, settings, state="interrupted")
+    else:
+        run = Run.create(REWARD_RUN, output_dir, settings)
+    run.announce(args.resume)
+    print(f"data: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
-    write_index(args.inputs.output_dir)
+    write_index(output_dir)
     print(f"\npictures of its errors: {run / 'sheet.png'}")
     print(f"reward network: {run / BEST_REWARD_NET}")
 
 
-def show_agreement(run: Path) -> None:
+def show_agreement(run: Run) -> None:
     """Print agreement.json: the images used, the tables, and the other results of the test."""
     from rich.console import Console
 

@@ -13,9 +13,9 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import rotate_checkpoints
 
 from rl_reward_network.artefacts import whole_folder
+from rl_reward_network.curves import load_checkpoint, save_checkpoint
 from rl_reward_network.grpo.ranks import any_rank
 from rl_reward_network.models.lora import load_trainable, save_trainable
-from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
 
 EMA_WEIGHTS, STATE = "ema.safetensors", "grpo_state.pt"
 TRAINABLE = "trainable"  # folder of the trained tensors, in a checkpoint and in a final_model

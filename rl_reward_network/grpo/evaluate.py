@@ -48,7 +48,7 @@ from rl_reward_network.report.unlabelled import (
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 SPLIT = "test"
 QUICK_REGIONS = 120  # test regions of a quick run; the interval is that of so many

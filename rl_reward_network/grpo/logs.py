@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from rl_reward_network.curves import Curves
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.functions import CaptionJudge
-from rl_reward_network.runs.curves import Curves
 
 
 class StepMetrics:

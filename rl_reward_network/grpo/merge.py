@@ -8,17 +8,16 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder
+from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import STATE, TRAINABLE
-from rl_reward_network.grpo.stage import STAGE
 from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.lora import load_trainable, merge_lora
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.runs.checkpoints import load_checkpoint
-from rl_reward_network.runs.folder import FINAL
+from rl_reward_network.run import FINAL, GRPO_RUN
 
 
 def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
@@ -67,10 +66,10 @@ def grpo_model(path: Path) -> Path | None:
         None if the path does not belong to a GRPO run.
     """
     for folder in (path, path / FINAL):
-        if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == STAGE:
+        if (folder / TRAINABLE).is_dir() and trained_config(folder).get("stage") == GRPO_RUN.stage:
             return folder
     checkpoint = get_last_checkpoint(str(path)) if path.is_dir() else None
-    if checkpoint is None or trained_config(Path(checkpoint)).get("stage") != STAGE:
+    if checkpoint is None or trained_config(Path(checkpoint)).get("stage") != GRPO_RUN.stage:
         return None
     print(f"{path}: no {FINAL} here, the run has not ended; its last checkpoint is taken: {checkpoint}")
     return Path(checkpoint)

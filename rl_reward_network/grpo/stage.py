@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -57,19 +57,7 @@ from rl_reward_network.rewards.functions import (
     CaptionJudge,
 )
 from rl_reward_network.rewards.table import MASK_REWARDS
-from rl_reward_network.runs.find import began_alike, runs_that_fit
-from rl_reward_network.runs.folder import (
-    FINAL,
-    GRPO_RUN,
-    REWARD_NET,
-    check_new,
-    check_origin,
-    check_version,
-    only_here,
-    provenance,
-    read_object,
-)
-from rl_reward_network.runs.memory import peak_memory_gib
+from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
 
 FLASH = "flash_attention_2"
 AS_SUPERVISED = "frozen, as in Sa2VA's supervised fine-tuning"
@@ -141,7 +129,6 @@ def _step(args: Any) -> str:
     return f"{regions} regions x {made} ({shares})"
 
 
-STAGE = "grpo"
 PROBED = 4  # prompts on which unreached tensors are found
 
 
@@ -177,21 +164,22 @@ def run_grpo_stage(
         ValueError: settings that do not go together, another run in the folder, a run to resume of another version, a
             loss that is not finite, or no tensor that moved.
     """
+    begun = Run(run, GRPO_RUN)
     if resume:
-        check_version(run, f"; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>")
+        begun.check_same({})  # before anything is loaded
     else:
-        check_new(run)
+        begun.check_new()
     trainer, origin = _make_trainer(inputs, plan, run, judge, network)
     with hint_out_of_memory(trainer, "a first trial", "max_dynamic_patch"):
         frozen = freeze_unreached(trainer, trainer.prompts[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
         _print_parts(trainer, frozen)
-    with only_here(run) if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
+    with begun.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
-            check_same(run, origin)
+            begun.check_same(origin)
         elif trainer.args.should_save:
-            _begin(run, inputs, origin, trainer, frozen, network)
+            _begin(begun, inputs, origin, trainer, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
         with hint_out_of_memory(trainer, "training", SMALLER_LOSS):
@@ -350,34 +338,31 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
 
 
 def _begin(
-    run: Path,
+    run: Run,
     inputs: GRPOInputs,
     origin: dict[str, Any],
     trainer: Sa2VAGRPOTrainer,
     frozen: list[str],
     network: RewardNetwork | None,
 ) -> None:
-    check_new(run)
+    run.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    config = {
-        "stage": STAGE,
-        "origin": origin,
-        "world": portable_settings(run, inputs.config, inputs.regions),
+    facts = {
+        "world": portable_settings(run.path, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
         "labels": _labels_used(trainer),
         "unlabelled": None if trainer.familiarity is None else trainer.familiarity.facts,
-        "reward_net": None if network is None else named(network, run),
+        "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
         "frozen_because_unreached": frozen,
         "trainable": sorted(trainable_tensors(trainer.sa2va)),
         "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
-        **provenance(),
     }
     save_split(inputs.split, run / "split.json")
-    write_json(run / "config.json", config)
+    run.begin(origin, facts)
 
 
 def _labels_used(trainer: Sa2VAGRPOTrainer) -> int:
@@ -391,29 +376,14 @@ def _labels_used(trainer: Sa2VAGRPOTrainer) -> int:
 def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
     """The settings that a resumed run must share and that are known before the model is loaded."""
     settings = describe(inputs, plan, "")
-    del settings["model_fingerprint"]  # `check_same` compares it
+    del settings["model_fingerprint"]  # `run_grpo_stage` compares it
     return settings
 
 
-def grpo_runs(inputs: GRPOInputs, plan: GRPOPlan) -> Iterator[Path]:
-    """The runs under the output folder with these settings and data, newest first, finished or interrupted."""
-    return runs_that_fit(inputs.config.output_dir, GRPO_RUN, began_alike(wanted_settings(inputs, plan)))
-
-
-def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan) -> Path | None:
-    """The newest of `grpo_runs`."""
-    return next(grpo_runs(inputs, plan), None)
-
-
-def check_same(run: Path, wanted: Mapping[str, Any]) -> None:
-    """Compare the settings of the run in the folder with these.
-
-    Raises:
-        ValueError: names the settings that differ.
-    """
-    config = read_object(run / "config.json")
-    began = config.get("origin", {}) if config.get("stage") == STAGE else {}
-    check_origin(run, began, wanted)
+def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool]) -> Path | None:
+    """The newest run under the output folder with these settings and data for which `also` holds."""
+    run = Run.find(GRPO_RUN, inputs.config.output_dir, wanted_settings(inputs, plan), also=also)
+    return run and run.path
 
 
 def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
@@ -424,3 +394,4 @@ def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
             save_trainable(trainer.sa2va, temporary / "trainable")
             write_json(temporary / "config.json", config)
             (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
+        Run(run, GRPO_RUN).finish()

@@ -60,7 +60,7 @@ from rl_reward_network.models.lora import lora_off
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.rewards.familiar import Familiarity
 from rl_reward_network.rewards.functions import CaptionJudge
-from rl_reward_network.runs.folder import clock
+from rl_reward_network.run import clock
 
 TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.artefacts import locked, write_json
+from rl_reward_network.artefacts import locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
 from rl_reward_network.data.images import given_levels, levels_of
 from rl_reward_network.data.items import Sample
@@ -51,7 +51,7 @@ from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.inputs.unlabelled import Unlabelled, open_unlabelled
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
-from rl_reward_network.runs.folder import check_new, portable, provenance
+from rl_reward_network.run import Run, portable
 
 Result = TypeVar("Result")
 
@@ -388,32 +388,33 @@ def _digest(source: Path, options: ImportOptions) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def describe_run(run: Path, inputs: RunInputs, stage: dict[str, Any]) -> dict[str, Any]:
-    """Make the run folder of step 1 or 2 with config.json and split.json, and return the former.
+def describe_run(
+    run: Run, inputs: RunInputs, settings: dict[str, Any], facts: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Make the folder of a run on annotated images with config.json and split.json, and return the former.
 
     Args:
-        run: run folder.
+        run: a new run.
         inputs: inputs of the run; paths are written as `portable` returns them.
-        stage: entries of the stage (mode, preset, reward network, ...).
+        settings: those that a run to resume must share.
+        facts: further entries of the stage (plan, reward network, ...).
 
     Raises:
         ValueError: the folder holds a run already.
     """
-    check_new(run)
-    config = {
-        **stage,
-        "world": portable_settings(run, inputs.config, inputs.prompt_config),
+    run.check_new()
+    described = {
+        **(facts or {}),
+        "world": portable_settings(run.path, inputs.config, inputs.prompt_config),
         "device": inputs.config.device,
         "data_fingerprint": inputs.data_fingerprint,
         "model_fingerprint": inputs.segmenter.fingerprint,
         "prompts": list(inputs.prompts),
         "patients": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "images": len(inputs.samples),
-        **provenance(),
     }
     save_split(inputs.split, run / "split.json")
-    write_json(run / "config.json", config)  # last: a folder with a config.json is complete
-    return config
+    return run.begin(settings, described)  # last: a folder with a config.json is complete
 
 
 def portable_settings(run: Path, config: RunConfig, *further: Any) -> dict[str, Any]:

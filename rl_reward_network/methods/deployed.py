@@ -21,7 +21,7 @@ from rl_reward_network.methods.tools import Models, load_tools
 from rl_reward_network.methods.views import ImageView
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.runs.folder import BEST_REWARD_NET, portable
+from rl_reward_network.run import BEST_REWARD_NET, portable
 
 ROAD = "road.json"
 

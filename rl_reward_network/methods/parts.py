@@ -17,7 +17,7 @@ from rl_reward_network.ppo.policy import load_policy
 from rl_reward_network.ppo.post_policy import load_policy_of_run
 from rl_reward_network.report.cost import Cost, sorted_items
 from rl_reward_network.report.deployment import labels_of_splits
-from rl_reward_network.runs.folder import AGREEMENT, BEST_REWARD_NET, FINAL
+from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 PPO = ("PPO", "decision")  # among the seconds of a run
 

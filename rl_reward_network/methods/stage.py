@@ -43,7 +43,7 @@ from rl_reward_network.report.bootstrap import group_means
 from rl_reward_network.report.cost import Cost, total_cost
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.runs.folder import BEST_REWARD_NET, FINAL, check_origin, check_version, only_here
+from rl_reward_network.run import BEST_REWARD_NET, COMPARE_RUN, FINAL, Run
 
 RESULTS = "road_results"  # beside the run folders: each road is measured once, as masks are computed once
 MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
@@ -112,12 +112,12 @@ def run_compare_stage(
         "val": inputs.pick("val", VAL_IMAGES[plan.mode], labelled=True),
         "test": inputs.pick("test", TEST_IMAGES[plan.mode] or len(inputs.samples), labelled=True),
     }
-    with only_here(run):
-        if (run / "config.json").exists():
-            check_version(run)
-            check_origin(run, read_json(run / "config.json").get("origin", {}), origin_of(inputs, plan))
+    begun = Run(run, COMPARE_RUN)
+    with begun.lock():
+        if begun.state == "new":
+            describe_run(begun, inputs, origin_of(inputs, plan), {"command": command})
         else:
-            describe_run(run, inputs, {"stage": "comparison", "origin": origin_of(inputs, plan), "command": command})
+            begun.check_same(origin_of(inputs, plan))
         seeds = [_Seed(inputs, plan, seed, samples) for seed in plan.seeds]
         results: dict[str, list[MethodResult]] = {}
         progress = Progress({kind: count * len(seeds) for kind, count in seeds[0].counts().items()})
@@ -139,6 +139,7 @@ def run_compare_stage(
         pictures = seeds[0].pictures(results, samples["test"])
         report = Report(rows, choice, images, lines, seeds[0].facts(command), seeds[0].runs, pictures)
         write_compare_report(run, report)
+        begun.finish()
     return lines
 
 

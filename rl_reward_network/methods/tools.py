@@ -17,7 +17,7 @@ from rl_reward_network.methods.views import FrozenModel, ImageView
 from rl_reward_network.ppo.policy import deployed_prompt, load_policy, read_policy_config
 from rl_reward_network.ppo.post_policy import load_post_policy
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
-from rl_reward_network.runs.folder import FINAL
+from rl_reward_network.run import FINAL
 
 
 class Models:

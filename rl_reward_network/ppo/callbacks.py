@@ -9,11 +9,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, filter_excluded_keys
 from tqdm import tqdm
 
+from rl_reward_network.curves import Curves, over_optimised
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.runs.curves import Curves
-from rl_reward_network.runs.stop_rule import over_optimised
 
 
 class CurvesWriter(KVWriter):

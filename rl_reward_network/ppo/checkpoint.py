@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
-from rl_reward_network.runs.checkpoints import save_checkpoint
+from rl_reward_network.curves import save_checkpoint
 
 CHECKPOINT_SECONDS = 1.0  # minimum time between checkpoints: writing one takes as long as ten steps
 

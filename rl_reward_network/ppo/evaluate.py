@@ -54,7 +54,7 @@ from rl_reward_network.report.report import EvaluationResult, write_report
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS
-from rl_reward_network.runs.folder import FINAL, REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test

@@ -29,7 +29,7 @@ from rl_reward_network.report.deployment import Deployment, labels_sentence
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.metrics import METRICS, mask_metrics
-from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.run import REWARD_NET
 
 SPLIT = "test"
 AS_IS, THRESHOLD, SEQUENCE, NET = "mask as it is", "best threshold", "best fixed sequence", "argmax of the reward net"

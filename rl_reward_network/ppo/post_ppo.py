@@ -12,6 +12,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from tqdm import tqdm
 
+from rl_reward_network.curves import Curves, load_checkpoint
 from rl_reward_network.env.edits import EditedImage
 from rl_reward_network.env.operations import OPERATIONS
 from rl_reward_network.env.post_process_env import PostProcessEnv
@@ -20,8 +21,7 @@ from rl_reward_network.ppo.checkpoint import RolloutCheckpoint, restore_ppo
 from rl_reward_network.ppo.config import PromptPPOConfig
 from rl_reward_network.ppo.post_policy import architecture, choose_operations
 from rl_reward_network.ppo.ppo import new_ppo, one_thread
-from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint
-from rl_reward_network.runs.curves import Curves
+from rl_reward_network.run import CHECKPOINT
 
 
 def train_post_policy(

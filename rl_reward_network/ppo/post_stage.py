@@ -27,19 +27,7 @@ from rl_reward_network.ppo.search import best_sequences, best_threshold, sequenc
 from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.runs.find import began_alike, runs_that_fit
-from rl_reward_network.runs.folder import (
-    FINAL,
-    POST_RUN,
-    REWARD_NET,
-    check_new,
-    check_origin,
-    check_version,
-    clock,
-    only_here,
-    read_run_config,
-)
-from rl_reward_network.runs.memory import peak_memory_gib
+from rl_reward_network.run import FINAL, POST_RUN, REWARD_NET, Run, clock, peak_memory_gib
 
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
@@ -121,8 +109,8 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         check_settings(run, inputs, plan, network)
     print(what_pays(plan.reward, network is not None))
     samples = post_samples(inputs, plan)
-    with only_here(run):
-        config = read_run_config(run) if resume else _describe(run, inputs, plan, network)
+    with Run(run, POST_RUN).lock():
+        config = Run(run, POST_RUN).config if resume else _describe(run, inputs, plan, network)
         seconds: dict[str, float] = {}
         paid_by_net = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
         maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
@@ -150,6 +138,7 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         }
         vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
         save_post_policy(model, run / FINAL, {**config, **description}, len(vision) if plan.vision_features else 0)
+        Run(run, POST_RUN).finish()
 
 
 def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
@@ -292,8 +281,8 @@ def labels_used(
 
 def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
     """The newest run under the output folder with these settings, finished or interrupted."""
-    fits = began_alike(origin_of(inputs, plan, network))
-    return next(runs_that_fit(inputs.config.output_dir, POST_RUN, fits), None)
+    run = Run.find(POST_RUN, inputs.config.output_dir, origin_of(inputs, plan, network))
+    return run and run.path
 
 
 def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:
@@ -302,9 +291,7 @@ def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: Reward
     Raises:
         ValueError: it is unfinished and of another version, or began with other settings; names the difference.
     """
-    if not (run / FINAL).exists():
-        check_version(run)
-    check_origin(run, read_run_config(run).get("origin", {}), origin_of(inputs, plan, network))
+    Run(run, POST_RUN).check_same(origin_of(inputs, plan, network))
 
 
 def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
@@ -321,8 +308,8 @@ def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None =
 
 def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
     """Write a copy of the reward network, if there is one, and config.json into a new run folder."""
-    check_new(run)
+    begun = Run(run, POST_RUN)
+    begun.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    stage = {"stage": "post-processing policy", "plan": asdict(plan), "origin": origin_of(inputs, plan, network)}
-    return describe_run(run, inputs, stage)
+    return describe_run(begun, inputs, origin_of(inputs, plan, network), {"plan": asdict(plan)})

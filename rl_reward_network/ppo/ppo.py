@@ -12,6 +12,7 @@ from stable_baselines3.common.logger import Logger
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import whole_file
+from rl_reward_network.curves import Curves
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.ppo.callbacks import (
@@ -22,7 +23,6 @@ from rl_reward_network.ppo.callbacks import (
 from rl_reward_network.ppo.config import PromptPPOConfig
 from rl_reward_network.ppo.policy import architecture
 from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.runs.curves import Curves
 
 LAST_WEIGHTS = "last_weights.zip"  # in the folder of a run whose policy went back to earlier weights
 

@@ -1,7 +1,7 @@
 """Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what is deployed."""
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,20 +37,7 @@ from rl_reward_network.report.deployment import (
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
-from rl_reward_network.runs.find import began_alike, runs_that_fit
-from rl_reward_network.runs.folder import (
-    FINAL,
-    POLICY_RUN,
-    REWARD_NET,
-    began_with,
-    check_new,
-    check_origin,
-    check_version,
-    clock,
-    only_here,
-    read_run_config,
-)
-from rl_reward_network.runs.memory import peak_memory_gib
+from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
 
 BANDIT_RUN = "bandit"  # folder in a run with the action stop
 IMAGES = {"quick": 20, "full": 100}
@@ -138,7 +125,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
     samples = policy_samples(inputs, plan)
-    with only_here(run):
+    with Run(run, POLICY_RUN).lock():
         config = check_settings(run, inputs, plan, network) if resume else _describe(run, inputs, plan, network)
         seconds: dict[str, float] = {}
         before = _counts(inputs)
@@ -166,6 +153,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         }
         description["unlabelled"] = None if familiarity is None else familiarity.facts
         save_policy(model, run / FINAL, {**config, **description})
+        Run(run, POLICY_RUN).finish()
 
 
 def _train_bandit(tables: Tables, plan: PolicyPlan, run: Path, config: dict[str, Any]) -> None:
@@ -263,15 +251,14 @@ def find_policy_run(
         reward_net: the reward network with which the run must have begun; `rewards` is then ignored.
     """
     fingerprint = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
-    alike, trained = began_alike(origin_of(inputs, plan)), origin(inputs, rewards)
+    trained = origin(inputs, rewards)
 
-    def fits(run: Path, config: Mapping[str, Any], finished: bool) -> bool:
+    def of_network(run: Run) -> bool:
         network = RewardNetwork.from_pretrained(run / REWARD_NET)
-        if fingerprint:
-            return network.fingerprint == fingerprint and alike(run, config, finished)
-        return began_with(config, network.training_info, trained, finished) and alike(run, config, finished)
+        return network.fingerprint == fingerprint if fingerprint else not differences(network.training_info, trained)
 
-    return next(runs_that_fit(inputs.config.output_dir, POLICY_RUN, fits), None)
+    run = Run.find(POLICY_RUN, inputs.config.output_dir, origin_of(inputs, plan), also=of_network)
+    return run and run.path
 
 
 def has_begun(run: Path) -> bool:
@@ -288,12 +275,9 @@ def check_settings(
         ValueError: the run is unfinished and of another version, or began with other settings or with another reward
             network; names the difference.
     """
-    config, wanted = read_run_config(run), origin_of(inputs, plan)
-    if not (run / FINAL).exists():
-        check_version(run)
-    began = config.get("origin", {}) | {"reward_net": config.get("reward_net_fingerprint")}
-    check_origin(run, began, wanted | ({"reward_net": network.fingerprint} if network else {}))
-    return config
+    begun = Run(run, POLICY_RUN)
+    begun.check_same(origin_of(inputs, plan) | ({"reward_net": network.fingerprint} if network else {}))
+    return begun.config
 
 
 def _tables(
@@ -317,19 +301,18 @@ def _counts(inputs: RunInputs) -> dict[str, int]:
 
 def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
     """Write a copy of the reward network and config.json into a new run folder."""
-    check_new(run)
+    begun = Run(run, POLICY_RUN)
+    begun.check_new()
     network.save_pretrained(run / REWARD_NET)
-    stage = {
-        "stage": "prompt policy",
+    facts = {
         "plan": asdict(plan),
-        "origin": origin_of(inputs, plan),
         "reward_net_fingerprint": network.fingerprint,
         "reward_net_info": {
             "named": named(network, run),
             **{key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
         },
     }
-    return describe_run(run, inputs, stage)
+    return describe_run(begun, inputs, origin_of(inputs, plan), facts)
 
 
 def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Step 1 as a whole: training of a reward network on the patients of the `reward` split, and its test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,20 +24,17 @@ from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, source_m
 from rl_reward_network.reward_training.sheet import write_sheet
 from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
 from rl_reward_network.reward_training.windows import LabelledImages, labelled_images
-from rl_reward_network.runs.checkpoints import CHECKPOINT
-from rl_reward_network.runs.find import runs_that_fit
-from rl_reward_network.runs.folder import (
+from rl_reward_network.run import (
     AGREEMENT,
     BEST_REWARD_NET,
+    CHECKPOINT,
     REWARD_RUN,
-    began_with,
-    check_version,
+    Run,
     clock,
     differences,
-    only_here,
+    peak_memory_gib,
     portable,
 )
-from rl_reward_network.runs.memory import peak_memory_gib
 
 DAMAGED_MASKS = 8  # of each kind, per validation or test image
 SHEET_ROWS = 8
@@ -77,7 +74,7 @@ def reward_plan(
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
-def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNetwork:
+def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNetwork:
     """Train a reward network in `run`, test it on test patients, and return it.
 
     Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. An interrupted
@@ -86,25 +83,25 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path) -> RewardNe
     Args:
         inputs: data, split and frozen model.
         plan: settings.
-        run: a run folder, empty or of an interrupted run.
+        run: new, or interrupted.
 
     Raises:
         ValueError: a split has no labelled image, `run` is of another version, or another process works in it.
     """
-    if (run / "config.json").exists():
-        check_version(run)
+    if run.state != "new":
+        run.check_same({})
     config = plan.config
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
-    with only_here(run):
+    with run.lock():
         return _run_reward_stage(inputs, plan, run, picked)
 
 
-def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: dict[str, list[Sample]]) -> RewardNetwork:
+def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run, picked: dict[str, list[Sample]]) -> RewardNetwork:
     """`run_reward_stage` in a folder locked by this process, on these samples of each split."""
     config = plan.config
-    if not (run / "config.json").exists():
-        describe_run(run, inputs, {"stage": "reward network", "seed": config.seed, "origin": origin(inputs, plan)})
+    if run.state == "new":
+        describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})
     seconds: dict[str, float] = {}
     resumed = (run / CHECKPOINT).exists()
     with clock(seconds, "making masks"):
@@ -113,7 +110,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
         )
     with clock(seconds, "training"):
         train, val = (labelled_images(map(labelled_pair, picked[name])) for name in ("reward", "val"))
-        network = train_reward_network(train, val, config, run, sized(plan.network, train)).to(config.device)
+        network = train_reward_network(train, val, config, run.path, sized(plan.network, train)).to(config.device)
     with clock(seconds, "calibrating"):
         examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
         val_groups = [sample.group_id for sample in picked["val"]]
@@ -137,6 +134,7 @@ def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Path, picked: di
     about = {"used": used, "bank": masks, "notes": import_notes(inputs.config.data_root)}
     spent = {"seconds": seconds, "resumed": resumed, "peak_memory_gib": peak_memory_gib(config.device)}
     write_json(run / AGREEMENT, {**about, **spent, **result})
+    run.finish()
     return network.to("cpu")
 
 
@@ -161,6 +159,11 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
     }
 
 
+def origin_and_seed(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
+    """The settings that a run to resume must share."""
+    return origin(inputs, plan) | {"seed": plan.config.seed}
+
+
 def named(network: RewardNetwork, run: Path | None = None) -> str:
     """Folder and time of writing of a reward network.
 
@@ -182,22 +185,16 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
     """
     wanted = origin(inputs, plan) | ({} if seed is None else {"seed": seed})
 
-    def fits(run: Path, _: Mapping[str, Any], finished: bool) -> bool:
-        return finished and not differences(RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info, wanted)
+    def trained_alike(run: Run) -> bool:
+        return not differences(RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info, wanted)
 
-    run = next(runs_that_fit(inputs.config.output_dir, REWARD_RUN, fits), None)
+    run = Run.find(REWARD_RUN, inputs.config.output_dir, {}, "finished", trained_alike)
     return run and run / BEST_REWARD_NET
 
 
-def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Path | None:
+def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
     """The newest interrupted run with these settings."""
-    wanted = origin(inputs, plan) | {"seed": plan.config.seed}
-
-    def fits(_: Path, config: Mapping[str, Any], finished: bool) -> bool:
-        began = {**config["origin"], "seed": config.get("seed")}
-        return not finished and began_with(config, began, wanted, finished=False)
-
-    return next(runs_that_fit(inputs.config.output_dir, REWARD_RUN, fits), None)
+    return Run.find(REWARD_RUN, inputs.config.output_dir, origin_and_seed(inputs, plan), "interrupted")
 
 
 def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled: Unlabelled | None = None) -> None:

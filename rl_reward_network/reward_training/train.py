@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet, soft_overlap
 from rl_reward_network.reward_training.masks import true_dice
 from rl_reward_network.reward_training.windows import LabelledImages, draw_batch, window_side
 from rl_reward_network.rewards.learned import foreground_prob
-from rl_reward_network.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
-from rl_reward_network.runs.curves import Curves
+from rl_reward_network.run import CHECKPOINT
 
 WARM_UP = 0.15  # share of the steps in which the learning rate rises
 WINDOW = 512  # largest side of a window in pixels of the original image

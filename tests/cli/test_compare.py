@@ -26,7 +26,7 @@ from rl_reward_network.methods.methods import (
 )
 from rl_reward_network.methods.parts import PartCommand
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.run import REWARD_NET
 from tests.conftest import write_tiny_data
 
 CONFIG = RunConfig(data_root=Path("data/mine"), output_dir=Path("out"), split_seed=3)
@@ -148,4 +148,4 @@ def grpo_command(config: RunConfig, prompting: PromptConfig) -> PartCommand:
 def test_a_folder_without_a_comparison_is_not_gone_on_with(tmp_path: Path) -> None:
     args = replace(parsed(compare.Args, ["quick"]), resume=True, run_folder=tmp_path / "none")
     with pytest.raises(ValueError, match="none holds no run; leave --resume out"):
-        compare._to_resume(args, None, None)  # type: ignore[arg-type]
+        compare.check(args)

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from transformers.trainer_utils import get_last_checkpoint
 
+from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.grpo import checkpoint as checkpoint_file
 from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE, load_run_state, save_run_state
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import read_trainable
-from rl_reward_network.runs.checkpoints import load_checkpoint
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "caption": 1.0, "loop2_iou": 1.0}

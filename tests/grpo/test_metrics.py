@@ -3,7 +3,7 @@
 import pytest
 
 from rl_reward_network.grpo.logs import StepMetrics, summed_counts, with_learning
-from rl_reward_network.runs.folder import clock
+from rl_reward_network.run import clock
 
 
 def test_each_tag_has_the_mean_of_its_own_values() -> None:

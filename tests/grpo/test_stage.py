@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_reward_network import __version__
 from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
@@ -18,11 +19,12 @@ from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import grpo_model
 from rl_reward_network.grpo.rewards import Reward, loop_rewards
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import check_same, describe, find_grpo_run, run_grpo_stage, training_arguments
+from rl_reward_network.grpo.stage import describe, find_grpo_run, run_grpo_stage, training_arguments
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.run import GRPO_RUN, Run
 from tests.models.test_reward_network import network_of
 
 SETTINGS: dict[str, Any] = {
@@ -168,21 +170,21 @@ def test_a_run_is_not_gone_on_with_under_other_settings(run: Path, inputs: GRPOI
     ):
         run_grpo_stage(inputs, other, run, resume=True)
     began = read_json(run / "config.json")["origin"]
-    check_same(run, began)
+    Run(run, GRPO_RUN).check_same(began)
     with pytest.raises(ValueError, match=r"other settings \(seed was 0, now 1; model_fingerprint\)"):
-        check_same(run, began | {"seed": 1, "model_fingerprint": "0"})
+        Run(run, GRPO_RUN).check_same(began | {"seed": 1, "model_fingerprint": "0"})
 
 
 def test_what_only_a_qwen_vl_has_is_compared_in_both_directions(inputs: GRPOInputs, tmp_path: Path) -> None:
     crop = replace(inputs, regions=replace(inputs.regions, region_prompt="crop"))
     default, cropped = (describe(one, PLAN, "0") for one in (inputs, crop))
     for began, wanted in ((default, cropped), (cropped, default)):
-        write_json(tmp_path / "config.json", {"stage": "grpo", "origin": began})
+        write_json(tmp_path / "config.json", {"stage": "grpo", "origin": began, "version": __version__})
         with pytest.raises(ValueError, match=r"other settings \(region_prompt was \w+, now \w+\)"):
-            check_same(tmp_path, wanted)
+            Run(tmp_path, GRPO_RUN).check_same(wanted)
     earlier = {name: value for name, value in default.items() if name not in inputs.of_qwen_vl}
-    write_json(tmp_path / "config.json", {"stage": "grpo", "origin": earlier})
-    check_same(tmp_path, default)
+    write_json(tmp_path / "config.json", {"stage": "grpo", "origin": earlier, "version": __version__})
+    Run(tmp_path, GRPO_RUN).check_same(default)
 
 
 def test_a_run_that_was_cut_off_ends_as_the_whole_one(run: Path, inputs: GRPOInputs, tmp_path: Path) -> None:
@@ -217,9 +219,9 @@ def test_the_newest_run_of_these_settings_is_found(run: Path, inputs: GRPOInputs
     for number in (1, 2, 3):
         shutil.copytree(run, tmp_path / f"sa2va_grpo_{number}", ignore=shutil.ignore_patterns("checkpoint-*", "logs"))
     (tmp_path / "sa2va_grpo_3" / "config.json").write_text('{"stage": "grpo", "origin": {"mode": "full"}}')
-    assert find_grpo_run(inputs, PLAN) == tmp_path / "sa2va_grpo_2"
-    assert find_grpo_run(inputs, changed(PLAN, learning_rate=1e-4)) is None
-    assert find_grpo_run(inputs, replace(PLAN, lora_r=8)) is None
+    assert find_grpo_run(inputs, PLAN, lambda run: True) == tmp_path / "sa2va_grpo_2"
+    assert find_grpo_run(inputs, changed(PLAN, learning_rate=1e-4), lambda run: True) is None
+    assert find_grpo_run(inputs, replace(PLAN, lora_r=8), lambda run: True) is None
 
 
 def test_a_learning_rate_of_0_is_a_run_that_changes_nothing(inputs: GRPOInputs, tmp_path: Path) -> None:

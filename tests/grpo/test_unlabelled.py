@@ -13,12 +13,13 @@ from rl_reward_network.cli import grpo, grpo_flags, reward
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs, with_unlabelled
 from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import check_same, describe, run_grpo_stage
+from rl_reward_network.grpo.stage import describe, run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.rewards import familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.grpo.test_stage import ONE_STEP, PLAN, changed
 from tests.models.test_reward_network import network_of
@@ -97,13 +98,13 @@ def test_the_report_shows_them_before_and_after(inputs: GRPOInputs, run: Path) -
 def test_a_resumed_run_has_the_same_unlabelled_images(inputs: GRPOInputs, run: Path, plan: GRPOPlan) -> None:
     config = read_json(run / "config.json")
     fingerprint = config["origin"]["model_fingerprint"]
-    check_same(run, describe(inputs, plan, fingerprint))
+    Run(run, GRPO_RUN).check_same(describe(inputs, plan, fingerprint))
     without = describe(replace(inputs, unlabelled=None), plan, fingerprint)
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
-        check_same(run, without)
+        Run(run, GRPO_RUN).check_same(without)
     old = {**config, "origin": {name: value for name, value in config["origin"].items() if name != "unlabelled"}}
     (run / "config.json").write_text(json.dumps(old))
-    check_same(run, without)
+    Run(run, GRPO_RUN).check_same(without)
     (run / "config.json").write_text(json.dumps(config))
 
 

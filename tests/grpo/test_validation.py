@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.grpo import validation as validation_file
 from rl_reward_network.grpo.checkpoint import STATE, load_run_state
@@ -18,7 +19,6 @@ from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback, empty_share, scores
 from rl_reward_network.models.ema import copied
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.runs.checkpoints import load_checkpoint
 from tests.grpo.nano import make_trainer, regions
 
 

@@ -15,6 +15,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.doctor import DataChoice, check_data
 from rl_reward_network.inputs.loading import describe_run, imported_root, open_inputs, own_format, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
+from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
 from tests.data_import.test_coco import annotation
@@ -49,7 +50,7 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
     assert open_inputs(own(source)).data_fingerprint == inputs.data_fingerprint
     monkeypatch.setattr(loading, "recognise_layout", lambda *_: pytest.fail("imported data need no import"))
     run = Path("outputs/run")
-    config = describe_run(run, inputs, {})
+    config = describe_run(Run(run, REWARD_RUN), inputs, {})
     assert config["world"]["data_root"] == f"../imported/{folder.name}"
     again = open_inputs(*saved_config(run, config), run / "split.json")
     assert again.data_fingerprint == inputs.data_fingerprint

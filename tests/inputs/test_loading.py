@@ -13,6 +13,7 @@ from rl_reward_network.data import annotations
 from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import decode_files, describe_run, open_inputs, read_samples, saved_config
+from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_deep_data, write_tiny_data
 
 NO_GAP = Path("data/angiograms_no_gap")
@@ -61,7 +62,7 @@ def test_the_levels_are_kept_with_the_run_and_used_again(without_model: None, mo
     (levels,) = {sample.levels for sample in inputs.samples}
     assert levels is not None
     assert 600 < levels.white < 800, "the tubes are at 160 of 255"
-    saved = describe_run(run, inputs, {})
+    saved = describe_run(Run(run, REWARD_RUN), inputs, {})
     assert saved["world"]["grey_levels"] == {"data set": levels}
     Path("bits10").rename("moved")
     monkeypatch.setattr(annotations, "measured_levels", lambda _: pytest.fail("config.json has the levels"))
@@ -89,7 +90,7 @@ def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
     inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
     assert inputs.config.grey_levels is None
     assert inputs.samples == read_samples(data)
-    config = describe_run(Path("outputs/run"), inputs, {})
+    config = describe_run(Run(Path("outputs/run"), REWARD_RUN), inputs, {})
     for name in ("bit_depth", "grey_levels"):  # what 0.6 wrote
         del config["world"][name]
     old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))

@@ -27,6 +27,7 @@ from rl_reward_network.ppo.post_config import PostSettings
 from rl_reward_network.ppo.post_stage import post_plan, run_post_stage
 from rl_reward_network.ppo.stage import policy_plan, run_policy_stage
 from rl_reward_network.reward_training.stage import run_reward_stage
+from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.reward_training.test_stage import plan_of
 
@@ -54,7 +55,7 @@ def runs(inputs: RunInputs) -> dict[str, Path]:
     output = inputs.config.output_dir
     found = {REWARD_NET: output / "reward_net_1", POST: output / "sa2va_post_process_1"}
     found |= {PROMPTS_LABELS: output / "sa2va_rl_finetune_1", PROMPTS_NET: output / "sa2va_rl_finetune_3"}
-    run_reward_stage(inputs, plan_of(inputs), found[REWARD_NET])
+    run_reward_stage(inputs, plan_of(inputs), Run(found[REWARD_NET], REWARD_RUN))
     network = found[REWARD_NET] / "best_reward_net"
     few = PPOSettings(total_timesteps=64)
     run_policy_stage(inputs, policy_plan("quick", ppo=few), network, found[PROMPTS_NET])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from rl_reward_network.curves import Curves
 from rl_reward_network.ppo.callbacks import CurvesWriter
 from rl_reward_network.ppo.policy import choose_prompts
-from rl_reward_network.runs.curves import Curves
 from tests.ppo.test_ppo import curves, toy_contexts, train
 
 TAGS = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "custom/reward_net_score", "custom/best_reward"}

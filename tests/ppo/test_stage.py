@@ -18,6 +18,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import evaluate as evaluate_rl_finetuned_sa2va
 from rl_reward_network.cli import prompts as finetune_sa2va_with_rl
 from rl_reward_network.cli import segment
+from rl_reward_network.curves import save_checkpoint
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
@@ -29,8 +30,7 @@ from rl_reward_network.ppo.ppo import train_prompt_policy
 from rl_reward_network.ppo.stage import check_settings, find_policy_run, policy_plan, run_policy_stage
 from rl_reward_network.ppo.tables import load_tables, ridge_choices
 from rl_reward_network.reward_training.stage import RewardPlan, origin, reward_plan, run_reward_stage
-from rl_reward_network.runs.checkpoints import save_checkpoint
-from rl_reward_network.runs.folder import only_here
+from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.reward_training.test_stage import plan_of
 
@@ -55,7 +55,7 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.fixture(scope="module")
 def reward_net(inputs: RunInputs) -> Path:
     run = inputs.config.output_dir / "reward_net_1"
-    run_reward_stage(inputs, plan_of(inputs), run)
+    run_reward_stage(inputs, plan_of(inputs), Run(run, REWARD_RUN))
     return run / "best_reward_net"
 
 
@@ -195,7 +195,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
         trained(inputs, reward_net, "impossible", reward="dice")
     with pytest.raises(ValueError, match=r"no labelled images in the reward split; .* by REWARD_NET"):
-        run_reward_stage(inputs, plan_of(inputs), tmp_path / "reward")
+        run_reward_stage(inputs, plan_of(inputs), Run(tmp_path / "reward", REWARD_RUN))
     assert not (tmp_path / "reward").exists()
 
 
@@ -216,7 +216,7 @@ def test_a_cut_off_run_is_found_and_ends_in_the_same_table(
     cut = inputs.config.output_dir / "sa2va_rl_finetune_2"
     assert find_policy_run(inputs, plan, rewards) == cut
     assert not (cut / "final_model").exists()
-    with only_here(cut), pytest.raises(ValueError, match="another process is working on this run"):
+    with Run(cut, POLICY_RUN).lock(), pytest.raises(ValueError, match="another process is working on this run"):
         run_policy_stage(inputs, plan, reward_net, cut, resume=True)
     with pytest.raises(ValueError, match="holds a run already; give a new folder"):
         run_policy_stage(inputs, plan, reward_net, cut)
@@ -299,7 +299,7 @@ def test_a_run_goes_on_with_the_reward_network_it_began_with(
         run_policy_stage(inputs, plan, tmp_path / "other", run, resume=True)
     with pytest.raises(ValueError, match=r"ppo\.total_timesteps was 64, now 72\)"):
         check_settings(run, inputs, policy_plan("quick", ppo=PPOSettings(total_timesteps=72)))
-    with pytest.raises(ValueError, match=r"config\.json: file not found; name a folder sa2va_rl_finetune_"):
+    with pytest.raises(ValueError, match="nowhere holds no run"):
         check_settings(tmp_path / "nowhere", inputs, plan)
     assert find_policy_run(inputs, plan, plan_of(inputs), tmp_path / "other") is None
     newest = find_policy_run(inputs, plan, plan_of(inputs), reward_net)
@@ -318,9 +318,9 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     """Both stages are replaced: what is tested is the folders that they get, and the output."""
     finetune, given = finetune_sa2va_with_rl, []
 
-    def step_1(inputs: RunInputs, plan: RewardPlan, folder: Path) -> None:
-        given.append(folder)
-        RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(folder / "best_reward_net")
+    def step_1(inputs: RunInputs, plan: RewardPlan, run: Run) -> None:
+        given.append(run)
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(run / "best_reward_net")
 
     monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
     monkeypatch.setattr(finetune, "show_agreement", lambda folder: None)
@@ -337,8 +337,8 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
 
     with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*none at all"):
         call("--resume")
-    cut_off, plan = tmp_path / "reward_net_1", reward_plan(inputs.config, "quick", 2)
-    describe_run(cut_off, inputs, {"stage": "reward network", "seed": 0, "origin": origin(inputs, plan)})
+    cut_off, plan = Run(tmp_path / "reward_net_1", REWARD_RUN), reward_plan(inputs.config, "quick", 2)
+    describe_run(cut_off, inputs, origin(inputs, plan), {"seed": 0})
     save_checkpoint(cut_off / "checkpoint.pt", {"step": 1})
     output = call("--resume", "--gamma", "0.9").splitlines()
     assert given[0] == cut_off

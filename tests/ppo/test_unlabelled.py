@@ -24,6 +24,7 @@ from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.reward_training.stage import run_reward_stage
 from rl_reward_network.rewards import familiar
 from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import tube_image, write_tiny_data
 from tests.reward_training.test_stage import plan_of
 
@@ -58,7 +59,7 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.fixture(scope="module")
 def run(inputs: RunInputs) -> Path:
     reward_run, run = inputs.config.output_dir / "reward_net_1", inputs.config.output_dir / "sa2va_rl_finetune_1"
-    run_reward_stage(inputs, plan_of(inputs), reward_run)
+    run_reward_stage(inputs, plan_of(inputs), Run(reward_run, REWARD_RUN))
     masks = list((inputs.config.unlabelled_root or Path()).glob("masks/*.png"))
     assert len(masks) == 6
     stored = {mask: mask.read_bytes() for mask in masks}

@@ -28,7 +28,7 @@ from rl_reward_network.reward_training.stage import (
     sized,
 )
 from rl_reward_network.reward_training.windows import LabelledImages
-from rl_reward_network.runs.folder import only_here
+from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 
 
@@ -47,7 +47,7 @@ def plan_of(inputs: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPla
 @pytest.fixture(scope="module")
 def trained(inputs: RunInputs) -> Path:
     run = inputs.config.output_dir / "reward_net_20260101_000000"
-    run_reward_stage(inputs, plan_of(inputs), run)
+    run_reward_stage(inputs, plan_of(inputs), Run(run, REWARD_RUN))
     return run
 
 
@@ -125,12 +125,12 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     with monkeypatch.context() as patch:
         patch.setattr(reward_stage, "calibrated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            run_reward_stage(elsewhere, plan_of(inputs), cut_off)
+            run_reward_stage(elsewhere, plan_of(inputs), Run(cut_off, REWARD_RUN))
     assert not (cut_off / "best_reward_net").exists()
-    assert find_unfinished(elsewhere, plan_of(inputs)) == cut_off
+    assert find_unfinished(elsewhere, plan_of(inputs)) == Run(cut_off, REWARD_RUN)
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", lambda *_: pytest.fail("trained again what was trained"))
-        run_reward_stage(elsewhere, plan_of(inputs), cut_off)
+        run_reward_stage(elsewhere, plan_of(inputs), Run(cut_off, REWARD_RUN))
     weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, cut_off)]
     assert weights[0] == weights[1]
     agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
@@ -148,7 +148,7 @@ def test_a_run_of_other_settings_is_not_gone_on_with(inputs: RunInputs, trained:
     elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
     shutil.copytree(trained, tmp_path / "reward_net_1")
     (tmp_path / "reward_net_1/agreement.json").unlink()
-    assert find_unfinished(elsewhere, plan_of(inputs)).name == "reward_net_1"
+    assert find_unfinished(elsewhere, plan_of(inputs)) == Run(tmp_path / "reward_net_1", REWARD_RUN)
     other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
     for where, plan in ((elsewhere, plan_of(inputs, steps=3)), (other_seed, plan_of(other_seed))):
         assert find_unfinished(where, plan) is None
@@ -205,7 +205,7 @@ def test_a_run_says_what_it_used_and_how_far_it_can_be_trusted(inputs: RunInputs
         "series": len({sample.series_id for sample in picked}),
     }
     assert {path.name for path in trained.iterdir()} == {
-        *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "logs"),
+        *("agreement.json", "best_reward_net", "checkpoint.pt", "config.json", "done.json", "logs"),
         *(".lock", "metrics.jsonl", "sheet.png", "split.json"),
     }
     info = RewardNetwork.from_pretrained(trained / "best_reward_net").training_info
@@ -238,7 +238,6 @@ def test_labelled_images_are_picked_first(inputs: RunInputs) -> None:
 
 
 def test_a_run_that_is_still_going_is_not_taken_over(inputs: RunInputs, trained: Path) -> None:
-    with only_here(trained), pytest.raises(ValueError, match="another process"):
-        run_reward_stage(inputs, plan_of(inputs), trained)
-    with only_here(trained):
-        pass  # free again
+    run = Run(trained, REWARD_RUN)
+    with run.lock(), pytest.raises(ValueError, match="another process"):
+        run_reward_stage(inputs, plan_of(inputs), run)

@@ -11,7 +11,7 @@ from rl_reward_network.cli import segment
 from rl_reward_network.depth import Levels
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.runs.folder import REWARD_NET
+from rl_reward_network.run import REWARD_NET
 from rl_reward_network.segment.loading import default_model, image_levels, load_mask_maker, load_reward_network
 
 

@@ -20,11 +20,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, whole_file, whole_folder, write_json
+from rl_reward_network.curves import Curves, load_checkpoint, save_checkpoint
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.runs.checkpoints import load_checkpoint, save_checkpoint
-from rl_reward_network.runs.curves import Curves
-from rl_reward_network.runs.folder import provenance
+from rl_reward_network.run import provenance
 from tools.nano.conversations import (
     collate,
     corpus,

@@ -5,9 +5,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_reward_network.runs.curves import Curves, keep_rows
+from rl_reward_network.curves import Curves, keep_rows, load_checkpoint, over_optimised, save_checkpoint
 
 
 def lines(run_dir: Path) -> list[str]:
@@ -88,3 +89,50 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, make: Callable[[
     make(taken)
     with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be written.*OUTPUT_DIR"):
         curves.add_row({"step": 1})
+
+
+def test_tensors_and_plain_values_come_back(tmp_path: Path) -> None:
+    state = {"weights": {"a": torch.randn(3)}, "step": 7, "rows": [{"loss": 0.5}], "best": None}
+    save_checkpoint(tmp_path / "checkpoint.pt", state)
+    loaded = load_checkpoint(tmp_path / "checkpoint.pt")
+    assert torch.equal(loaded.pop("weights")["a"], state.pop("weights")["a"])
+    assert loaded == state
+    assert load_checkpoint(tmp_path / "none.pt") == {}
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """What a pickle would call on loading."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "touched",)  # type: ignore[return-value]
+
+    torch.save({"x": Evil()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \(.*delete it"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 cut off"])
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt: damaged \("):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "stop"),
+    [
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.57, 0.57], True),
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.57, 0.59, 0.57], False),  # not three times in a row
+        ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.585, 0.585, 0.585], False),  # too little
+        ([0.5, 0.6, 0.5, 0.4, 0.4], [0.5, 0.6, 0.57, 0.57, 0.57], False),  # the proxy fell too: no over-optimisation
+        ([0.5, 0.6, 0.7], [0.6, 0.5, 0.5], False),  # too early
+        ([0.5] * 9, [], False),  # unlabelled
+        ([], [], False),
+    ],
+)
+def test_over_optimisation_is_a_rising_proxy_and_a_fallen_truth(
+    proxy: list[float], gold: list[float], stop: bool
+) -> None:
+    assert over_optimised(proxy, gold) is stop

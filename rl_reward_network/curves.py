@@ -1,18 +1,26 @@
-"""Curves of a training: metrics.jsonl, one JSON object per line, and TensorBoard's event files in logs/.
+"""What a training writes as it goes, and when it stops.
+
+Curves: metrics.jsonl, one JSON object per line, and TensorBoard's event files in logs/. Checkpoints: tensors and plain
+values in one file, written atomically and never unpickled.
 
 At a resume, rows and points after the checkpoint are dropped, because those steps are repeated. The metrics.jsonl of a
 resumed run therefore equals that of an uninterrupted run.
 """
 
+import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from rl_reward_network.artefacts import append_line, whole_file
+
+GOLD_FALL, EVALUATIONS = 0.02, 3  # fall of Dice below its peak, and number of evaluations in a row
 
 
 class Curves:
@@ -96,3 +104,49 @@ def _parse(line: str) -> dict[str, Any] | None:
         return dict(json.loads(line))
     except json.JSONDecodeError:
         return None
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors, numbers, texts, and lists and dicts of them).
+
+    Raises:
+        ValueError: the disk is full, or nothing may be written there.
+    """
+    buffer = io.BytesIO()  # torch.save to a file hides the reason of a failure
+    torch.save(state, buffer)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def load_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
+    """The state that `save_checkpoint` wrote, its tensors on `device`; empty if the file is missing.
+
+    Raises:
+        ValueError: the file is damaged, or holds more than tensors and plain values.
+    """
+    if not path.exists():
+        return {}
+    try:
+        return dict(torch.load(path, map_location=device, weights_only=True))
+    except Exception as error:  # damage raises RuntimeError, EOFError, KeyError, UnpicklingError, ...
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: damaged ({reason}); delete it, and this stage begins anew") from None
+
+
+def over_optimised(proxy: Sequence[float], gold: Sequence[float]) -> bool:
+    """Whether training over-optimises its reward.
+
+    True when gold was more than `GOLD_FALL` below its peak in each of the last `EVALUATIONS` evaluations, and the mean
+    proxy of these evaluations is above the mean proxy of as many evaluations up to the peak.
+
+    Args:
+        proxy: mean reward of the greedy policy on validation images, one number per evaluation.
+        gold: mean Dice of the same, against the ground truth; empty when unlabelled.
+    """
+    if len(gold) <= EVALUATIONS:
+        return False
+    peak = int(np.argmax(gold))
+    fallen = all(value < gold[peak] - GOLD_FALL for value in gold[-EVALUATIONS:])
+    return fallen and float(np.mean(proxy[-EVALUATIONS:])) > float(
+        np.mean(proxy[max(0, peak + 1 - EVALUATIONS) : peak + 1])
+    )

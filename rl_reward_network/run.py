@@ -1,0 +1,516 @@
+"""The folder of a run: its name, settings and state, and how a run is found, resumed, refused and locked.
+
+    <output_dir>/<kind>_<time>_<digest of the settings>/
+        config.json     written first: what is trained, with which settings, by which version
+        ...             checkpoints, curves and results of the stage
+        done.json       written last: a run without it was interrupted
+
+A stage calls `Run.create` or `Run.resume`, works in `with run.lock()`, and ends with `run.finish()`. Only `KINDS`
+knows how folders are called.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import Timeout
+
+from rl_reward_network import __version__
+from rl_reward_network.artefacts import locked, read_json, write_json
+
+CONFIG, DONE = "config.json", "done.json"  # the first and the last file of a run
+CHECKPOINT = "checkpoint.pt"  # of a training that is no Trainer's, which writes checkpoint-<step>/
+FINAL = "final_model"  # of step 2 and GRPO
+AGREEMENT = "agreement.json"  # of step 1: its test
+BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
+REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
+RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
+NONE_YET = "no checkpoint yet"
+UNKNOWN = "0.6 or earlier"  # the version of a run without a version
+MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
+LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
+PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
+TIME = re.compile(r"_(\d{8}_\d{6})(?:_(\d{6}))?(?!\d)")  # in the name of a run
+STATUS = Path("/proc/self/status")  # of Linux; ru_maxrss there is at least that of the process that began this one
+
+State = Literal["new", "interrupted", "finished", "damaged"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is written by one stage.
+
+    Args:
+        prefix: how the name of the folder begins.
+        stage: name of the stage in config.json.
+        end: what a stage writes last, an object of JSON; runs up to 0.12 have no done.json after it.
+        rescue: what else can be done with an unfinished run of another version, `{run}` standing for its folder.
+    """
+
+    prefix: str
+    stage: str
+    end: str
+    rescue: str = ""
+
+
+REWARD_RUN = Kind("reward_net", "reward network", AGREEMENT)
+POLICY_RUN = Kind("sa2va_rl_finetune", "prompt policy", f"{FINAL}/config.json")
+POST_RUN = Kind("sa2va_post_process", "post-processing policy", f"{FINAL}/config.json")
+GRPO_RUN = Kind(
+    "sa2va_grpo",
+    "grpo",
+    f"{FINAL}/config.json",
+    "; its checkpoints can be evaluated and merged: --model_path {run}/checkpoint-<step>",
+)
+COMPARE_RUN = Kind("compare", "comparison", "eval.json")
+KINDS = (REWARD_RUN, POLICY_RUN, POST_RUN, GRPO_RUN, COMPARE_RUN)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; `run / name` is the path of a file in its folder.
+
+    Args:
+        path: its folder, which may not exist yet.
+        kind: one of `KINDS`.
+    """
+
+    path: Path
+    kind: Kind
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def create(cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], folder: Path | None = None) -> "Run":
+        """A new run; `begin` makes its folder.
+
+        The name is to the microsecond: runs that a script starts together must not share a folder.
+
+        Args:
+            kind: one of `KINDS`.
+            output_dir: parent of the run folders.
+            settings: those that a run to resume must share.
+            folder: in place of `<kind>_<time>_<digest>` under `output_dir`.
+
+        Raises:
+            ValueError: `folder` holds a run.
+        """
+        name = f"{kind.prefix}_{datetime.now():%Y%m%d_%H%M%S_%f}_{digest(settings)}"
+        run = cls(folder or output_dir / name, kind)
+        run.check_new()
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> "Run":
+        """The run of any kind in a folder.
+
+        Raises:
+            ValueError: the folder holds none, or its config.json is damaged.
+        """
+        stage = read_object(folder / CONFIG).get("stage")
+        for kind in KINDS:
+            if kind.stage == stage:
+                return cls(folder, kind)
+        raise ValueError(f"{folder / CONFIG}: not of a run of this project (field stage is {stage!r})")
+
+    @classmethod
+    def find(
+        cls,
+        kind: Kind,
+        output_dir: Path,
+        settings: Mapping[str, Any],
+        state: Literal["interrupted", "finished"] | None = None,
+        also: Callable[["Run"], bool] = lambda run: True,
+    ) -> "Run | None":
+        """The newest run with these settings, finished, or interrupted and of this version.
+
+        Damaged and foreign folders are passed over with a warning that names them.
+
+        Args:
+            kind: one of `KINDS`.
+            output_dir: parent of the run folders.
+            settings: some or all of `Run.settings`.
+            state: only runs of this state.
+            also: a further condition; a ValueError says that the run is damaged.
+        """
+        for folder in run_folders(output_dir, kind.prefix):
+            run = cls(folder, kind)
+            try:
+                if (state is None or run.read_state() == state) and run.fits(settings) and also(run):
+                    return run
+            except ValueError as error:
+                warnings.warn(f"passed over: {error}", stacklevel=1)  # always this line, so that it is shown once
+        return None
+
+    @classmethod
+    def resume(
+        cls,
+        kind: Kind,
+        output_dir: Path,
+        settings: Mapping[str, Any],
+        folder: Path | None = None,
+        state: Literal["interrupted", "finished"] | None = None,
+        also: Callable[["Run"], bool] = lambda run: True,
+        otherwise: str = "nothing",
+    ) -> "Run":
+        """The run that `--resume` continues: that in `folder`, or the newest with these settings.
+
+        Args:
+            kind, output_dir, settings, state, also: as in `find`.
+            folder: a run named by the user; its settings are compared.
+            otherwise: the difference to name where all settings are equal.
+
+        Raises:
+            ValueError: `folder` holds no run, one with other settings or an unfinished one of another version; or no
+                run fits, then the newest are listed with what differs.
+        """
+        if folder is not None:
+            run = cls(folder, kind)
+            run.check_same(settings)
+            return run
+        if found := cls.find(kind, output_dir, settings, state, also):
+            return found
+        raise cls.nothing_to_resume(kind, output_dir, settings, otherwise)
+
+    @classmethod
+    def nothing_to_resume(
+        cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], otherwise: str = "nothing"
+    ) -> ValueError:
+        """The error of `resume` if no run fits."""
+        folders = run_folders(output_dir, kind.prefix)
+        lines = [f"\n  {path}: {cls(path, kind)._difference(settings, otherwise)}" for path in folders[:MOST_RUNS]]
+        older = f"\n  and {len(folders) - MOST_RUNS} older" if len(folders) > MOST_RUNS else ""
+        there = f"give those of one that is there, or leave it out to begin anew:{''.join(lines)}{older}"
+        return ValueError(
+            f"--resume: no {kind.prefix} run of these settings is there to go on with in {output_dir}; "
+            + (there if folders else "there is none at all: leave it out to begin one")
+        )
+
+    def begin(self, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the folder with config.json, and return what it holds.
+
+        Args:
+            settings: those that a run to resume must share, written as `origin`.
+            facts: further entries.
+
+        Raises:
+            ValueError: the folder holds a run.
+        """
+        self.check_new()
+        config = {"stage": self.kind.stage, "origin": settings, **facts, "end": DONE, **provenance()}
+        write_json(self / CONFIG, config)
+        return config
+
+    def finish(self) -> None:
+        """Mark the run as finished; nothing is written into it by its stage after this."""
+        write_json(self / DONE, {"finished": f"{datetime.now():%Y-%m-%d %H:%M:%S}"})
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json.
+
+        Raises:
+            ValueError: it is missing, damaged, or of something else; names the file.
+        """
+        config = read_object(self / CONFIG)
+        if config.get("stage") != self.kind.stage or not isinstance(config.get("origin"), dict):
+            expected = f"expected stage {self.kind.stage!r} and origin"
+            raise ValueError(f"{self / CONFIG}: not of a run of this project ({expected})")
+        return config
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `settings` was given to `begin`, and seed and fingerprint of the reward network where they are recorded.
+
+        Raises:
+            ValueError: as `config`.
+        """
+        config = self.config
+        beside = {"seed": config.get("seed"), "reward_net": config.get("reward_net_fingerprint")}
+        return {**beside, **config["origin"]}
+
+    def read_state(self) -> State:
+        """Its state, which is stored nowhere but in the files that it is read from; never "damaged".
+
+        Raises:
+            ValueError: config.json or what was written last is damaged; names the file.
+        """
+        if not (self / CONFIG).exists():
+            return "new"
+        last, marked = self / self.kind.end, "end" in self.config
+        written = last if last.parent == self.path else last.parent
+        if not written.exists() or (marked and not (self / DONE).exists()):
+            return "interrupted"
+        read_object(last)
+        return "finished"
+
+    @property
+    def state(self) -> State:
+        """Its state; of a damaged run, `read_state` says why."""
+        try:
+            return self.read_state()
+        except ValueError:
+            return "damaged"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is complete."""
+        return self.state == "finished"
+
+    def progress(self) -> str:
+        """Its progress in words, e.g. "finished" or "step 50".
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if self.read_state() == "finished":
+            return "finished"
+        from transformers.trainer_utils import get_last_checkpoint  # takes seconds
+
+        from rl_reward_network.curves import load_checkpoint
+
+        if last := get_last_checkpoint(str(self)):
+            return f"step {last.rpartition('-')[2]}"
+        state = load_checkpoint(self / CHECKPOINT)
+        return f"step {state.get('num_timesteps', state.get('step'))}" if state else NONE_YET
+
+    def line(self, resumed: bool) -> str:
+        """The line on its folder at the start of a command."""
+        state = self.progress() if resumed else ""
+        endings = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}
+        return f"run folder: {self}{endings.get(state, f', resumed from {state}')}"
+
+    def announce(self, resumed: bool) -> None:
+        """Print `line`, and write the folder into the file that `RUN_FILE` names, which a shell file reads."""
+        print(self.line(resumed))
+        if file := os.environ.get(RUN_FILE):
+            Path(file).write_text(f"{self}\n", encoding="utf-8")
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder, which is made when missing, so that only one process works on the run.
+
+        Raises:
+            ValueError: another process holds the lock.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path, wait=False))
+            except Timeout:
+                remedy = "wait for it, or stop it first"
+                raise ValueError(f"{self}: another process is working on this run; {remedy}") from None
+            yield
+
+    def fits(self, settings: Mapping[str, Any]) -> bool:
+        """Whether it has these settings, and is finished or was begun by this version.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        usable = self.read_state() == "finished" or self._of_this_version()
+        return usable and not differences(self.settings, settings)
+
+    def check_new(self) -> None:
+        """Raise a ValueError if the folder holds a run."""
+        if (self / CONFIG).exists():
+            raise ValueError(f"{self}: holds a run already; give a new folder, or go on with it by --resume")
+
+    def check_begun(self) -> None:
+        """Raise a ValueError if the folder holds no run."""
+        if not (self / CONFIG).exists():
+            raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
+
+    def check_same(self, settings: Mapping[str, Any]) -> None:
+        """Check that the run to resume began with these settings, and by this version unless it is finished.
+
+        Raises:
+            ValueError: it did not, or there is none; names the differences.
+        """
+        self.check_begun()
+        if self.read_state() != "finished" and not self._of_this_version():
+            raise ValueError(
+                f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
+                f"may differ; finish it with the version that began it, or begin a new one without --resume"
+                + self.kind.rescue.format(run=self)
+            )
+        if differ := differences(self.settings, settings):
+            raise ValueError(
+                f"{self}: --resume: it began with other settings ({'; '.join(differ)}); give the same, or a new run"
+            )
+
+    def _version(self) -> str:
+        return str(self.config.get("version", UNKNOWN))
+
+    def _of_this_version(self) -> bool:
+        """Whether this version, apart from its last number, began the run."""
+        return self._version().split(".")[:2] == __version__.split(".")[:2]
+
+    def _difference(self, settings: Mapping[str, Any], otherwise: str) -> str:
+        """Progress and differing settings; of a damaged run, the error."""
+        try:
+            progress, differ = self.progress(), differences(self.settings, settings)
+            if progress != "finished" and not self._of_this_version():
+                rescue = self.kind.rescue.format(run=self)
+                return f"{progress}; version {self._version()} began it: finish it with that{rescue}"
+        except ValueError as error:
+            return str(error)
+        more = [f"and {len(differ) - MOST_SETTINGS} more"] if len(differ) > MOST_SETTINGS else []
+        return f"{progress}; differs in {'; '.join([*differ[:MOST_SETTINGS], *more]) or otherwise}"
+
+
+def check_folder(folder: Path | None, kind: Kind, resume: bool) -> None:
+    """Refuse, before anything is read, a folder that the user names for a new run or for one to resume.
+
+    Raises:
+        ValueError: a new run in a folder that holds one, or `resume` without a run there.
+    """
+    if folder is not None:
+        run = Run(folder, kind)
+        run.check_begun() if resume else run.check_new()
+
+
+def run_folders(output_dir: Path, prefix: str = "") -> list[Path]:
+    """The folders with a config.json whose names begin so, the newest first; some may be damaged or foreign."""
+    paths = output_dir.glob(f"{prefix}_*/{CONFIG}" if prefix else f"*/{CONFIG}")
+    return sorted((path.parent for path in paths), key=lambda folder: (began(folder), folder.name), reverse=True)
+
+
+def began(folder: Path) -> datetime:
+    """When a run began: by its name, since copied files have another time; of another name, by its config.json."""
+    found = TIME.findall(folder.name)
+    try:
+        return datetime.strptime(f"{found[-1][0]}_{found[-1][1] or 0}", "%Y%m%d_%H%M%S_%f")
+    except (IndexError, ValueError):
+        return datetime.fromtimestamp((folder / CONFIG).stat().st_mtime)
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Eight hex digits that runs of equal settings share."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings of `now` that differ from those a run began with, nested ones by their dotted names.
+
+    Short values are part of the text: "settings.learning_rate was 0.001, now 1e-05". A setting that one of the versions
+    does not have equals one that is off: None, False or the share 0.0, but not a whole number 0, such as a seed.
+    """
+    lines = []
+    for name, value in now.items():
+        old = before.get(name)
+        if old == value or (name not in before and _off(value)):
+            continue
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        inner = []
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            gone = {key: None for key, of in old.items() if key not in value and not _off(of)}
+            inner = differences(old, {**gone, **value})
+            if not inner:
+                continue
+        long = nested or max(len(str(one)) for one in (old, value)) > LONGEST_VALUE
+        lines += [f"{name}.{line}" for line in inner] or [name if long else f"{name} was {old}, now {value}"]
+    return lines
+
+
+def _off(value: Any) -> bool:
+    return str(value) in ("None", "False", "0.0")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run.
+
+    Raises:
+        ValueError: the file is missing or damaged, or holds something else; names it.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds no JSON object, so it was not written by this project")
+    return value
+
+
+def portable(path: Path, run: Path) -> str:
+    """A path as written into config.json: relative to the run folder inside the project, else absolute.
+
+    The project is the folder that holds the output folder; it can be moved as a whole.
+    """
+    path, run = path.resolve(), run.resolve()
+    project = run.parent.parent
+    if not path.is_relative_to(project) or project == project.parent:  # all paths lie in /
+        return str(path)
+    relative = os.path.relpath(path, run)
+    return relative if relative.startswith(".") else os.path.join(os.curdir, relative)  # a/b would be a hub id
+
+
+def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
+    """Name -> path of the run of a reward network and of its pictures, which may be gone.
+
+    Args:
+        run: folder of the run that used the network.
+        named: path and time of the network as in config.json of that run; None for runs without one, or of 0.6.
+    """
+    path, _, _ = (named or "").rpartition(", of ")
+    folder = (run / path).parent
+    return {"run of the reward network": folder, "pictures of its errors": folder / "sheet.png"} if path else {}
+
+
+def provenance() -> dict[str, Any]:
+    """Our `version`, the `versions` of Python and packages, and this tree's `commit` (None outside of git)."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    return {"version": __version__, "versions": versions, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit of a clone; None of an installed package, which may lie inside another project's repository."""
+    clone = Path(__file__).resolve().parents[1]
+    if not (clone / ".git").exists() or not shutil.which("git"):
+        return None
+    head = subprocess.run(["git", "rev-parse", "--verify", "HEAD"], cwd=clone, capture_output=True, text=True)
+    return head.stdout.strip() or None
+
+
+@contextmanager
+def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the duration of the block to `seconds[name]`."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def peak_memory_gib(device: str = "cpu") -> float:
+    """The largest memory of this process so far, in GiB.
+
+    Args:
+        device: name for torch: of a GPU the memory that torch has reserved there counts, else that of the process.
+    """
+    if device.startswith("cuda"):
+        import torch  # here, so that this module stays light
+
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    if STATUS.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())):
+        return int(found.group(1)) / 2**20
+    if sys.platform == "win32":
+        import psutil
+
+        return float(psutil.Process().memory_info().peak_wset) / 2**30
+    import resource  # which Windows lacks
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

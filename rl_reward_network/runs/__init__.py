@@ -1,1 +1,0 @@
-"""Run folders: settings, checkpoints, curves, the stop rule and what `--resume` finds."""
