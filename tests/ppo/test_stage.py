@@ -352,6 +352,7 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
         assert line in output
     assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in output)
     (cut_off / "agreement.json").write_text("{}")
+    cut_off.finish()
     with pytest.raises(ValueError, match=r"there is none at all: leave it out to begin one"):
         call("--resume")
 
