@@ -20,11 +20,13 @@ COMMANDS = {
     "convert": "convert a checkpoint between the official layout and ours",
     "bank": "compute the masks of every prompt ahead of a run",
     "data": "render the embedded data sets; data import SOURCE: import your own images and masks",
-    "consistency": "compare GRPO's inputs and losses with the official training recipe",
-    "dlc-bench": "score captions by the DLC-Bench protocol",
 }
 SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
-MOVED = {"nano": "python -m tools.nano"}  # former commands -> what to run in a checkout instead
+MOVED = {  # former commands -> what to run in a checkout instead
+    "nano": "python -m tools.nano",
+    "dlc-bench": "python -m benchmarks.dlc_bench",
+    "consistency": "python -m pytest tests/grpo/test_recipe.py",
+}
 
 
 def main(words: list[str] | None = None, prog: str = "") -> None:

@@ -60,7 +60,6 @@ OUT_OF_RANGE = [
     ("evaluate", "--model_path", "nowhere", "--segment_batch", "0"),
     ("segment", "nowhere.png", "--max_tiles", "-3"),
     ("segment", "nowhere.png", "--bit_depth", "99"),
-    ("consistency", "--model_path", "nowhere", "--lora_r", "0"),
     ("doctor", "--split_seed", "-1", *ROOT),
     ("doctor", "--memory", "--images", "0", *ROOT),
     ("bank", "--max_new_tokens", "0", *ROOT),

@@ -1,19 +1,25 @@
 """DLC-Bench scores of hand-made objects, computed by hand."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl_reward_network.rewards.dlc_bench import (
+from benchmarks.dlc_bench import (
+    Args,
     BenchObject,
     BenchQuestion,
     ObjectScore,
     benchmark_score,
+    main,
     object_score,
     read_bench,
     read_predictions,
     score_predictions,
 )
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli.app import run
 from rl_reward_network.rewards.judge import Judge, Question
 from rl_reward_network.rewards.judge_client import JudgeConfig
 from tests.rewards.judge_server import Reply, judge_server
@@ -119,19 +125,19 @@ def test_predictions_are_scored_over_the_wire() -> None:
     assert sorted(server.prompts) == sorted([*bird["prompt"], *shoes["prompt"]])
 
 
-def test_a_question_without_reply_is_an_error() -> None:
-    def fails(prompt: str) -> str | Reply:
-        return Reply(status=500, body="oops") if "Claws?" in prompt else play(prompt)
-
-    message = r"1 of 7 questions .*again"
-    with judge_server(fails) as server, pytest.raises(ValueError, match=message):
-        score_predictions(judge_of(server.url), BENCH, {"7": "A bird.", "8": "A car."})
-
-
-def test_a_recognition_that_cannot_be_read_is_an_error() -> None:
-    message = "object 8: the judge answers the recognition question by 'Perhaps', which is neither Yes nor No"
-    with judge_server(play) as server, pytest.raises(ValueError, match=message):
-        score_predictions(judge_of(server.url), BENCH, {"7": "A bird.", "8": "unclear"})
+@pytest.mark.parametrize(
+    ("caption", "reply", "message"),
+    [
+        ("A car.", Reply(status=500, body="oops"), r"1 of 7 questions .*again"),
+        ("unclear", "B", "object 8: the judge answers the recognition question by 'Perhaps'"),
+    ],
+)
+def test_a_missing_or_an_unreadable_reply_is_an_error(caption: str, reply: str | Reply, message: str) -> None:
+    with (
+        judge_server(lambda prompt: reply if "Claws?" in prompt else play(prompt)) as server,
+        pytest.raises(ValueError, match=message),
+    ):
+        score_predictions(judge_of(server.url), BENCH, {"7": "A bird.", "8": caption})
 
 
 def test_predictions_may_hold_more_than_the_benchmark() -> None:
@@ -144,7 +150,6 @@ def test_predictions_may_hold_more_than_the_benchmark() -> None:
     ("values", "message"),
     [
         ([], r"pred\.json: expected an object of annotation id -> caption, got list"),
-        ({"7": "a"}, r"pred\.json: 1 of 2 captions are missing \(8\); make them"),
         ({}, r"2 of 2 captions are missing \(7, 8\)"),
         ({"7": "a", "8": None}, "the caption of 8 is NoneType, expected a string"),
         ({"7": "Error: out of memory", "8": "a"}, r"1 captions are errors of the model \(7\); make them again"),
@@ -163,25 +168,93 @@ def with_first(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("qa", "names", "message"),
     [
-        ([], NAMES, r"bench/qa\.json: expected an object of annotation ids, got list; download it again"),
-        ({}, NAMES, r"bench/qa\.json: expected an object of annotation ids, got an empty object"),
-        (QA, [], r"bench/class_names\.json: expected an object, got list"),
-        (QA, {"7": "bird"}, r"bench/class_names\.json: 8 has the name None, expected words"),
-        ({"8": "Wing?"}, NAMES, r"bench/qa\.json: 8 is str, expected a list"),
-        ({"8": []}, NAMES, r"bench/qa\.json: 8 has no positive question"),
-        ({"8": QA["7"][2:]}, NAMES, r"bench/qa\.json: 8 has no positive question"),
-        ({"8": ["Wing?"]}, NAMES, r"bench/qa\.json: 8\[0\] is not a question \(TypeError"),
+        ([], NAMES, r"bench/qa\.json: .* got list"),
+        ({}, NAMES, r"bench/qa\.json: .* got an empty object"),
+        (QA, [], r"bench/class_names\.json: .* got list"),
+        (QA, {"7": "bird"}, r"bench/class_names\.json: 8 has the name None"),
+        ({"8": "Wing?"}, NAMES, "8 is str, expected a list"),
+        ({"8": QA["7"][2:]}, NAMES, "8 has no positive question"),
+        ({"8": ["Wing?"]}, NAMES, r"8\[0\] is not a question \(TypeError"),
         (
             {"8": [{"question": "Wing?", "type": "positive"}]},
             NAMES,
             r"8\[0\] is not a question \(KeyError: 'choices'\)",
         ),
-        (with_first(type="neutral"), NAMES, r"8\[0\]: type 'neutral' with 4 choices; expected positive or negative"),
-        (with_first(choices=[["yes", 1]]), NAMES, r"8\[0\]: type 'positive' with 1 choices; .* 2 to 26"),
-        (with_first(choices=[["yes", 1], ["no", 2]]), NAMES, r"8\[0\]: a choice has the score 2.0, expected -1 to 1"),
-        (with_first(choices=[["yes", 1], ["no", float("nan")]]), NAMES, "a choice has the score nan"),
+        (with_first(type="neutral"), NAMES, r"8\[0\]: type 'neutral'"),
+        (with_first(choices=[["yes", 1]]), NAMES, "with 1 choices"),
+        (with_first(choices=[["yes", 1], ["no", 2]]), NAMES, "the score 2.0"),
+        (with_first(choices=[["yes", 1], ["no", float("nan")]]), NAMES, "the score nan"),
     ],
 )
 def test_a_bad_benchmark(qa: Any, names: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_bench(qa, names, "bench")
+
+
+# ---- the command, over a real HTTP server ----
+
+
+@pytest.fixture
+def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Args:
+    """Everything in a folder of its own; the server is still to be named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    predictions = {"query": "Describe it.", "7": "A grey bird with claws.", "8": "A car."}
+    write_json(Path("DLC-bench/qa.json"), QA)
+    write_json(Path("DLC-bench/class_names.json"), NAMES)
+    write_json(Path("pred.json"), predictions)
+    return Args(Path("pred.json"), Path("DLC-bench"), "http://127.0.0.1:1/v1", "judge-model")
+
+
+def test_the_command_writes_the_result_and_prints_it(args: Args, capsys: pytest.CaptureFixture[str]) -> None:
+    with judge_server(play) as server:
+        main(replace(args, llm_judge_base_url=server.url))
+        assert len(server.bodies) == 1 + 7  # the check, and two recognitions with five questions
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "2 objects, judge judge-model: Pos 0.250  Neg 0.000  Avg 0.125"
+        assert "unreadable 1" in lines[1]
+        assert "calls 8, cache_hits 0, failures 1" in lines[1]
+        assert lines[-1] == "written: pred_eval.json"
+        first: dict[str, Any] = read_json(Path("pred_eval.json"))
+        assert (first["avg_pos"], first["avg_neg"], first["avg"], first["8"]["score"]) == (0.25, 0.0, 0.125, 0.0)
+        words = ["--predictions", "pred.json", "--bench", "DLC-bench", "--llm_judge_model", "judge-model"]
+        run(main, Args, words=[*words, "--llm_judge_base_url", server.url, "--output", "new/again.json"])
+        assert len(server.bodies) == 8 + 1 + 1  # the check, and what could not be read
+    again: dict[str, Any] = read_json(Path("new/again.json"))
+    assert again.pop("judge")["cache_hits"] == 6
+    assert again == {name: value for name, value in first.items() if name != "judge"}
+
+
+def test_nothing_is_written_when_the_judge_is_lost(args: Args) -> None:
+    down = [True]
+    oops = Reply(status=500, body="oops")
+    with judge_server(lambda prompt: oops if down and "Boats?" in prompt else play(prompt)) as server:
+        config = replace(args, llm_judge_base_url=server.url)
+        with pytest.raises(ValueError, match="1 of 7 questions"):
+            main(config)
+        assert not Path("pred_eval.json").exists()
+        down.clear()
+        before = len(server.bodies)
+        main(config)
+        assert len(server.bodies) - before == 1 + 2  # the replies of the first run were kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "predictions", "message"),
+    [
+        ({"output": Path("./pred.json")}, None, r"--output pred\.json: "),
+        ({"bench": Path("DLC-Bench")}, None, r"--bench DLC-Bench: qa\.json .*hf download nvidia/DLC-Bench"),
+        ({"predictions": Path("none.json")}, None, r"none\.json: file not found"),
+        ({"llm_judge_base_url": "localhost:8000"}, None, "url is 'localhost:8000'"),
+        ({"llm_judge_concurrency": 0}, None, "max_concurrency is 0"),
+        ({}, '{"7": "a"}', r"pred\.json: 1 of 2 captions"),
+        ({}, '{"7": ', r"pred\.json: not valid JSON"),
+        ({}, None, r"LLM judge http://127\.0\.0\.1:1/v1, model 'judge-model': no connection"),
+    ],
+)
+def test_wrong_input_is_refused(args: Args, changes: dict[str, Any], predictions: str | None, message: str) -> None:
+    if predictions is not None:
+        Path("pred.json").write_text(predictions)
+    with pytest.raises(ValueError, match=message):
+        main(replace(args, **changes))
+    assert not Path("pred_eval.json").exists()

@@ -1,4 +1,11 @@
-"""DLC-Bench: scores of captions of 100 regions from an LLM judge's answers to verified questions.
+"""Score stored captions by the DLC-Bench protocol: how well they describe 100 regions, by the answers of an LLM judge.
+
+    python -m benchmarks.dlc_bench --predictions pred.json --bench DLC-bench \
+        --llm_judge_base_url http://localhost:8000/v1 --llm_judge_model llama3.1-8b [--output FILE]
+
+The prediction file is JSON: annotation id -> caption. The bench folder holds qa.json and class_names.json of
+nvidia/DLC-Bench. If the server needs a key, it is read from the environment (OPENAI_API_KEY). Replies are cached: when
+the command is run again, only new questions are sent.
 
 Per object: if the answer to the recognition question is No, each further score s becomes min(0, s). pos and neg are the
 means over the positive and the negative questions, score is the mean over both. Benchmark: Pos is the mean of pos over
@@ -14,10 +21,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli.app import run
 from rl_reward_network.rewards.judge import (
     PROMPT_VERSION,
     Judge,
@@ -26,7 +36,65 @@ from rl_reward_network.rewards.judge import (
     gated,
     recognition_question,
 )
-from rl_reward_network.rewards.judge_client import Answer, Request
+from rl_reward_network.rewards.judge_client import Answer, JudgeConfig, Request
+
+FILES = ("qa.json", "class_names.json")
+
+
+@dataclass(frozen=True)
+class Args:
+    """Score stored captions by the DLC-Bench protocol."""
+
+    predictions: Path
+    """JSON file: annotation id -> caption."""
+    bench: Path
+    """Folder with qa.json and class_names.json."""
+    llm_judge_base_url: str
+    """Address of an OpenAI-compatible server, usually ending in /v1."""
+    llm_judge_model: str
+    """Name of the judge model on the server."""
+    output: Path | None = None
+    """Where the result is written; <predictions>_eval.json by default."""
+    llm_judge_cache: Path = Path("outputs/llm_judge")
+    """Folder of cached replies."""
+    llm_judge_concurrency: int = 8
+    """Maximum number of concurrent requests."""
+
+
+def main(args: Args) -> None:
+    """Read, query the judge, score, write."""
+    config = JudgeConfig(
+        args.llm_judge_base_url,
+        args.llm_judge_model,
+        max_concurrency=args.llm_judge_concurrency,
+        cache_path=args.llm_judge_cache,
+    )
+    output = args.output or args.predictions.with_name(f"{args.predictions.stem}_eval.json")
+    if output.resolve() == args.predictions.resolve():
+        raise ValueError(f"--output {output}: would replace the predictions; choose another file")
+    if missing := [name for name in FILES if not (args.bench / name).exists()]:
+        raise ValueError(
+            f"--bench {args.bench}: {missing[0]} is missing; download it by "
+            "hf download nvidia/DLC-Bench --repo-type dataset --local-dir DLC-bench"
+        )
+    qa, class_names = (read_json(args.bench / name) for name in FILES)
+    bench = read_bench(qa, class_names, str(args.bench))
+    predictions = read_predictions(read_json(args.predictions), bench, str(args.predictions))
+    judge = Judge(config)
+    judge.check()
+    result = score_predictions(judge, bench, predictions)
+    write_json(output, result)
+    report(result, len(bench))
+    print(f"\nwritten: {output}")
+
+
+def report(result: dict[str, Any], objects: int) -> None:
+    """Print the three scores and the number of requests."""
+    neg, avg = ("none" if result[name] is None else f"{result[name]:.3f}" for name in ("avg_neg", "avg"))
+    counts = dict(result["judge"])
+    print(f"{objects} objects, judge {counts.pop('model')}: Pos {result['avg_pos']:.3f}  Neg {neg}  Avg {avg}")
+    print(", ".join(f"{name} {number}" for name, number in counts.items()))
+
 
 POSITIVE, NEGATIVE = "positive", "negative"
 LETTERS = 26
@@ -118,22 +186,19 @@ def read_bench(qa: Any, class_names: Any, where: str) -> dict[str, BenchObject]:
     Raises:
         ValueError: another format; the message starts with `where`, the folder, and names file, id and field.
     """
-    if not isinstance(qa, dict) or not qa:
-        raise ValueError(f"{where}/qa.json: expected an object of annotation ids, got {_kind(qa)}; download it again")
-    if not isinstance(class_names, dict):
-        raise ValueError(f"{where}/class_names.json: expected an object, got {_kind(class_names)}; download it again")
+    for name, value in (("qa.json", qa), ("class_names.json", class_names)):
+        if not isinstance(value, dict) or not value:
+            raise ValueError(f"{where}/{name}: expected an object of annotation ids, got {_kind(value)}")
     bench = {}
     for key, items in qa.items():
         name = class_names.get(key)
         if not isinstance(name, str) or not name.strip():
-            raise ValueError(
-                f"{where}/class_names.json: {key} has the name {name!r}, expected words; download it again"
-            )
+            raise ValueError(f"{where}/class_names.json: {key} has the name {name!r}, expected words")
         if not isinstance(items, list):
-            raise ValueError(f"{where}/qa.json: {key} is {_kind(items)}, expected a list; download it again")
+            raise ValueError(f"{where}/qa.json: {key} is {_kind(items)}, expected a list")
         questions = tuple(_bench_question(item, f"{where}/qa.json: {key}[{n}]") for n, item in enumerate(items))
         if not any(item.kind == POSITIVE for item in questions):
-            raise ValueError(f"{where}/qa.json: {key} has no positive question; download it again")
+            raise ValueError(f"{where}/qa.json: {key} has no positive question")
         bench[key] = BenchObject(name.strip(), questions)
     return bench
 
@@ -162,14 +227,11 @@ def _bench_question(item: Any, where: str) -> BenchQuestion:
         choices = tuple((str(words), float(score)) for words, score in item["choices"])
         question = Question(str(item["question"]), choices)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{where} is not a question ({type(error).__name__}: {error}), expected question, choices, type; "
-            "download it again"
-        ) from None
+        raise ValueError(f"{where} is not a question ({type(error).__name__}: {error})") from None
     if kind not in (POSITIVE, NEGATIVE) or not 2 <= len(choices) <= LETTERS:
         raise ValueError(f"{where}: type {kind!r} with {len(choices)} choices; expected positive or negative, 2 to 26")
     if bad := [score for _, score in choices if not (math.isfinite(score) and abs(score) <= 1)]:
-        raise ValueError(f"{where}: a choice has the score {bad[0]}, expected -1 to 1; download it again")
+        raise ValueError(f"{where}: a choice has the score {bad[0]}, expected -1 to 1")
     return BenchQuestion(question, kind, subtype)
 
 
@@ -239,3 +301,7 @@ def _kind(value: Any) -> str:
 
 def _some(keys: Sequence[str]) -> str:
     return ", ".join(keys[:MAX_IDS]) + (", ..." if len(keys) > MAX_IDS else "")
+
+
+if __name__ == "__main__":
+    run(main, Args)
