@@ -44,7 +44,7 @@ from rl_reward_network.report.baselines import (
 )
 from rl_reward_network.report.bootstrap import few_patients_note
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 
 ROWS = (DEFAULT, FIXED, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
 Tables = dict[str, list[PromptTable]]

@@ -44,10 +44,10 @@ from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.bootstrap import few_patients_note, mean_interval
-from rl_reward_network.rewards import familiar
-from rl_reward_network.rewards.familiar import own_segmentation
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards import out_of_distribution
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
+from rl_reward_network.rewards.out_of_distribution import own_segmentation
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 PATIENTS = {"labelled": 20, "unlabelled": 100, "test": 40}
@@ -55,8 +55,8 @@ STEPS = 60
 WITHOUT, WITH, SPREAD, ALL = "without", "with", "with_spread", "with_all"
 Name = Literal["with", "with_spread", "with_all"]
 Rule = Callable[[np.ndarray, np.ndarray, float, float], np.ndarray]
-RULES: dict[str, Rule] = {  # in place of `familiar.within`
-    WITH: familiar.within,
+RULES: dict[str, Rule] = {  # in place of `out_of_distribution.within`
+    WITH: out_of_distribution.within,
     SPREAD: lambda scores, spreads, smallest, largest: spreads <= largest,
     ALL: lambda scores, spreads, smallest, largest: np.ones(len(scores), bool),
 }
@@ -155,14 +155,14 @@ def _call(command: str, rule: Rule | None = None) -> None:
     """Run a command of `sa2va-rl`; a rule other than the default needs this process."""
     print(f"\nsa2va-rl {command}", flush=True)
     words = shlex.split(command)
-    if rule in (None, familiar.within):
+    if rule in (None, out_of_distribution.within):
         subprocess.run([sys.executable, "-m", "rl_reward_network.cli", *words], check=True, env=os.environ)
         return
-    usual, familiar.within = familiar.within, rule  # type: ignore[assignment]
+    usual, out_of_distribution.within = out_of_distribution.within, rule  # type: ignore[assignment]
     try:
         grpo.main(tyro.cli(grpo.Args, args=words[1:], config=(tyro.conf.FlagCreatePairsOff,)))
     finally:
-        familiar.within = usual
+        out_of_distribution.within = usual
 
 
 def evaluate(data: Path, folder: Path, rules: Sequence[str]) -> None:

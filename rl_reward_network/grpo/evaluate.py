@@ -46,7 +46,7 @@ from rl_reward_network.report.unlabelled import (
     unlabelled_section,
 )
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 

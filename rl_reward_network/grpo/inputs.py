@@ -33,8 +33,8 @@ from rl_reward_network.inputs.loading import (
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
-from rl_reward_network.rewards.familiar import Familiarity, LoadImage, familiar
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.out_of_distribution import LoadImage, OODCheck, in_distribution
 
 VALIDATED = 48  # prompts of each validation
 CHECKED = 1000  # prompts whose files are decoded before a run
@@ -256,7 +256,7 @@ def labelled_prompts(prompts: Sequence[GRPOPrompt], use: str) -> list[GRPOPrompt
 
 def with_unlabelled(
     inputs: GRPOInputs, prompts: list[GRPOPrompt], maps: ForegroundMaps | None
-) -> tuple[list[GRPOPrompt], Familiarity | None]:
+) -> tuple[list[GRPOPrompt], OODCheck | None]:
     """The training prompts with those of the unlabelled images, and how many of these were left out.
 
     Args:
@@ -272,11 +272,11 @@ def with_unlabelled(
     known = validation_prompts(inputs)
     known = [prompt for prompt in known if prompt.labelled] or known
     new = inputs.unlabelled_prompts
-    decided = [familiar(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])]
+    decided = [in_distribution(maps, [_image(prompt) for prompt in known], [_image(prompt) for prompt in new])]
     if PartialState().num_processes > 1:
         broadcast_object_list(decided)  # an image near a limit must not join on one rank alone
-    joins, familiarity = decided[0]
-    return [*prompts, *(prompt for prompt, join in zip(new, joins, strict=True) if join)], familiarity
+    joins, ood_check = decided[0]
+    return [*prompts, *(prompt for prompt, join in zip(new, joins, strict=True) if join)], ood_check
 
 
 def _image(prompt: GRPOPrompt) -> LoadImage:

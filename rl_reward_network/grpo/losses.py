@@ -19,7 +19,7 @@ from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
 from rl_reward_network.grpo.settings import Level
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from rl_reward_network.grpo.ranks import any_rank, from_all_ranks
 from rl_reward_network.grpo.settings import GRPOPlan
 from rl_reward_network.models.sa2va.generation_sa2va import Answer
 from rl_reward_network.rewards.combine import Advantages, ensemble_noise, group_advantages, whole_groups
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
     EnsembleScores,
@@ -34,6 +33,7 @@ from rl_reward_network.rewards.functions import (
     mask_reward,
     meteor_reward,
 )
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import iou
 from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
 

@@ -52,10 +52,10 @@ from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGen
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     CaptionJudge,
 )
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
 
@@ -108,7 +108,7 @@ def startup_lines(trainer: Any) -> list[str]:
             f"not trained: {', '.join(part for part in frozen if reasons[part] == reason)} ({reason})"
             for reason in dict.fromkeys(reasons.values())
         ),
-        *([trainer.familiarity.sentence] if trainer.familiarity else []),
+        *([trainer.ood_check.sentence] if trainer.ood_check else []),
     ]
 
 
@@ -213,10 +213,10 @@ def _make_trainer(
     rewards = loop_rewards(plan, inputs.kind, judge, maps)
     pathwise = None if maps is None else PathwiseReward(maps, processor.sam_image_size)
     prompts = _training_prompts(inputs, plan, rewards, network is not None)
-    prompts, familiarity = with_unlabelled(inputs, prompts, maps)
+    prompts, ood_check = with_unlabelled(inputs, prompts, maps)
     check_prompts(prompts)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
-    trainer.judge, trainer.familiarity = judge, familiarity
+    trainer.judge, trainer.ood_check = judge, ood_check
     if plan.watch_every:
         validated = validation_prompts(inputs)
         trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
@@ -353,7 +353,7 @@ def _begin(
         "kind": inputs.kind,
         "data": inputs.summary,
         "labels": _labels_used(trainer),
-        "unlabelled": None if trainer.familiarity is None else trainer.familiarity.facts,
+        "unlabelled": None if trainer.ood_check is None else trainer.ood_check.facts,
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
         "parameters": [list(row) for row in parameter_table(trainer.sa2va)],

@@ -58,8 +58,8 @@ from rl_reward_network.grpo.trainable import mixed_precision
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
 from rl_reward_network.models.lora import lora_off
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.rewards.familiar import Familiarity
 from rl_reward_network.rewards.functions import CaptionJudge
+from rl_reward_network.rewards.out_of_distribution import OODCheck
 from rl_reward_network.run import clock
 
 TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
@@ -186,7 +186,7 @@ class Sa2VAGRPOTrainer(Trainer):
 
     Attributes set from outside, all optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
-        familiarity: how many unlabelled images were left out.
+        ood_check: how many unlabelled images were left out.
         validation: `ValidationCallback`, whose state goes into checkpoints.
     """
 
@@ -215,7 +215,7 @@ class Sa2VAGRPOTrainer(Trainer):
         self.rollout_generator = RolloutGenerator(model, processor, args, rewards, shuffle_rewards)
         self.reset_reference()
         self.judge: CaptionJudge | None = None
-        self.familiarity: Familiarity | None = None
+        self.ood_check: OODCheck | None = None
         self.validation: Any = None
         self.loop_weights = LoopWeights(
             {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}, args.adaptive_loop_weights

@@ -19,8 +19,8 @@ from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.models.lora import trainable_state
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import learned_reward
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import clock
 
 METRICS = {"val/iou_of_drawn": "IoU of mask'", "val/gt_dice": "Dice"}  # the first that the data allow is the criterion

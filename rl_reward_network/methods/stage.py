@@ -42,7 +42,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.report.bootstrap import group_means
 from rl_reward_network.report.cost import Cost, total_cost
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import BEST_REWARD_NET, COMPARE_RUN, FINAL, Run
 
 RESULTS = "road_results"  # beside the run folders: each road is measured once, as masks are computed once

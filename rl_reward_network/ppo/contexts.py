@@ -13,7 +13,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.tables import TABLES, PromptTable, load_tables, prompt_tables
 from rl_reward_network.report.metrics import measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 
 
 def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:

@@ -52,7 +52,7 @@ from rl_reward_network.report.overlays import Overlay
 from rl_reward_network.report.page import Origin, made_by
 from rl_reward_network.report.report import EvaluationResult, write_report
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS
 from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
 

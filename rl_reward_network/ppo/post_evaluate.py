@@ -27,7 +27,7 @@ from rl_reward_network.report.bootstrap import (
 )
 from rl_reward_network.report.deployment import Deployment, labels_sentence
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.run import REWARD_NET
 

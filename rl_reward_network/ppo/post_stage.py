@@ -26,7 +26,7 @@ from rl_reward_network.ppo.post_ppo import train_post_policy
 from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
 from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
 from rl_reward_network.reward_training.stage import check_no_leak
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import FINAL, POST_RUN, REWARD_NET, Run, clock, peak_memory_gib
 
 IMAGES = {"quick": 96, "full": 240}

@@ -35,7 +35,7 @@ from rl_reward_network.report.deployment import (
     stack,
 )
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
 from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
 
@@ -131,9 +131,9 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
             maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
-            samples, familiarity = with_unlabelled(inputs, plan.images, samples, maps)
-            if familiarity is not None:
-                print(familiarity.sentence)
+            samples, ood_check = with_unlabelled(inputs, plan.images, samples, maps)
+            if ood_check is not None:
+                print(ood_check.sentence)
             tables = _tables(inputs, plan, maps, samples, run)
         with clock(seconds, "PPO"):
             model = fit(tables, plan, run)
@@ -151,7 +151,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             "labels": labels_used(tables, plan),
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
         }
-        description["unlabelled"] = None if familiarity is None else familiarity.facts
+        description["unlabelled"] = None if ood_check is None else ood_check.facts
         save_policy(model, run / FINAL, {**config, **description})
         Run(run, POLICY_RUN).finish()
 

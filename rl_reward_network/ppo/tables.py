@@ -16,7 +16,7 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewar
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.report.baselines import ridge_per_prompt
 from rl_reward_network.report.metrics import SampleTable, measure_sample
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.rewards.table import RewardName
 

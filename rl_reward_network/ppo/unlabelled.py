@@ -21,13 +21,13 @@ from rl_reward_network.report.unlabelled import (
     judged_row,
     unlabelled_section,
 )
-from rl_reward_network.rewards.familiar import Familiarity, familiar
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
 
 
 def with_unlabelled(
     inputs: RunInputs, images: int, samples: dict[str, list[Sample]], maps: ForegroundMaps
-) -> tuple[dict[str, list[Sample]], Familiarity | None]:
+) -> tuple[dict[str, list[Sample]], OODCheck | None]:
     """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
 
     Where fewer than half can join, images of the data take their place.
@@ -45,9 +45,9 @@ def with_unlabelled(
         return samples, None
     candidates = spread(inputs.unlabelled.for_training, images, inputs.config.seed)
     known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
-    joins, familiarity = familiar(maps, [one.load_image for one in known], [one.load_image for one in candidates])
+    joins, ood_check = in_distribution(maps, [one.load_image for one in known], [one.load_image for one in candidates])
     joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: images // 2]
-    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, familiarity
+    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, ood_check
 
 
 def policy_section(

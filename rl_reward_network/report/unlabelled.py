@@ -11,9 +11,9 @@ import numpy as np
 
 from rl_reward_network.report import page
 from rl_reward_network.report.bootstrap import Estimate, few_patients_note, mean_interval
-from rl_reward_network.rewards.familiar import familiarity_sentence, own_segmentation, within
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
+from rl_reward_network.rewards.out_of_distribution import OODCheck, own_segmentation, within
 
 IMAGES = 100  # unlabelled images that are evaluated at most, one per series before a second
 LESS_SURE = 2.0  # ratio of median spreads from which a note warns
@@ -126,7 +126,7 @@ def unlabelled_section(
     Args:
         tests: test images of the data.
         unlabelled: images of the unlabelled folder.
-        facts: `Familiarity.facts` of the training.
+        facts: `OODCheck.facts` of the training.
         seed: of the bootstrap.
     """
     limits = facts["smallest_score"], facts["largest_spread"]
@@ -134,7 +134,7 @@ def unlabelled_section(
     parts = {TEST: tests, USED: unlabelled.pick(joins), LEFT_OUT: unlabelled.pick(~joins)}
     rows = tuple(_row(name, part, seed) for name, part in parts.items() if part.groups)
     few = (note for name, part in parts.items() if part.groups for note in _few(name, part))
-    return UnlabelledSection(rows, (familiarity_sentence(facts), *less_sure_note(tests, unlabelled), *few))
+    return UnlabelledSection(rows, (OODCheck(**facts).sentence, *less_sure_note(tests, unlabelled), *few))
 
 
 def _few(name: str, part: JudgedImages) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 

@@ -23,7 +23,7 @@ from rl_reward_network.grpo.stage import describe, find_grpo_run, run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.lora import read_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.models.test_reward_network import network_of
 

@@ -34,7 +34,7 @@ def model() -> Sa2VAForConditionalGeneration:
 
 
 def said(model: Any, **changed: Any) -> list[str]:
-    return startup_lines(SimpleNamespace(sa2va=model, args=SimpleNamespace(**{**STEP, **changed}), familiarity=None))
+    return startup_lines(SimpleNamespace(sa2va=model, args=SimpleNamespace(**{**STEP, **changed}), ood_check=None))
 
 
 def test_regions_and_what_is_made_of_each(model: Any) -> None:

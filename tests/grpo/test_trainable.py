@@ -21,7 +21,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from tests.grpo.nano import config, nano, prompts_by_candidate, regions, rewards
 
 DECODER, PROMPTS = "grounding_encoder.mask_decoder.", "grounding_encoder.prompt_encoder."

@@ -17,8 +17,8 @@ from rl_reward_network.grpo.stage import describe, run_grpo_stage
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
-from rl_reward_network.rewards import familiar
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards import out_of_distribution
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.grpo.test_stage import ONE_STEP, PLAN, changed
@@ -61,19 +61,19 @@ def test_they_join_the_training_prompts_without_masks(
 ) -> None:
     own, maps = inputs.pick("policy"), ForegroundMaps(network)
     with monkeypatch.context() as patch:
-        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
-        prompts, familiarity = with_unlabelled(inputs, own, maps)
+        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
+        prompts, ood_check = with_unlabelled(inputs, own, maps)
     assert prompts[: len(own)] == own
     assert len(prompts) == len(own) + 6
-    assert familiarity is not None
-    assert (familiarity.looked_at, familiarity.left_out) == (6, 0)
+    assert ood_check is not None
+    assert (ood_check.looked_at, ood_check.left_out) == (6, 0)
     for prompt in prompts[len(own) :]:
         image, truth = prompt.load()
         assert (image.shape, truth, prompt.labelled) == ((64, 64, 3), None, False)
     assert len({prompt.sample_id for prompt in prompts}) == len(prompts)
-    monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
-    prompts, familiarity = with_unlabelled(inputs, own, maps)
-    assert (prompts, familiarity and familiarity.left_out) == (own, 6)
+    monkeypatch.setattr(out_of_distribution, "FACTOR", 0.0)  # of the largest spread
+    prompts, ood_check = with_unlabelled(inputs, own, maps)
+    assert (prompts, ood_check and ood_check.left_out) == (own, 6)
     assert with_unlabelled(replace(inputs, unlabelled=None), own, maps) == (own, None)
     assert with_unlabelled(inputs, own, None) == (own, None)
 

@@ -18,7 +18,7 @@ from rl_reward_network.grpo.image_context import ImageContext
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback, empty_share, scores
 from rl_reward_network.models.ema import copied
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from tests.grpo.nano import make_trainer, regions
 
 

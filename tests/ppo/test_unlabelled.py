@@ -22,8 +22,8 @@ from rl_reward_network.ppo.stage import PolicyPlan, check_settings, policy_plan,
 from rl_reward_network.ppo.unlabelled import with_unlabelled
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.reward_training.stage import run_reward_stage
-from rl_reward_network.rewards import familiar
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards import out_of_distribution
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import tube_image, write_tiny_data
 from tests.reward_training.test_stage import plan_of
@@ -66,7 +66,7 @@ def run(inputs: RunInputs) -> Path:
     for mask in masks:
         mask.write_bytes(b"no picture")  # training never reads them
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
         run_policy_stage(inputs, PLAN, reward_run / "best_reward_net", run)
     for mask, content in stored.items():
         mask.write_bytes(content)
@@ -151,9 +151,9 @@ def test_images_of_the_data_take_the_place_of_those_left_out(
 ) -> None:
     maps = ForegroundMaps(RewardNetwork.from_pretrained(run / "reward_net"))
     with monkeypatch.context() as patch:
-        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
         assert picked(inputs, 3, maps) == (2, 1)
-    monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
+    monkeypatch.setattr(out_of_distribution, "FACTOR", 0.0)  # of the largest spread
     assert picked(inputs, 3, maps) == (3, 0)
 
 

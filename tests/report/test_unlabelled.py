@@ -16,8 +16,7 @@ from rl_reward_network.report.unlabelled import (
     section_html,
     unlabelled_section,
 )
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.learned import predict_mask_quality
+from rl_reward_network.rewards.learned import ForegroundMaps, predict_mask_quality
 from rl_reward_network.rewards.metrics import dice
 from tests.conftest import tube_image
 from tests.models.test_reward_network import network_of

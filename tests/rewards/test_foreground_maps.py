@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
-from rl_reward_network.rewards.learned import ImageScorer
+from rl_reward_network.rewards.learned import ForegroundMaps, ImageScorer
 from tests.conftest import smooth_image
 from tests.models.test_reward_network import SMALL, network_of
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.functions import (
     confidence_reward,
     iou_reward,
@@ -16,6 +15,7 @@ from rl_reward_network.rewards.functions import (
     mask_reward,
     meteor_reward,
 )
+from rl_reward_network.rewards.learned import ForegroundMaps
 
 HALF = np.array([[True, True], [False, False]])
 CORNER = np.array([[True, False], [False, False]])

@@ -16,7 +16,7 @@ from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import copied
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 from tests.conftest import smooth_image
 from tests.grpo.nano import config, nano, regions, rewards
 from tests.models.test_reward_network import network_of

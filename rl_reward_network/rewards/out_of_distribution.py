@@ -1,4 +1,4 @@
-"""On which unlabelled images a reward network is about as sure as on those that it was calibrated on.
+"""Out-of-distribution check: which unlabelled images a reward network is about as sure of as of validation images.
 
 On images unlike its training images the ensemble's own segmentation is wrong, and its score of any mask then follows
 its errors. Two signs need no labels: its members disagree (spread), and its maps are undecided, so that it expects a
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
 
 SPREAD_PERCENTILE, FACTOR = 95, 2.0  # the largest spread is FACTOR times this percentile of the validation images
 SCORE_PERCENTILE = 50  # the smallest score is this percentile of the validation images; docs/log.md compares others
@@ -20,15 +20,15 @@ LoadImage = Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Familiarity:
-    """How many unlabelled images join a training.
+class OODCheck:
+    """How many unlabelled images are used in a training.
 
     Scores and spreads are of the network's own segmentation; both are Dice, in [0, 1].
 
     Attributes:
         looked_at: unlabelled images whose score and spread were computed.
         left_out: those beyond a limit.
-        largest_spread, smallest_score: of an image that joins.
+        largest_spread, smallest_score: limits of an image that is used.
         validation_spread, unlabelled_spread, validation_score, unlabelled_score: medians.
         validation_images: number of images that set the limits.
     """
@@ -51,25 +51,19 @@ class Familiarity:
     @property
     def sentence(self) -> str:
         """What was left out and why, for the screen and the report."""
-        return familiarity_sentence(self.facts)
-
-
-def familiarity_sentence(facts: dict[str, Any]) -> str:
-    """What was left out and why, from `Familiarity.facts`."""
-    left, total = facts["left_out"], facts["looked_at"]
-    count = {0: f"None of {total} unlabelled images was", total: f"All {total} unlabelled images were"}.get(
-        left, f"{left} of {total} unlabelled images were"
-    )
-    medians = (
-        f"medians: score {facts['unlabelled_score']:.3f} here, {facts['validation_score']:.3f} on validation; spread "
-        f"{facts['unlabelled_spread']:.4f} and {facts['validation_spread']:.4f}"
-    )
-    return (
-        f"{count} left out of training{', so no unlabelled image was used' if left == total else ''}. An image joins "
-        f"if the network's own segmentation of it has a score of at least {facts['smallest_score']:.3f} and a spread "
-        f"of at most {facts['largest_spread']:.4f}, limits from {facts['validation_images']} validation images "
-        f"({medians})."
-    )
+        left, total = self.left_out, self.looked_at
+        count = f"{left} of {total} unlabelled images were left out of training"
+        if left == 0:
+            count = f"None of {total} unlabelled images was left out of training"
+        elif left == total:
+            count = f"All {total} unlabelled images were left out of training, so no unlabelled image was used"
+        return (
+            f"{count}. An image joins if the network's own segmentation of it has a score of at least "
+            f"{self.smallest_score:.3f} and a spread of at most {self.largest_spread:.4f}, limits from "
+            f"{self.validation_images} validation images (medians: score {self.unlabelled_score:.3f} here, "
+            f"{self.validation_score:.3f} on validation; spread {self.unlabelled_spread:.4f} and "
+            f"{self.validation_spread:.4f})."
+        )
 
 
 def own_segmentation(maps: ForegroundMaps, image: np.ndarray) -> tuple[float, float]:
@@ -79,16 +73,10 @@ def own_segmentation(maps: ForegroundMaps, image: np.ndarray) -> tuple[float, fl
     return float(quality["score"][0]), float(quality["spread"][0])
 
 
-def own_segmentations(maps: ForegroundMaps, images: Sequence[LoadImage], desc: str) -> np.ndarray:
-    """float64 (N, 2): score and spread of the network's own segmentation of each image."""
-    bar = tqdm(images, desc, unit="image", leave=False)
-    return np.array([own_segmentation(maps, load()) for load in bar], dtype=float).reshape(-1, 2)
-
-
-def familiar(
+def in_distribution(
     maps: ForegroundMaps, validation: Sequence[LoadImage], unlabelled: Sequence[LoadImage]
-) -> tuple[np.ndarray, Familiarity]:
-    """Which unlabelled images may join the training.
+) -> tuple[np.ndarray, OODCheck]:
+    """Which unlabelled images may be used in training.
 
     Args:
         maps: of the reward network.
@@ -103,15 +91,17 @@ def familiar(
     """
     if not validation or not unlabelled:
         raise ValueError(f"{len(validation)} validation and {len(unlabelled)} unlabelled images, expected some of both")
-    known = own_segmentations(maps, validation, "validation images")
-    new = own_segmentations(maps, unlabelled, "unlabelled images")
+    known, new = (
+        np.array([own_segmentation(maps, load()) for load in tqdm(images, desc, unit="image", leave=False)])
+        for images, desc in ((validation, "validation images"), (unlabelled, "unlabelled images"))
+    )  # float64 (images, 2)
     smallest = float(np.percentile(known[:, 0], SCORE_PERCENTILE))
     largest = FACTOR * float(np.percentile(known[:, 1], SPREAD_PERCENTILE))
     joins = within(new[:, 0], new[:, 1], smallest, largest)
     score, spread = np.median(known, axis=0).tolist()
     new_score, new_spread = np.median(new, axis=0).tolist()
     counts = len(new), int((~joins).sum())
-    return joins, Familiarity(*counts, largest, smallest, spread, new_spread, score, new_score, len(known))
+    return joins, OODCheck(*counts, largest, smallest, spread, new_spread, score, new_score, len(known))
 
 
 def within(scores: np.ndarray, spreads: np.ndarray, smallest_score: float, largest_spread: float) -> np.ndarray:

@@ -8,30 +8,14 @@ import pytest
 import torch
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.rewards.familiar import (
-    familiar,
-    familiarity_sentence,
+from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.out_of_distribution import (
+    in_distribution,
     own_segmentation,
-    own_segmentations,
     within,
 )
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 SIZE = 32
-
-
-class TwoMembers(RewardNetwork):
-    """A network whose members see the left half, and that half shifted by the red value of the image's corner."""
-
-    def __init__(self) -> None:
-        super().__init__(RewardNetworkConfig(members=2, channels=(4, 4), caution=0.0))
-
-    def foreground_probs(self, image: torch.Tensor) -> torch.Tensor:
-        shift = round(float(image[0, 0, 0, 0]) * 255)
-        maps = torch.zeros(2, 1, 1, *image.shape[-2:])
-        maps[0, ..., : SIZE // 2] = 1
-        maps[1, ..., shift : SIZE // 2 + shift] = 1
-        return maps
 
 
 def image(shift: int) -> np.ndarray:
@@ -44,23 +28,11 @@ def loads(*shifts: int) -> list[Any]:
     return [partial(image, shift) for shift in shifts]
 
 
-def spread_by_hand(shift: int) -> float:
-    """Own segmentation: pixels that both members see; each member's Dice with it is 2 both / (both + half)."""
-    both, half = SIZE * (SIZE // 2 - shift), SIZE * SIZE // 2
-    return float(np.std([(2 * both + 1) / (both + half + 1)] * 2, ddof=0))
+class Unsure(RewardNetwork):
+    """Two members see the left half; the second one's map is faint by the red value of the image's corner."""
 
-
-def test_the_own_segmentation_is_scored_as_any_mask() -> None:
-    maps = ForegroundMaps(TwoMembers())
-    assert own_segmentation(maps, image(0)) == pytest.approx((1.0, 0.0), abs=2e-6)
-    both, half = SIZE * (SIZE // 2 - 4), SIZE * SIZE // 2
-    score, spread = own_segmentation(maps, image(4))
-    assert score == pytest.approx((2 * both + 1) / (both + half + 1), abs=1e-5)
-    assert spread == pytest.approx(spread_by_hand(4), abs=2e-6)
-
-
-class Unsure(TwoMembers):
-    """The second member's map is faint by the corner's value, so that the members' Dice differ."""
+    def __init__(self) -> None:
+        super().__init__(RewardNetworkConfig(members=2, channels=(4, 4), caution=0.0))
 
     def foreground_probs(self, image: torch.Tensor) -> torch.Tensor:
         maps = torch.zeros(2, 1, 1, *image.shape[-2:])
@@ -82,9 +54,9 @@ def by_hand(value: int) -> tuple[float, float]:
 
 def test_images_beyond_a_limit_are_left_out_and_counted() -> None:
     maps, values, known = ForegroundMaps(Unsure()), [10, 20, 30, 60, 100], [10, 20, 40]
-    found = own_segmentations(maps, loads(*values), "all")
+    found = [own_segmentation(maps, image(value)) for value in values]
     np.testing.assert_allclose(found, [by_hand(value) for value in values], atol=3e-4)
-    joins, facts = familiar(maps, loads(*known), loads(*values))
+    joins, facts = in_distribution(maps, loads(*known), loads(*values))
     scores, spreads = np.array([by_hand(value) for value in known]).T
     assert facts.smallest_score == pytest.approx(np.median(scores), abs=3e-4)
     assert facts.largest_spread == pytest.approx(2 * np.percentile(spreads, 95), abs=6e-4)
@@ -92,7 +64,6 @@ def test_images_beyond_a_limit_are_left_out_and_counted() -> None:
     assert (facts.looked_at, facts.left_out, facts.validation_images) == (5, 3, 3)
     medians = facts.validation_score, facts.validation_spread, facts.unlabelled_score, facts.unlabelled_spread
     assert medians == pytest.approx([*by_hand(20), *by_hand(30)], abs=3e-4)
-    assert facts.sentence == familiarity_sentence(facts.facts)
     assert facts.sentence.startswith("3 of 5 unlabelled images were left out of training. An image joins if")
 
 
@@ -103,11 +74,11 @@ def test_both_limits_count() -> None:
 
 def test_none_or_all_left_out_is_said() -> None:
     maps = ForegroundMaps(Unsure())
-    _, none = familiar(maps, loads(50), loads(50, 50))
+    _, none = in_distribution(maps, loads(50), loads(50, 50))
     assert none.sentence.startswith("None of 2 unlabelled images was left out of training. ")
-    joins, every = familiar(maps, loads(0, 1), loads(90, 99))
+    joins, every = in_distribution(maps, loads(0, 1), loads(90, 99))
     assert not joins.any()
     assert every.sentence.startswith("All 2 unlabelled images were left out of training, so no unlabelled image was")
     for known, new in (([], [0]), ([0], [])):
         with pytest.raises(ValueError, match="expected some of both"):
-            familiar(maps, loads(*known), loads(*new))
+            in_distribution(maps, loads(*known), loads(*new))
