@@ -11,12 +11,11 @@ flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} \
     ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command operations "$MODE" "${flags[@]}"
 new_log logs/experiment2_
-output="$(mktemp)"
-trap 'rm -f "$output"' EXIT
+note_run
 {
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
-  run_command operations "$MODE" "${flags[@]}" | tee -i "$output"
-  run_command evaluate --model_path "$(sed -n 's/^post-processing policy: //p' "$output")" --split test
+  run_command operations "$MODE" "${flags[@]}"
+  evaluate_run
 } 2>&1 | tee -i "$LOG"
 echo "log: $LOG"

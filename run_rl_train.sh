@@ -33,14 +33,12 @@ command=(rl_reward_network.cli grpo "${flags[@]}")
 LOCAL_RANK=$((processes - 1)) check_command grpo "${flags[@]}"  # the last process needs its GPU, too
 [[ "$processes" -eq 1 ]] || command=(torch.distributed.run --standalone --nproc_per_node "$processes" -m "${command[@]}")
 new_log logs/rl_train_
-output="$(mktemp)"
-trap 'rm -f "$output"' EXIT
+note_run
 {
   embedded_data --regions
   run_command doctor "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
-  run_module "${command[@]}" | tee -i "$output"
+  run_module "${command[@]}"
   # the model before and after, on test images
-  run_command evaluate --model_path "$(sed -n 's/^fine-tuned model: //p' "$output")" --split test \
-    ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
+  evaluate_run ${EVAL_IMAGES:+--images "$EVAL_IMAGES"}
 } 2>&1 | tee -i "$LOG"
 echo "log: $LOG"

@@ -12,16 +12,14 @@ flags=("${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} ${N_ENVS:+-
   ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"} "$@")
 check_command prompts "$MODE" "${flags[@]}"
 new_log logs/step2_finetune_
-output="$(mktemp)"
-trap 'rm -f "$output"' EXIT
+note_run
 {
   # 1. the pre-flight table
   embedded_data
   run_command doctor --dataset_name annotations "${INPUT_FLAGS[@]}" ${REWARD_NET:+--reward_net "$REWARD_NET"} "$@"
   # 2. a reward network, if none fits; 3. the prompt policy
-  run_command prompts "$MODE" "${flags[@]}" | tee -i "$output"
+  run_command prompts "$MODE" "${flags[@]}"
   # 4. the policy and its baselines on test patients
-  run_command evaluate --model_path "$(sed -n 's/^prompt policy: //p' "$output")" --split test \
-    ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
+  evaluate_run ${SEGMENT_BATCH:+--segment_batch "$SEGMENT_BATCH"}
 } 2>&1 | tee -i "$LOG"
 echo "log: $LOG"

@@ -105,6 +105,17 @@ install_packages() {  # $1: extras
   [[ ! -w "$VIRTUAL_ENV" ]] || printf '%s\n' "$wanted " "$wanted $1" > "$stamp"  # those without extras need them no more
 }
 
+# The next command writes the folder of its run into a file, from which `evaluate_run` reads it.
+note_run() {  # -> SA2VA_RL_RUN_FILE
+  export SA2VA_RL_RUN_FILE
+  SA2VA_RL_RUN_FILE="$(mktemp)"
+  trap 'rm -f "$SA2VA_RL_RUN_FILE"' EXIT
+}
+
+evaluate_run() {  # $@: flags of sa2va-rl evaluate
+  run_command evaluate --model_path "$(< "$SA2VA_RL_RUN_FILE")" --split test "$@"
+}
+
 help_asked() {  # $@: all that the user typed
   local word
   for word in "$@"; do [[ "$word" == --help || "$word" == -h || "$word" == --help-all ]] && return; done

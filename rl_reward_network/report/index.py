@@ -5,37 +5,34 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.report import page
+from rl_reward_network.run import began, run_folders
 
 INDEX = "index.html"
 HEAD = "<h1>Runs in "
 LONGEST = 40  # letters of a value; longer ones are cut
 FINGERPRINT = re.compile("[0-9a-f]{16,}")
-TIME = re.compile(r"_(\d{8}_\d{6})(?!\d)")  # in the name of a run
 RESULTS = ("agreement.json", "eval.json", "evaluation*/eval.json")  # where a kind of run keeps its numbers
 
 
 @dataclass(frozen=True)
-class Run:
+class Entry:
     """A line of the index.
 
     Args:
         folder: of the run.
         config: its config.json.
         settings: name -> short value, of nested settings with dots.
-        began: time of the folder's name; of another name that of config.json, which is written first.
     """
 
     folder: Path
     config: Mapping[str, Any]
     settings: Mapping[str, str]
-    began: datetime
 
     @property
     def stage(self) -> str:
@@ -54,7 +51,7 @@ def write_index(output_dir: Path) -> Path:
     path = output_dir / INDEX
     if path.exists() and not _is_ours(path):
         return path
-    runs = sorted(_runs(output_dir), key=lambda run: (run.began, run.folder.name), reverse=True)
+    runs = list(_runs(output_dir))
     rows = [_row(output_dir, run, [other for other in runs if other.stage == run.stage]) for run in runs]
     names = ("began", "run", "what", "settings that differ", "result", "reports")
     head = "".join(f"<th>{name}</th>" for name in names)
@@ -68,10 +65,10 @@ def _is_ours(path: Path) -> bool:
     return path.is_file() and HEAD in path.read_text(encoding="utf-8", errors="replace")
 
 
-def _row(output_dir: Path, run: Run, alike: list[Run]) -> str:
+def _row(output_dir: Path, run: Entry, alike: list[Entry]) -> str:
     links = (_link(output_dir, path, _report_name(run.folder, path)) for path in _reports(run.folder))
     cells = (
-        f"<span>{run.began:%Y-%m-%d %H:%M}</span>",
+        f"<span>{began(run.folder):%Y-%m-%d %H:%M}</span>",
         _link(output_dir, run.folder, run.folder.name),
         *(page.text(words) for words in (run.stage, _differing(run, alike), _result(run.folder))),
         " ".join(f"<span>{link}</span>" for link in links),
@@ -79,24 +76,16 @@ def _row(output_dir: Path, run: Run, alike: list[Run]) -> str:
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _runs(output_dir: Path) -> Iterator[Run]:
-    for path in output_dir.glob("*/config.json"):
+def _runs(output_dir: Path) -> Iterator[Entry]:
+    for folder in run_folders(output_dir):
         try:
-            config = read_json(path)
+            config = read_json(folder / "config.json")
         except (ValueError, OSError):
             config = None
         if not isinstance(config, dict):
             config = {"stage": "damaged config.json"}
         origin = config.get("origin")
-        yield Run(path.parent, config, dict(_flat(origin if isinstance(origin, dict) else {})), _began(path))
-
-
-def _began(path: Path) -> datetime:
-    """When a run began, of its config.json; copied files have another time than their folder's name says."""
-    try:
-        return datetime.strptime(TIME.findall(path.parent.name)[-1], "%Y%m%d_%H%M%S")
-    except (IndexError, ValueError):
-        return datetime.fromtimestamp(path.stat().st_mtime)
+        yield Entry(folder, config, dict(_flat(origin if isinstance(origin, dict) else {})))
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -118,7 +107,7 @@ def _short(value: Any) -> str:
     return f"list of {len(value)} ({digest})" if isinstance(value, list) else f"{words[: LONGEST // 2]}... ({digest})"
 
 
-def _differing(run: Run, alike: list[Run]) -> str:
+def _differing(run: Entry, alike: list[Entry]) -> str:
     """The settings in which runs of one kind differ, with the values of this run."""
     found = []
     for name, value in run.settings.items():
