@@ -23,7 +23,7 @@ from rich.table import Table
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.flags import check_at_least
-from rl_reward_network.inputs.config import RegionConfig
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL
 
@@ -105,15 +105,14 @@ def _checks(args: Args) -> "dict[str, Callable[[], Finding]]":
 
     if args.dataset_name not in DATASET_NAMES:
         args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
-    data = doctor.DataChoice(
-        *(args.data_root, args.dataset_name, args.max_regions, args.group_regex, args.split_seed, args.bit_depth),
-        *(args.groups, args.label, args.output_dir, args.unlabelled_root),
-    )
-    more = {"unlabelled images": lambda: doctor.check_unlabelled(data)} if args.unlabelled_root else {}
+    names = ("model_path", "data_root", "unlabelled_root", "output_dir", "group_regex", "groups", "label", "split_seed")
+    config = RunConfig(**{name: getattr(args, name) for name in names}, bit_depth=args.bit_depth)
+    regions = RegionConfig(args.dataset_name, max_regions=args.max_regions)
+    more = {"unlabelled images": lambda: doctor.check_unlabelled(config, regions)} if args.unlabelled_root else {}
     return {
         "packages": doctor.check_packages,
         "model": lambda: doctor.check_model(args.model_path, args.data_root),
-        "data and split": lambda: doctor.check_data(args.model_path, data),
+        "data and split": lambda: doctor.check_data(config, regions),
         **more,
         "reward network": lambda: doctor.check_reward_network(args.reward_net),
         "device": lambda: doctor.check_gpu(args.gpu),

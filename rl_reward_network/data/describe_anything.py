@@ -32,7 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.data.images import decode_image
+from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.depth import Levels
 
@@ -52,9 +52,13 @@ class Member:
 
     def open_image(self, levels: Levels | None = None) -> np.ndarray:
         """The image, uint8 (H, W, 3) RGB, read in one piece without unpacking the tar; see `decode_image`."""
-        with self.tar.open("rb") as file:
-            file.seek(self.offset)
-            return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", levels)
+
+        def decode() -> np.ndarray:
+            with self.tar.open("rb") as file:
+                file.seek(self.offset)
+                return decode_image(file.read(self.size), f"{self.tar}: member {self.name}", levels)
+
+        return decoded_once((file_stamp(self.tar), self.offset, levels), decode)
 
     def key(self) -> str:
         """Its `image_key`."""

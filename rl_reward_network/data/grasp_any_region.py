@@ -33,7 +33,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_remedy
-from rl_reward_network.data.images import decode_image
+from rl_reward_network.data.images import decode_image, decoded_once, file_stamp
 from rl_reward_network.data.items import RegionSample, collect, image_key, make_region, pseudonym, report_left_out
 from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.depth import Levels
@@ -305,5 +305,9 @@ def _bytes_in(cell: "pa.Array") -> "pa.Buffer":
 
 def _open_image(shard: Path, row: int, levels: Levels | None) -> np.ndarray:
     """The image of a row, uint8 (H, W, 3) RGB."""
-    with _image_file(shard, row) as file:
-        return decode_image(file.read(), f"{shard}: row {row}", levels)
+
+    def decode() -> np.ndarray:
+        with _image_file(shard, row) as file:
+            return decode_image(file.read(), f"{shard}: row {row}", levels)
+
+    return decoded_once((file_stamp(shard), row, levels), decode)

@@ -6,11 +6,13 @@ single hot pixel would turn a frame black.
 """
 
 import io
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median_low
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +29,7 @@ WHITEST = 2**16 - 1
 OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "RGBX")  # modes whose channels are neither RGB nor alpha
 WHITE_IS_ZERO = 0  # of PhotometricInterpretation, TIFF 6.0
 DICOM_MARK, GZIP_MARK = b"DICM", b"\x1f\x8b"  # the former after 128 bytes
+MOST_DECODED = 2**29  # bytes; 1200 grey images of 512 pixels with their masks need 0.7 of it
 START = 200  # bytes that tell what a file is that is no image
 
 
@@ -49,6 +52,68 @@ def load_image(path: Path, levels: Levels | None = None) -> np.ndarray:
             remedy.
     """
     return _to_rgb(_read(path), path, levels)
+
+
+class _Decoded:
+    """Arrays of this process, the latest `MOST_DECODED` bytes of them: grey as one channel, masks as bits."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, tuple[np.ndarray, tuple[int, ...]]] = OrderedDict()
+        self.bytes = 0
+        self.lock = Lock()
+
+    def find(self, key: Hashable) -> np.ndarray | None:
+        """A copy of the array of a key; None where it is not kept."""
+        with self.lock:
+            if key not in self.kept:
+                return None
+            self.kept.move_to_end(key)
+            packed, shape = self.kept[key]
+        if packed.ndim == 1:
+            return np.unpackbits(packed, count=math.prod(shape)).reshape(shape).astype(bool)
+        return np.broadcast_to(packed, shape).copy()
+
+    def keep(self, key: Hashable, array: np.ndarray) -> None:
+        """Keep an array, and drop those that were not used for the longest time."""
+        grey = array.ndim == 3 and bool((array == array[..., :1]).all())
+        packed = np.packbits(array) if array.dtype == bool else array[..., :1].copy() if grey else array.copy()
+        with self.lock:
+            if key not in self.kept and packed.nbytes <= MOST_DECODED:
+                self.kept[key] = packed, array.shape
+                self.bytes += packed.nbytes
+            while self.bytes > MOST_DECODED:
+                self.bytes -= self.kept.popitem(last=False)[1][0].nbytes
+
+
+_DECODED = _Decoded()
+
+
+def decoded_once(key: Hashable, decode: Callable[[], np.ndarray]) -> np.ndarray:
+    """What `decode` returns, from memory where this process has it: checks, training and evaluation share one decoding.
+
+    At most `MOST_DECODED` bytes are kept, so that memory does not grow with the data.
+
+    Args:
+        key: tells the content, e.g. path, time stamp and levels.
+        decode: gives uint8 (H, W, 3), or bool (H, W).
+
+    Returns:
+        An array of the caller's own.
+    """
+    found = _DECODED.find(key)
+    if found is None:
+        found = decode()
+        _DECODED.keep(key, found)
+    return found
+
+
+def file_stamp(path: Path) -> Hashable:
+    """Path, time and length of a file, for `decoded_once`; the path alone where it is missing."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return str(path)
+    return str(path), stat.st_mtime_ns, stat.st_size
 
 
 def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, str]:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from pycocotools import mask as coco
 
-from rl_reward_network.data.images import DATA_SET, level_of, load_image
+from rl_reward_network.data.images import DATA_SET, decoded_once, file_stamp, level_of, load_image
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 from rl_reward_network.depth import Levels
 
@@ -65,12 +65,14 @@ class Sample:
         return self.mask_parts is not None
 
     def load_image(self) -> np.ndarray:
-        """The image, uint8 (H, W, 3) RGB.
+        """The image, uint8 (H, W, 3) RGB, decoded once per process.
 
         Raises:
             ValueError: the file cannot be read, or its size has changed since the annotations were read.
         """
-        image = load_image(self.image_path, self.levels)
+        image = decoded_once(
+            (file_stamp(self.image_path), self.levels), lambda: load_image(self.image_path, self.levels)
+        )
         if image.shape[:2] != self.size:
             raise ValueError(
                 f"{self.image_path}: image is {image.shape[:2]} (H, W), its header gave {self.size};"
@@ -84,7 +86,11 @@ class Sample:
         Raises:
             ValueError: a PNG mask cannot be read, has another size, or is not binary.
         """
-        return None if self.mask_parts is None else rasterise(self.mask_parts, self.size)
+        parts = self.mask_parts
+        if parts is None:
+            return None
+        drawn = parts if parts.polygons or parts.rles else None  # of files alone the files tell the content
+        return decoded_once((drawn, self.size, *map(file_stamp, parts.pngs)), lambda: rasterise(parts, self.size))
 
 
 def with_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping[str, Levels]) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Masks that can be read and may still be wrong: inverted ones, and fields of view in place of objects.
+"""Masks that can be read and may still be wrong: inverted ones, fields of view in place of objects, filled loops.
 
 The import and the pre-flight check note the same. Only the user can tell whether such masks are right.
 """
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from scipy.ndimage import distance_transform_edt, label
+from skimage.morphology import skeletonize
 
 from rl_reward_network.data.masks import without_soft_edges
 
@@ -17,6 +19,10 @@ ALIKE = 0.9  # overlap of the thumbnails of fields of view; those of organs and 
 LARGE = 0.3  # share of the image that a field of view covers at least
 FEW = 3  # masks, below which nothing is said of all
 FLAT_VALUES = 8  # colours, up to which a picture is no photograph
+FILLED = (12.0, 0.5)  # times the branches' width, and share of the mask; real trees reach 11, filled ones 17 to 48
+WIDE = 3.0  # times the branches' width
+BRANCHES = 0.35  # quantile of the widths along all centre lines, those of filled loops included: the branches' width
+PIXELS = 10**6  # of an outline; a larger one is subsampled
 EXTREME = 0.5  # share of pixels that are quite black or quite white in a mask with soft edges, at least
 
 
@@ -81,3 +87,31 @@ def looks_like_mask(image: np.ndarray) -> bool:
     if not grey or grid.max() != 255 or black + white < EXTREME:
         return False
     return set(np.unique(without_soft_edges(grid)).tolist()) == {0, 255}
+
+
+def has_filled_loops(mask: np.ndarray) -> bool:
+    """Whether a bool (H, W) mask is probably the outer outline of a tree of thin branches, with its loops filled.
+
+    Width is measured along the centre lines of the largest part. An outer outline round a tree with loops is thin along
+    many of its lines, while most of its pixels lie in the filled loops.
+    """
+    if not mask.any():
+        return False
+    part = _largest_part(mask)
+    radius = distance_transform_edt(part)
+    thin = np.quantile(radius[skeletonize(part)], BRANCHES)
+    deep = radius > WIDE * thin
+    if radius.max() <= FILLED[0] * thin or not deep.any():
+        return False
+    wide = (distance_transform_edt(~deep) <= WIDE * thin) & part
+    return bool(wide.sum() > FILLED[1] * part.sum())
+
+
+def _largest_part(mask: np.ndarray) -> np.ndarray:
+    """The largest connected part of a mask, cut out with a border, every k-th pixel of a very large one."""
+    parts, _ = label(mask, np.ones((3, 3)))
+    part = parts == np.bincount(parts.ravel())[1:].argmax() + 1
+    rows, cols = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    cut = part[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
+    step = int(np.ceil(np.sqrt(cut.size / PIXELS)))
+    return np.pad(cut[::step, ::step], 1)

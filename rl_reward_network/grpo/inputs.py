@@ -28,9 +28,8 @@ from rl_reward_network.inputs.loading import (
     read_samples,
     regions_summary,
     split_samples,
-    unlabelled_of,
 )
-from rl_reward_network.inputs.unlabelled import Unlabelled
+from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.sa2va.loading_sa2va import check_device, check_first_gpu, check_flash_attn
 from rl_reward_network.rewards.learned import ForegroundMaps

@@ -6,7 +6,6 @@ They are written into config.json of a run, and found again from it after the fo
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,6 @@ from rl_reward_network.data_import.layouts import LAYOUTS, recognise_layout
 from rl_reward_network.data_import.survey import ImportOptions, report_lines, survey_source
 from rl_reward_network.data_import.write import (
     FORMAT_VERSION,
-    check_named_alike,
     check_target,
     import_notes,
     write_import,
@@ -48,7 +46,7 @@ from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig, pick_fields
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
-from rl_reward_network.inputs.unlabelled import Unlabelled, open_unlabelled
+from rl_reward_network.inputs.unlabelled import Unlabelled, unlabelled_of
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import check_device
 from rl_reward_network.run import Run, portable
@@ -146,30 +144,6 @@ def open_inputs(
     segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype, config.image_resize)
     bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
-
-
-def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split, finished: bool = False) -> Unlabelled | None:
-    """The images of `unlabelled_root`; None without such a folder.
-
-    Args:
-        config: names the folder.
-        samples, split: of the data.
-        finished: of a finished run that is evaluated: what is refused gives a warning, and None.
-
-    Raises:
-        ValueError: as `open_unlabelled`, and as `check_named_alike`.
-    """
-    if config.unlabelled_root is None:
-        return None
-    levels = given_levels(config.bit_depth, None)
-    check_named_alike(config.data_root, config.unlabelled_root)
-    try:
-        return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
-    except ValueError as error:
-        if not finished:
-            raise
-        warnings.warn(f"the unlabelled images are left out of the evaluation: {error}", stacklevel=2)
-        return None
 
 
 def check_inputs(config: RunConfig) -> None:

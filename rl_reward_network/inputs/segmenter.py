@@ -3,14 +3,17 @@
 import hashlib
 import json
 import warnings
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from rl_reward_network.artefacts import weights_fingerprint
+from rl_reward_network.data.images import file_stamp
 from rl_reward_network.env.mask_bank import FrozenAnswer
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
@@ -22,7 +25,7 @@ MASK_RULES = 1  # increase when the computation of masks changes; stored masks a
 NO_MASK_LOGIT = -32.0  # an answer without [SEG] is an empty mask: probability 1e-14, exact in float16
 
 
-@dataclass
+@dataclass(eq=False)
 class Sa2VASegmenter:
     """A frozen Sa2VA that answers prompts with masks.
 
@@ -86,16 +89,31 @@ def load_segmenter(
 ) -> Sa2VASegmenter:
     """The checkpoint at `model_path` as a segmenter.
 
+    A segmenter of the same files and settings that is still in use is shared, so that a process loads Sa2VA once.
+
     One tile by default: a choice among prompts does not need the 12 of prediction, which cost 7 to 10 times as much.
 
     Raises:
         ValueError: as `load_sa2va_model`.
     """
+    key = (_stamps(model_path), device, batch_size, max_new_tokens, max_tiles, dtype, image_resize)
+    if (loaded := _LOADED.get(key)) is not None:
+        return loaded
     model, processor = load_sa2va_model(model_path, device, dtype=dtype)
     processor.max_tiles = max_tiles
     processor.set_image_resize(image_resize)
     fingerprint = answers_fingerprint(model, processor, max_new_tokens)
-    return Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint)
+    return _LOADED.setdefault(key, Sa2VASegmenter(model, processor, batch_size, max_new_tokens, fingerprint))
+
+
+_LOADED: WeakValueDictionary[Hashable, Sa2VASegmenter] = WeakValueDictionary()
+"""The segmenters that are in use: steps that run in one process share one."""
+
+
+def _stamps(model_path: str | Path) -> Hashable:
+    """The files of a model's folder with their times, or the name of one that is no folder."""
+    folder = Path(model_path)
+    return (str(folder.resolve()), *map(file_stamp, sorted(folder.iterdir()))) if folder.is_dir() else str(model_path)
 
 
 def answers_fingerprint(model: Sa2VAForConditionalGeneration, processor: Sa2VAProcessor, max_new_tokens: int) -> str:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key, recognise_annotations
-from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, image_header, load_image, measured_levels
+from rl_reward_network.data.images import DATA_SET, IMAGE_SUFFIXES, given_levels, image_header, measured_levels
 from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, with_levels
 from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data.readers import REGIONS, read_images
 from rl_reward_network.data.splits import Split, one_spelling, patient_key, select
 from rl_reward_network.data_import.files import images_and_masks
+from rl_reward_network.data_import.write import check_named_alike
 from rl_reward_network.depth import Levels
+from rl_reward_network.inputs.config import RunConfig
 
 FLAG = "--unlabelled_root"
 APART_FROM = ("reward", "val", "test")  # splits whose patients must not be among the unlabelled ones
@@ -50,6 +52,30 @@ class Unlabelled:
         masks = sum(sample.labelled for sample in self.samples)
         ignored = f", {masks} of them with a mask that training does not read" if masks else ""
         return f"{len(self.samples)} unlabelled images of {groups} groups{ignored}"
+
+
+def unlabelled_of(config: RunConfig, samples: list[Sample], split: Split, finished: bool = False) -> Unlabelled | None:
+    """The images of `unlabelled_root`; None without such a folder.
+
+    Args:
+        config: names the folder.
+        samples, split: of the data.
+        finished: of a finished run that is evaluated: what is refused gives a warning, and None.
+
+    Raises:
+        ValueError: as `open_unlabelled`, and as `check_named_alike`.
+    """
+    if config.unlabelled_root is None:
+        return None
+    levels = given_levels(config.bit_depth, None)
+    check_named_alike(config.data_root, config.unlabelled_root)
+    try:
+        return open_unlabelled(config.unlabelled_root, samples, split, config.group_regex, levels)
+    except ValueError as error:
+        if not finished:
+            raise
+        warnings.warn(f"the unlabelled images are left out of the evaluation: {error}", stacklevel=2)
+        return None
 
 
 def open_unlabelled(
@@ -164,7 +190,7 @@ def _looks(samples: Sequence[Sample]) -> list[tuple[str, bool]]:
     """
 
     def look(sample: Sample) -> tuple[str, bool]:
-        image = load_image(sample.image_path)
+        image = replace(sample, levels=None).load_image()
         return pixels_digest(image), looks_like_mask(image)
 
     with ThreadPoolExecutor() as threads:

@@ -1,44 +1,170 @@
-"""Masks that look wrong from afar, and pictures that look like masks."""
+"""Masks that may be wrong: inverted, fields of view, filled loops, images that are masks, partial labels."""
+
+import json
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import binary_dilation, binary_fill_holes, gaussian_filter
+from skimage import filters
 
-from rl_reward_network.data.mask_checks import field_of_view, looks_like_mask, mask_shape
-from tests.conftest import tube_image
+from rl_reward_network.data.annotations import read_annotations
+from rl_reward_network.data.mask_checks import field_of_view, has_filled_loops, looks_like_mask, mask_shape
+from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
+from rl_reward_network.data.readers import read_images
+from rl_reward_network.data.ridges import (
+    MIN_IMAGES,
+    SUSPICIOUS,
+    LabelCheck,
+    check_labels,
+    ridge_strength,
+    unlabelled_ratio,
+)
+from tests.conftest import CHASE, SHARED, needs_chase, smooth_image
 
-ROWS, COLUMNS = np.mgrid[:60, :80]
-
-
-def disc(radius: float, row: float = 30, column: float = 40) -> np.ndarray:
-    return np.asarray(np.hypot(ROWS - row, COLUMNS - column) < radius)
-
-
-def test_fields_of_view_are_noted_and_objects_are_not() -> None:
-    fields = [mask_shape(disc(28 + number % 2)) for number in range(6)]
-    assert field_of_view(fields).startswith("all 6 masks cover nearly the same 5")
-    assert field_of_view(fields[:2]) == "", "too few"
-    lungs = [mask_shape(disc(26, 24 + 3 * number, 30 + 5 * number)) for number in range(5)]
-    vessels = [mask_shape(tube_image(48, number)[1] > 0) for number in range(6)]
-    small = [mask_shape(disc(9))] * 6
-    assert [field_of_view(shapes) for shapes in (lungs, vessels, small)] == [""] * 3
-
-
-def soft(mask: np.ndarray) -> np.ndarray:
-    return np.repeat((gaussian_filter(mask.astype(float), 0.7) * 255).round().astype(np.uint8)[..., None], 3, 2)
+ROWS, COLS = np.mgrid[0:200, 0:200]
+SIDE = 160
 
 
-def test_pictures_that_look_like_masks() -> None:
-    mask = disc(20)
-    grey = np.repeat((mask * 255).astype(np.uint8)[..., None], 3, 2)
-    for image in (grey, grey // 255, 255 - grey, grey * [1, 0, 0], soft(mask), mask * np.uint16(900)):
-        assert looks_like_mask(image.astype(np.uint16 if image.ndim == 2 else np.uint8))
-    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3)).astype(np.uint8)
-    blank = np.zeros((60, 80, 3), np.uint8)
-    for image in (noise, noise[..., 0], blank, blank + 255, tube_image(48, 0)[0]):
-        assert not looks_like_mask(image)
+def disc(row: float, col: float, radius: float) -> np.ndarray:
+    return (ROWS - row) ** 2 + (COLS - col) ** 2 <= radius**2
 
 
-@pytest.mark.parametrize("inverted", [False, True])
-def test_a_background_looks_inverted(inverted: bool) -> None:
-    assert mask_shape(disc(10) != inverted).inverted == inverted
+def tree() -> np.ndarray:
+    """Crossing branches, 5 pixels wide, that enclose background."""
+    mask = np.zeros((200, 200), bool)
+    for place in (40, 100, 160):
+        mask[place - 2 : place + 3, 5:195] = mask[5:195, place - 2 : place + 3] = True
+    return mask
+
+
+RING = (np.abs(np.hypot(ROWS - 100, COLS - 100) - 60) < 3) | ((np.abs(ROWS - 100) < 3) & (np.abs(COLS - 100) > 60))
+
+
+@pytest.mark.parametrize(
+    ("mask", "inverted"),
+    [
+        *[(~tree(), True), (~disc(100, 100, 70), True), (tree(), False), (disc(100, 100, 98), False)],
+        *[(np.zeros((200, 200), bool), False), (disc(100, 100, 30), False), (ROWS > 80, False)],
+    ],
+)
+def test_a_background_that_was_drawn_looks_inverted(mask: np.ndarray, inverted: bool) -> None:
+    assert mask_shape(mask).inverted == inverted
+
+
+def test_fields_of_view_are_alike_and_large() -> None:
+    view = mask_shape(disc(100, 100, 90))
+    assert "all 4 masks cover nearly the same 63.6%" in field_of_view([view] * 4)
+    for shapes in ([view] * 2, [view] * 3 + [mask_shape(disc(60, 60, 70))], [mask_shape(tree())] * 4):
+        assert field_of_view(shapes) == ""
+
+
+@pytest.mark.parametrize(
+    ("mask", "filled"),
+    [
+        *[(tree(), False), (binary_fill_holes(tree()), True), (RING, False), (binary_fill_holes(RING), True)],
+        (tree() & (ROWS < 150), False),  # open ends
+        (binary_dilation(tree(), iterations=6), False),  # branches that touch are thick
+        (np.kron(binary_fill_holes(tree()), np.ones((6, 6), bool)), True),  # thinned out
+        (disc(100, 100, 80), False),
+        (disc(100, 100, 80) | disc(15, 15, 3) | disc(185, 15, 3) | disc(15, 185, 4), False),  # lesions
+        ((ROWS > 20) & (ROWS < 180) & (COLS > 60) & (COLS < 140), False),
+        (np.abs(ROWS - 100 - 40 * np.sin(COLS / 30)) < 6, False),  # a vessel
+        (np.abs(ROWS - 100) < 1 + COLS / 8, False),  # a vessel that tapers to a tenth
+        (disc(100, 100, 12) | (np.abs(ROWS - 100) < 3), False),  # an aneurysm
+        *[(disc(100, 100, 0), False), (np.eye(200, dtype=bool), False), (np.zeros((9, 9), bool), False)],
+    ],
+)
+def test_loops_that_were_filled_are_seen(mask: np.ndarray, filled: bool) -> None:
+    assert has_filled_loops(mask) == filled
+
+
+@needs_chase
+@pytest.mark.filterwarnings("ignore:.*keys that are not read")
+@pytest.mark.parametrize(("file", "expected"), [("annotations.json", False), ("annotations_outer.json", True)])
+def test_outer_outlines_of_real_vessels_are_seen(file: str, expected: bool) -> None:
+    sample, *_ = read_annotations(CHASE, annotations=file)
+    polygons = json.loads((CHASE / file).read_text())[0]["mask"]
+    parts = sum((parse_polygon(polygon, sample.size) for polygon in polygons), MaskParts())
+    assert has_filled_loops(rasterise(parts, sample.size)) is expected
+
+
+def picture_of(mask: np.ndarray, blur: float = 0) -> np.ndarray:
+    return np.asarray((gaussian_filter(mask.astype(float), blur) * 255).round().astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        *[
+            (picture_of(disc(100, 100, 50)), True),
+            (np.repeat(picture_of(disc(99, 99, 50))[..., None], 3, axis=2), True),
+        ],
+        (picture_of(disc(100, 100, 50), 0.5), True),  # soft edges
+        *[(np.zeros((64, 64), np.uint8), False), (smooth_image(64, 64), False), (smooth_image(64, 64)[..., 0], False)],
+        (disc(100, 100, 50) * np.uint16(3), True),  # classes of more than 8 bit
+    ],
+)
+def test_pictures_of_a_few_flat_colours_look_like_masks(image: np.ndarray, expected: bool) -> None:
+    assert looks_like_mask(image) == expected
+
+
+def vessels(branches: int, dark: bool = True, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A grey image with a trunk and clearer branches to the right, and the masks of trunk and of branches."""
+    trunk, twigs = np.zeros((2, SIDE, SIDE), dtype=bool)
+    trunk[5:155, 40:44] = True
+    for row in range(20, 20 + 20 * branches, 20):
+        twigs[row : row + 4, 44:140] = True
+    noise = np.random.default_rng(seed).normal(0, 3, (SIDE, SIDE))
+    grey = 128 + (-60 if dark else 60) * gaussian_filter(trunk + 1.5 * twigs, 1) + noise
+    return np.repeat(grey.clip(0, 255).astype(np.uint8)[..., None], 3, axis=2), trunk, twigs & ~trunk
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_length_of_what_labels_leave_out_is_measured(dark: bool) -> None:
+    image, trunk, twigs = vessels(3, dark)
+    assert unlabelled_ratio(image, trunk | twigs) == 0
+    expected = pytest.approx(3 * 93 / 150, rel=0.1)  # without the edge of the label
+    assert unlabelled_ratio(image, trunk) == expected
+    larger = [np.kron(x, np.ones((7, 7) + (1,) * (x.ndim - 2), dtype=x.dtype)) for x in (image, trunk)]
+    assert unlabelled_ratio(*larger) == expected, "large images are reduced"
+    one = twigs & (np.arange(SIDE)[:, None] < 30)
+    assert unlabelled_ratio(image, trunk | one) == pytest.approx(2 * 93 / 244, rel=0.1)
+
+
+def test_tubes_apart_from_the_tree_fainter_ones_and_other_shapes_do_not_count() -> None:
+    image, trunk, twigs = vessels(3)
+    apart = image.copy()
+    apart[:, 44:60] = image[1, 1]  # the branches no longer reach the trunk
+    assert unlabelled_ratio(apart, trunk) == 0
+    faint = np.where(twigs[..., None], (image.astype(int) + 4 * 128) // 5, image).astype(np.uint8)
+    assert (unlabelled_ratio(faint, trunk) or 0) < 0.1
+    for mask in (disc(80, 80, 50)[:SIDE, :SIDE], np.zeros((SIDE, SIDE), dtype=bool)):
+        assert unlabelled_ratio(image, mask) is None
+
+
+def test_the_note_is_given_for_the_median_of_enough_images() -> None:
+    images = [vessels(3, seed=seed) for seed in range(MIN_IMAGES)]
+    partly = check_labels((image, trunk) for image, trunk, _ in images)
+    assert partly.images == MIN_IMAGES
+    assert f"{partly.unlabelled_ratio:.1f} times" in (partly.note or "")
+    assert check_labels((image, trunk | twigs) for image, trunk, twigs in images).note is None
+    assert check_labels((image, trunk) for image, trunk, _ in images[:-1]) == LabelCheck(None, MIN_IMAGES - 1)
+    assert [bool(LabelCheck(ratio, 9).note) for ratio in (SUSPICIOUS, SUSPICIOUS - 0.01)] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*keys that are not read")
+@pytest.mark.parametrize(("name", "step", "complete"), [("arcade", 54, False), ("chase_db1", 3, True)])
+def test_real_labels(name: str, step: int, complete: bool) -> None:
+    if not (SHARED / "realdata" / name).is_dir():
+        pytest.skip(f"{name} is not here: real data are not part of the project")
+    samples = read_images(SHARED / "realdata" / name)[::step]
+    masks = ((sample.load_image(), sample.load_mask()) for sample in samples)
+    check = check_labels((image, mask) for image, mask in masks if mask is not None)
+    assert check.images >= 9
+    assert (check.note is None) == complete
+
+
+def test_ridges_of_both_polarities_equal_two_calls_of_the_filter_of_scikit_image() -> None:
+    grey = np.random.default_rng(0).random((40, 50))
+    for strength, black in zip(ridge_strength(grey, (1, 2, 3)), (True, False), strict=True):
+        np.testing.assert_array_equal(strength, filters.sato(grey, sigmas=(1, 2, 3), black_ridges=black))

@@ -11,10 +11,9 @@ import pytest
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.inputs import loading
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.doctor import DataChoice, check_data
+from rl_reward_network.inputs.config import RegionConfig, RunConfig
+from rl_reward_network.inputs.doctor import check_data
 from rl_reward_network.inputs.loading import describe_run, imported_root, open_inputs, own_format, saved_config
-from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.data_import.sources import coco_content, picture, save, truth, write_json, write_pairs
@@ -59,13 +58,13 @@ def test_the_main_job_says_what_it_takes_the_folder_for_and_imports_it_once(
 def test_grpo_and_the_doctor_use_the_same_folder() -> None:
     source = write_pairs(Path("photos"), count=8)
     config = open_grpo_inputs(own(source)).config
-    choice = DataChoice(source, "annotations", None, None, 0, None, groups="none", output_dir=config.output_dir)
-    finding = check_data(DEFAULT_MODEL, choice)
+    regions = RegionConfig("annotations")
+    finding = check_data(own(source), regions)
     assert "8 annotated images, 8 with a mask" in finding.details
     assert any("Possible leak" in note for note in finding.notes)
     assert list(Path("outputs/imported").glob("[!.]*")) == [config.data_root]
     with pytest.raises(ValueError, match="--groups none"):
-        check_data(DEFAULT_MODEL, replace(choice, groups=None))
+        check_data(RunConfig(data_root=source), regions)
 
 
 def test_another_folder_for_other_files_options_and_tables() -> None:

@@ -1,15 +1,19 @@
 """Which data are read, which are rendered first, and their levels."""
 
 import json
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import rl_reward_network.embedded.datasets as embedded
-from rl_reward_network.data import annotations
+from rl_reward_network.data import annotations, images
+from rl_reward_network.data.splits import SPLITS
+from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.inputs import loading
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import decode_files, describe_run, open_inputs, read_samples, saved_config
@@ -106,3 +110,50 @@ def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:
 
     with pytest.raises(ValueError, match=r"^1\.png: damaged \(and 1 more of 3 checked\)$"):
         decode_files([lambda: 0, lambda: damaged(1), lambda: damaged(2)])
+
+
+def test_from_the_check_to_the_report_each_file_is_decoded_once(
+    without_model: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, decoded, read = write_tiny_data(Path("counted"), images=12, size=48), Counter[Path](), images._read
+
+    def counted(path: Path, decode: bool = True, most_pixels: int = images.MOST_PIXELS) -> Image.Image:
+        decoded[path] += decode
+        return read(path, decode, most_pixels)
+
+    monkeypatch.setattr(images, "_read", counted)
+    for _ in ("training", "evaluation"):
+        inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs")))
+        inputs = replace(inputs, bank=MaskBank(Path("bank"), answer, "none", ["vessel"]))
+        for split in SPLITS:
+            picked = inputs.pick(split, 12)
+            inputs.bank.build(sample.load_image() for sample in picked)
+            for sample in picked:
+                assert sample.load_image().shape == (*sample.size, 3)
+                assert sample.load_mask() is not None
+    assert len(decoded) == 24
+    assert set(decoded.values()) == {1}
+    inputs.samples[0].load_image()[:] = 0
+    assert inputs.samples[0].load_image().any(), "callers have arrays of their own"
+
+
+def answer(image: np.ndarray, prompts: list[str]) -> FrozenAnswer:
+    return FrozenAnswer(np.zeros((len(prompts), 4, 4), np.float32), np.zeros(2, np.float32))
+
+
+def test_decoded_images_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_DECODED", kept := images._Decoded())
+    monkeypatch.setattr(images, "MOST_DECODED", 3 * 64)
+    rng, calls = np.random.default_rng(0), Counter[int]()
+    arrays: dict[int, np.ndarray] = {0: rng.integers(0, 2, (8, 8)).astype(bool)}
+    grey, colours = (rng.integers(0, 256, (2, 8, 8, channels), dtype=np.uint8) for channels in (1, 3))
+    arrays |= {1: np.repeat(grey[0], 3, axis=2), 2: np.repeat(grey[1], 3, axis=2), 3: colours[0]}
+
+    def decode(number: int) -> np.ndarray:
+        calls[number] += 1
+        return arrays[number]
+
+    for number in (0, 1, 0, 1, 2, 0, 3, 3, 0):
+        np.testing.assert_array_equal(images.decoded_once(number, lambda n=number: decode(n)), arrays[number])  # type: ignore[misc]
+        assert kept.bytes == sum(packed.nbytes for packed, _ in kept.kept.values()) <= 3 * 64
+    assert calls == {0: 2, 1: 1, 2: 1, 3: 1}, "a mask of 64 pixels takes 8 bytes, a grey image 64"
