@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
-    for name in ("rl_reward_network", "scripts", "tests", "benchmarks", "tools"):
+    for name in ("rl_reward_network", "scripts", "tests", "benchmarks", "tools", "examples"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     run([sys.executable, "-m", *BUILD, target, source], target)
     (file,) = target.glob("*.whl")

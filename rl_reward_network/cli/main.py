@@ -9,7 +9,6 @@ from rl_reward_network import __version__
 COMMANDS = {
     "doctor": "pre-flight table: packages, model, data, GPU, disk, and how to supply what is missing",
     "segment": "segment images with a checkpoint or with a run's prompt policy",
-    "demo": "try a model in the browser: masks, predicted quality, captions of regions",
     "reward": "step 1: train the reward network",
     "prompts": "step 2: train the prompt policy by PPO",
     "operations": "experiment 2: train a policy that edits masks by operations",
@@ -24,6 +23,7 @@ COMMANDS = {
 SUBCOMMANDS = {"data import": "data_import"}  # two words -> file
 MOVED = {  # former commands -> what to run in a checkout instead
     "nano": "python -m tools.nano",
+    "demo": "python -m examples.demo",
     "dlc-bench": "python -m benchmarks.dlc_bench",
     "consistency": "python -m pytest tests/grpo/test_recipe.py",
 }

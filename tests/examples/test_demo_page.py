@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
@@ -23,8 +25,10 @@ from PIL import Image
 
 gradio = pytest.importorskip("gradio", reason="needs Gradio: pip install -e '.[demo]'")
 
-from rl_reward_network.demo.examples import write_examples  # noqa: E402
-from rl_reward_network.demo.page import drawn_region, guarded, launch  # noqa: E402
+from examples.demo import page as page_module  # noqa: E402
+from examples.demo.answers import Answers, write_examples  # noqa: E402
+from examples.demo.page import drawn_region, fill_page, guarded, launch  # noqa: E402
+from rl_reward_network.segment.maker import MaskMaker  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7897
@@ -66,6 +70,29 @@ def test_errors_become_escaped_messages() -> None:
     assert "the model failed (MemoryError)" in message_of(MemoryError())
 
 
+def test_components_show_what_the_model_has_and_leave_files_undecoded(tmp_path: Path) -> None:
+    """A layer of 144 megapixels is a small file and gigabytes of memory."""
+    plain = Answers(MaskMaker(None, None, 64, "two", {}, None, None), ("one", "two"), "model", Path("uploads"))
+    trained: Any = {"policy": object(), "network": object()}
+    for answers, chosen, label in (
+        (plain, ("two", False, False), "all prompts"),
+        (
+            replace(plain, maker=replace(plain.maker, **trained)),
+            ("one", True, True),
+            "all prompts, with predicted Dice",
+        ),
+    ):
+        with gradio.Blocks():
+            parts = fill_page(answers, [])
+        assert (parts["prompt"].value, parts["by_policy"].value, parts["by_policy"].visible) == chosen
+        assert (parts["gallery"].label, parts["gallery"].format) == (label, "png")
+    file = SimpleNamespace(path="layer.png", orig_name="layer.png")
+    given = parts["drawing"].preprocess(SimpleNamespace(id=None, background=file, layers=[file, b"b"], composite=file))
+    assert given == {"background": None, "layers": ["layer.png", b"b"], "composite": None}
+    assert parts["image"].preprocess(file) == "layer.png"
+    assert not list(Path(page_module.__file__).parent.glob("*.pyi"))
+
+
 def test_the_page_asks_for_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over HTTP, neither the page nor its calls are there without it."""
     with gradio.Blocks(analytics_enabled=False) as page:
@@ -91,7 +118,7 @@ def test_the_page_asks_for_the_password(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a demo of the embedded model, served by the command as a user starts it."""
-    command = [sys.executable, "-m", "rl_reward_network.cli", "demo", "--device", "cpu", "--port", str(PORT)]
+    command = [sys.executable, "-m", "examples.demo", "--device", "cpu", "--port", str(PORT)]
     uploads = tmp_path_factory.mktemp("uploads")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(uploads)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:

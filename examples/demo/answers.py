@@ -1,4 +1,7 @@
-"""What the page shows, from the image and the words of the user; nothing here knows of the browser."""
+"""What the page shows, from the image and the words of the user; nothing here knows of the browser.
+
+Images are read from the folder of the server alone, and shrunk to what a model can use.
+"""
 
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -6,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps
+from PIL import Image
 
-from rl_reward_network.demo.uploads import open_upload
+from rl_reward_network.data.images import decode_grid, load_for_model
+from rl_reward_network.depth import Levels
+from rl_reward_network.embedded.angiograms import render_series
+from rl_reward_network.embedded.regions import make_scenes
 from rl_reward_network.env.actions import action_masks, prompts_of
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
@@ -26,6 +33,9 @@ DRAWN: dict[RegionPrompt, str] = {  # said with a caption of a Qwen-VL
     "outline": " (This model cannot be shown a region: it was asked about a picture with a red outline around it.)",
     "crop": " (This model cannot be shown a region: it was asked about a picture cropped to it.)",
 }
+LOOKS = ("plain", "bright", "faint")  # of the example angiograms
+LONGEST_SIDE = 1024  # pixels; SAM 2 sees no more, and a larger mask holds the server for minutes
+MOST_PIXELS = 50_000_000  # larger files are not decoded; cameras of phones give 48 million
 SEGMENTER = "Sa2VA"  # the source of masks that intervals are taken of
 
 
@@ -71,7 +81,7 @@ class Answers:
 
     def open(self, path: str | None) -> np.ndarray:
         """An uploaded image, uint8 (H, W, 3), shrunk if it is large; errors as in `open_upload`."""
-        return open_upload(path, self.folder, self.maker.levels).image
+        return open_upload(path, self.folder, self.maker.levels)[0]
 
     def segment(self, path: str | None, prompt: str | None, by_policy: bool, weight: float) -> Pictures:
         """The answer to a prompt.
@@ -85,13 +95,10 @@ class Answers:
         Raises:
             ValueError: as `open`; an empty or long prompt; no policy.
         """
-        opened = open_upload(path, self.folder, self.maker.levels)
+        image, note = open_upload(path, self.folder, self.maker.levels)
         if by_policy and self.maker.policy is None:
             raise ValueError("no policy was loaded: start the demo with --policy RUN, or choose a prompt")
-        result = self.maker.answer(opened.image, None if by_policy else checked_prompt(prompt))
-        return self._pictures(opened.image, result, weight, opened.note)
-
-    def _pictures(self, image: np.ndarray, result: Answered, weight: float, note: str) -> Pictures:
+        result = self.maker.answer(image, None if by_policy else checked_prompt(prompt))
         errors = fused = None
         if result.scorer is not None:
             expected = error_map(result.mask.astype(np.float32), result.scorer.foreground_prob)
@@ -178,6 +185,77 @@ def checked_prompt(prompt: str | None) -> str:
     if len(words) > LONGEST_PROMPT:
         raise ValueError(f"the prompt has {len(words):,} characters, expected at most {LONGEST_PROMPT:,}; shorten it")
     return words
+
+
+def check_upload(path: str | Path, folder: Path) -> Path:
+    """The file, links resolved; whoever can reach the page could name any file of the computer.
+
+    Args:
+        path: as the browser names it.
+        folder: of uploads and examples.
+
+    Raises:
+        ValueError: it lies elsewhere, or was deleted.
+    """
+    file = Path(path).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise ValueError("the image is no upload and no example: upload it")
+    if not file.is_file():
+        raise ValueError(f"{file.name}: uploads are deleted after an hour or two; upload it again")
+    return file
+
+
+def open_upload(path: str | None, folder: Path, levels: Levels | None) -> tuple[np.ndarray, str]:
+    """An uploaded image or an example, uint8 (H, W, 3), at most `LONGEST_SIDE` pixels long; and how it was shrunk.
+
+    Args:
+        path: of the image.
+        folder: of uploads and examples.
+        levels: as in `load_for_model`.
+
+    Raises:
+        ValueError: no image, a file elsewhere, a file that is no image, or one that is too large.
+    """
+    if not path:
+        raise ValueError("there is no image yet: upload one, or pick an example")
+    file = check_upload(path, folder)
+    try:
+        image, _ = load_for_model(file, levels, MOST_PIXELS)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(file), file.name)) from None
+    height, width = image.shape[:2]
+    if max(height, width) <= LONGEST_SIDE:
+        return image, ""
+    small = Image.fromarray(image)
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    return np.array(small), f"{width} x {height} pixels, shrunk to {small.width} x {small.height}"
+
+
+def open_layer(layer: str | bytes, folder: Path) -> np.ndarray:
+    """bool (H, W): where a layer of a drawing is not transparent.
+
+    Args:
+        layer: path or bytes of an image file with transparency.
+        folder: of uploads.
+
+    Raises:
+        ValueError: a file elsewhere, no image, larger than a picture of the page, or without transparency.
+    """
+    data = layer if isinstance(layer, bytes) else check_upload(layer, folder).read_bytes()
+    grid = decode_grid(data, "the drawing", LONGEST_SIDE**2)
+    if grid.ndim != 3 or grid.shape[2] not in (2, 4):
+        raise ValueError("the drawing: expected an image with transparency; draw it on this page")
+    return grid[..., -1] > 0
+
+
+def write_examples(folder: Path) -> list[Path]:
+    """Write angiograms of three looks and a scene of coloured objects; returns the files."""
+    folder.mkdir(parents=True)
+    pictures = {look: next(render_series(np.random.default_rng(1), look, 1)).image for look in LOOKS}
+    pictures["scene"] = next(make_scenes(1, 0)).image
+    for name, picture in pictures.items():
+        Image.fromarray(picture).save(folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in pictures]
 
 
 def interval_refusal(config: RewardNetworkConfig) -> str | None:

@@ -1,0 +1,1 @@
+"""Programs that show what the package can do; run from a checkout."""
