@@ -31,10 +31,10 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import make_split, select
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.loading import check_files
-from rl_reward_network.ppo.config import PromptPPOConfig
+from rl_reward_network.ppo.contexts import PromptTable, load_tables, ridge_choices, save_tables
 from rl_reward_network.ppo.policy import choose_prompts
-from rl_reward_network.ppo.ppo import train_prompt_policy
-from rl_reward_network.ppo.tables import PromptTable, load_tables, ridge_choices, save_tables
+from rl_reward_network.ppo.prompts import train_prompt_policy
+from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.report.baselines import POLICY, RIDGE, compare
 from rl_reward_network.report.deployment import Deployment, decide, stack
 from rl_reward_network.report.metrics import SampleTable
@@ -103,7 +103,7 @@ def measured(count: int) -> dict[str, float]:
         timed("save tables", lambda: save_tables(folder / "t.json", {"policy": entries, "val": entries}))
         loaded = timed("load tables", lambda: load_tables(folder / "t.json"))["policy"]
         contexts = [entry.context for entry in loaded]
-        ppo = PromptPPOConfig()
+        ppo = PPOSettings(learning_rate=3e-4)
         model = timed("PPO, 2000 steps", lambda: train_prompt_policy(contexts, contexts, ppo, folder / "run"))
         tables, chosen = [entry.table for entry in loaded], choose_prompts(model, contexts)
         deployment = timed("decide", lambda: decide_on(tables, chosen))

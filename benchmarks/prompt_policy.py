@@ -25,13 +25,12 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.observation import observe_image
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.env.vector_env import make_vector_env
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.ppo.config import PromptPPOConfig
-from rl_reward_network.ppo.policy import NET_ARCH, architecture
-from rl_reward_network.ppo.ppo import new_ppo, one_thread, train_prompt_policy
-from rl_reward_network.ppo.stage import policy_plan
+from rl_reward_network.ppo.policy import NET_ARCH
+from rl_reward_network.ppo.prompts import policy_plan, standardised, train_prompt_policy
+from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.ppo.train import make_vector_env, new_ppo, one_thread
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def main(args: Args) -> None:
     contexts = random_contexts(inputs, train)
     sides = (lambda: on_cartpole(ppo), lambda: on_the_bank(contexts, ppo), lambda: as_step_2(contexts, ppo))
     rounds = [[seconds(side) for side in sides] for _ in range(args.repeats)]
-    for place, name in enumerate(("CartPole", "the bank", "the bank, with validation, curves and checkpoints")):
+    for place, name in enumerate(("CartPole", "the bank", "the bank, with validation and curves")):
         rate = ppo.whole_timesteps / statistics.median(times[place] for times in rounds)
         ratios = [times[0] / times[place] for times in rounds]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
@@ -102,21 +101,21 @@ def random_contexts(inputs: RunInputs, samples: list[Sample]) -> list[PromptCont
     ]
 
 
-def on_the_bank(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
+def on_the_bank(contexts: list[PromptContext], config: PPOSettings) -> None:
     """PPO alone, as on CartPole."""
     with one_thread():
-        new_ppo(make_vector_env(contexts, config.n_envs, 0), architecture(contexts), config).learn(
+        new_ppo(make_vector_env(contexts, config.n_envs, 0), standardised(contexts), config).learn(
             config.whole_timesteps
         )
 
 
-def as_step_2(contexts: list[PromptContext], config: PromptPPOConfig) -> None:
-    """PPO with validation, curves and checkpoints, as in step 2."""
+def as_step_2(contexts: list[PromptContext], config: PPOSettings) -> None:
+    """PPO with validation and curves, as in step 2."""
     with tempfile.TemporaryDirectory() as folder:
         train_prompt_policy(contexts, contexts, config, Path(folder))
 
 
-def on_cartpole(config: PromptPPOConfig) -> None:
+def on_cartpole(config: PPOSettings) -> None:
     """The same PPO on CartPole."""
     venv = make_vec_env("CartPole-v1", config.n_envs, seed=0)
     settings: dict[str, Any] = {

@@ -4,15 +4,30 @@ The ranges hold for the same settings in Python, where `check_finite` is not cal
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar
 
+import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 RARE = "rare"  # metadata of a flag that only `--help-all` shows
-Value = TypeVar("Value")
+Value, Args = TypeVar("Value"), TypeVar("Args")
 Rare = Annotated[Value, RARE]
+
+
+def parse(args_type: Callable[..., Args], words: Sequence[str], **settings: Any) -> Args:
+    """The arguments of a command from its flags.
+
+    Where they have a method `presets`, which returns them with the defaults of their mode, those are the defaults.
+
+    Args:
+        args_type: a dataclass.
+        words: the flags.
+        settings: further arguments of `tyro.cli`.
+    """
+    args = tyro.cli(args_type, args=words, **settings)
+    return tyro.cli(args_type, args=words, default=args.presets(), **settings) if hasattr(args, "presets") else args
 
 
 def common_flags(hidden: set[tuple[type, str]]) -> ConstructorRegistry:

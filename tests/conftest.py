@@ -157,7 +157,7 @@ LONGEST_FIRST = (  # otherwise one process works on them alone at the end
     "tests/test_run_rl_train.py",
     "tests/test_ctrl_c.py",
     "tests/grpo/test_trainer.py",
-    "tests/ppo/test_stage.py",
+    "tests/ppo/test_prompts.py",
     "tests/tools/test_training.py",
     "tests/cli/test_bank.py",
     "tests/test_full_disk.py",

@@ -21,7 +21,7 @@ from rl_reward_network.cli.grpo_flags import LoRAArgs
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo.settings import GRPOSettings
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.ppo.config import PPOSettings
+from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.reward_training import stage as reward_stage
 from rl_reward_network.reward_training.stage import reward_plan
 from tests.conftest import write_tiny_data

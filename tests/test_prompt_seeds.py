@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.prompt_seeds import Tables, measured, shuffled, summary, without_vision
 from rl_reward_network.env.observation import IMAGE_FEATURES
-from rl_reward_network.ppo.stage import policy_plan
-from rl_reward_network.ppo.tables import PromptTable
+from rl_reward_network.ppo.contexts import PromptTable
+from rl_reward_network.ppo.prompts import policy_plan
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.rewards.table import MASK_REWARDS
-from tests.ppo.test_ppo import toy_contexts
+from tests.ppo.toys import toy_contexts
 
 PLAN = policy_plan("quick")
 

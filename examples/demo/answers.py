@@ -15,7 +15,6 @@ from rl_reward_network.data.images import decode_grid, load_for_model
 from rl_reward_network.depth import Levels
 from rl_reward_network.embedded.angiograms import render_series
 from rl_reward_network.embedded.regions import make_scenes
-from rl_reward_network.env.actions import action_masks, prompts_of
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.prompts import DESCRIBE, DESCRIBE_REAL
 from rl_reward_network.methods.masks import fusion
@@ -134,11 +133,10 @@ class Answers:
             ValueError: as `open`.
         """
         image = self.open(path)
-        asked, maker = prompts_of(self.prompts), self.maker
-        limits = {"max_new_tokens": maker.max_new_tokens, "batch_size": len(asked)}
-        (answers,) = maker.model.segment([image], list(asked), maker.processor, **limits)
-        joined = np.stack([answer.masks().any(axis=0) for answer in answers])
-        masks = action_masks(self.prompts, joined)
+        maker = self.maker
+        limits = {"max_new_tokens": maker.max_new_tokens, "batch_size": len(self.prompts)}
+        (answers,) = maker.model.segment([image], list(self.prompts), maker.processor, **limits)
+        masks = np.stack([answer.masks().any(axis=0) for answer in answers])
         scorer = maker.scorer(image)
         scores = [""] * len(masks)
         if scorer is not None:

@@ -13,7 +13,7 @@ import tyro
 
 from rl_reward_network.artefacts import FULL, REFUSED, write_remedy
 from rl_reward_network.cli.progress import calm_bars
-from rl_reward_network.flags import check_finite, common_flags
+from rl_reward_network.flags import check_finite, common_flags, parse
 
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
@@ -71,7 +71,7 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
         return _short_help(args_type, settings)
     if ignore_unknown:
         return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
-    return tyro.cli(args_type, args=words, **settings)
+    return parse(args_type, words, **settings)
 
 
 def _checked(args: Any) -> Any:

@@ -9,7 +9,7 @@ import tyro
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint
 from rl_reward_network.cli import grpo_flags, operations, prompts, reward
-from rl_reward_network.env.actions import prompt_of
+from rl_reward_network.flags import parse
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.stage import find_grpo_run
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
@@ -30,8 +30,8 @@ from rl_reward_network.methods.stage import MERGED
 from rl_reward_network.models.default import is_small
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo.post_stage import find_post_run
-from rl_reward_network.ppo.stage import find_policy_run
+from rl_reward_network.ppo.operations import find_post_run
+from rl_reward_network.ppo.prompts import find_policy_run
 from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 from rl_reward_network.reward_training.train import PRESETS
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET
@@ -88,7 +88,7 @@ class PartCommands:
 
     def _prompts(self, part: str, config: RunConfig, runs: Mapping[str, Path]) -> PartCommand:
         network = runs[REWARD_NET] / BEST_REWARD_NET
-        labels = ["--stop", "--reward", "dice"] if part == PROMPTS_LABELS else []
+        labels = ["--reward", "dice"] if part == PROMPTS_LABELS else []
         words = [self.mode, *flags_of(config), *flags_of(self.prompting), *labels, "--reward_net", str(network)]
 
         def find() -> Path | None:
@@ -111,7 +111,7 @@ class PartCommands:
         if part == AFTER:
             config = replace(config, model_path=str(runs[SUPERVISED] / MERGED))
         words = [self.mode, *flags_of(config), *self._grpo_flags(part, runs)]
-        words += ["--segment_question", prompt_of(self.inputs.prompts[0])]
+        words += ["--segment_question", self.inputs.prompts[0]]
         words += ["--max_dynamic_patch", str(self.prompting.max_tiles)]
 
         def find() -> Path | None:
@@ -172,7 +172,7 @@ def _trained_weights(run: Path) -> str:
 
 def parsed(args_type: Callable[..., Args], words: Sequence[str]) -> Args:
     """The arguments of a command from its flags."""
-    return tyro.cli(args_type, args=list(words), config=(tyro.conf.FlagCreatePairsOff,))
+    return parse(args_type, words, config=(tyro.conf.FlagCreatePairsOff,))
 
 
 def flags_of(settings: Any) -> list[str]:

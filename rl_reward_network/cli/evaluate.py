@@ -81,8 +81,8 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
+    from rl_reward_network.ppo.deploy import policy_folder
     from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
-    from rl_reward_network.ppo.policy import policy_folder
 
     moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)

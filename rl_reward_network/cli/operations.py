@@ -3,11 +3,11 @@
     sa2va-rl operations quick --model_path MODEL --data_root DATA
 
 Operations: threshold up and down, open, close, dilate, erode, drop small components, keep the largest, fill holes,
-bridge gaps along ridges, smooth along edges. Sa2VA stays frozen. By default labels pay (Dice); with --reward net the
-reward network does. With --resume the newest run of the same settings is resumed.
+bridge gaps along ridges, smooth along edges. Sa2VA stays frozen. The reward is Dice by default, with --reward net the
+score of a reward network. With --resume the newest run of the same settings is resumed.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +15,11 @@ import tyro
 
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.ppo.config import Mode
-from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset
+from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
 from rl_reward_network.run import FINAL, POST_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.ppo.post_stage import PostPlan
+    from rl_reward_network.ppo.operations import PostPlan
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,21 @@ class Args:
     """quick: 96 images, 24000 operations. full: 240 images, 60000 operations."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
-    ppo: Annotated[PostSettings, tyro.conf.arg(name="")] = field(default_factory=PostSettings)
+    ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=lambda: operation_settings("quick"))
     reward: PostReward = "dice"
-    """What pays: dice or dice+recall, from labels, or net, the reward network's score."""
+    """Reward of a mask: dice or dice+recall, from labels, or net, the reward network's score."""
     reward_net: Path | None = None
-    """Folder of a trained reward network (REWARD_NET): pays with --reward net, else only stands in the report."""
+    """Folder of a trained reward network (REWARD_NET): the reward with --reward net, else a row of the report."""
     shuffle_rewards: Rare[bool] = False
-    """The control: each training image is paid by the true mask of another, so nothing can be gained."""
+    """The control: each training image is rewarded by the true mask of another, so nothing can be gained."""
     run_folder: Rare[Path | None] = None
     """Folder of this run; by default <output_dir>/sa2va_post_process_<time>."""
     resume: bool = False
     """Resume the newest run of these settings, or that of --run_folder."""
+
+    def presets(self) -> "Args":
+        """These arguments with PPO's defaults of the mode."""
+        return replace(self, ppo=operation_settings(self.mode))
 
 
 def check(args: Args) -> "PostPlan":
@@ -50,13 +53,12 @@ def check(args: Args) -> "PostPlan":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    with_preset(args.ppo, args.mode)  # before the imports, which take seconds
     if args.reward == "net" and args.reward_net is None:
         raise ValueError("--reward net: give --reward_net; sa2va-rl reward quick trains one")
     if args.inputs.unlabelled_root is not None:
         raise ValueError("--unlabelled_root does nothing here: experiment 2 has no such images; leave it out")
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.ppo.post_stage import post_plan
+    from rl_reward_network.ppo.operations import post_plan
 
     check_inputs(args.inputs)
     check_folder(args.run_folder, POST_RUN, args.resume)
@@ -68,7 +70,7 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.post_stage import origin_of, run_post_stage
+    from rl_reward_network.ppo.operations import origin_of, run_post_stage
     from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)

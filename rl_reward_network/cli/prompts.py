@@ -4,7 +4,7 @@
 
 Sa2VA stays frozen: each (image, prompt) is segmented once and kept in the mask bank. A reward network of the same mode,
 data and model under <output_dir> is used; without one, step 1 runs first. With --resume the newest run of the same
-settings is resumed, with the results of an uninterrupted run.
+settings is resumed, with the results of an uninterrupted run. Experiment 1 is the same with a reward of labels.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,13 @@ import tyro
 from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, with_preset
-from rl_reward_network.rewards.table import RewardName
-from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Kind, Run, check_folder
+from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
+from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
-    from rl_reward_network.ppo.stage import PolicyPlan
+    from rl_reward_network.ppo.prompts import PolicyPlan
     from rl_reward_network.reward_training.stage import RewardPlan
 
 
@@ -31,16 +31,17 @@ class Args:
     """Step 2: train a PPO policy that chooses the prompt for each image."""
 
     mode: tyro.conf.Positional[Mode]
-    """quick: 20 images, 2000 steps, 2 environments. full: 100 images, 10000 steps, 4 environments."""
+    """quick: 20 images, 2000 steps, 2 environments. full: 100 images, 10000 steps, 4 environments, learning rate
+    3e-4."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
-    ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=PPOSettings)
+    ppo: Annotated[PPOSettings, tyro.conf.arg(name="")] = field(default_factory=lambda: prompt_settings("quick"))
     preset: Preset = "default"
-    """published: the original specification's learning rate and observation (docs/log.md compares the two)."""
+    """published: the original specification's learning rate, 3e-4, and observation (docs/log.md compares the two)."""
     reward: RewardName = "net"
     """Reward of a mask: net, the reward network's score; mix, half score, half Dice; the others need the true mask."""
     shuffle_rewards: Rare[bool] = False
-    """The control: each training image is paid by the rewards of another, so nothing can be gained."""
+    """The control: each training image has the rewards of another, so nothing can be gained."""
     vision_features: Rare[bool | None] = None
     """Add Sa2VA's pooled image features to the observation: yes by default, no with --preset published."""
     reward_net: Path | None = None
@@ -48,10 +49,14 @@ class Args:
     reward_steps: Rare[int | None] = None
     """Optimiser steps of step 1, where it has to run."""
     run_folder: Rare[Path | None] = None
-    """Folder of this run; by default <output_dir>/sa2va_rl_finetune_<time>, with --stop
+    """Folder of this run; by default <output_dir>/sa2va_rl_finetune_<time>, with a reward of labels
     sa2va_rl_finetune_experiment1_<time>."""
     resume: bool = False
     """Resume the newest run of these settings, or that of --run_folder; a run interrupted in step 1 resumes there."""
+
+    def presets(self) -> "Args":
+        """These arguments with PPO's defaults of the mode and the preset."""
+        return replace(self, ppo=prompt_settings(self.mode, self.preset))
 
 
 def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
@@ -64,9 +69,8 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
         raise ValueError(
             f"--unlabelled_root has no masks, but --reward {args.reward} needs them; leave one of them out"
         )
-    with_preset(args.ppo, args.mode, args.preset)  # before the imports, which take seconds
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.ppo.stage import policy_plan
+    from rl_reward_network.ppo.prompts import policy_plan
     from rl_reward_network.reward_training.stage import reward_plan
 
     plan = policy_plan(
@@ -84,14 +88,16 @@ def main(args: Args) -> None:
     plan, rewards = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.stage import origin_of, policy_samples, run_policy_stage
+    from rl_reward_network.ppo.prompts import origin_of, policy_samples, run_policy_stage
     from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_reward_network, named
 
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    run = resumed or Run.create(run_kind(args), args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
+    experiment_1 = replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")  # POLICY_RUN finds these, too
+    kind = experiment_1 if plan.reward in OF_LABELS else POLICY_RUN
+    run = resumed or Run.create(kind, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
     run.announce(resumed is not None)
     print(f"data: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
@@ -108,18 +114,13 @@ def main(args: Args) -> None:
     print(f"\nprompt policy: {run / FINAL}")
 
 
-def run_kind(args: Args) -> Kind:
-    """With its own beginning of the folder's name for experiment 1; POLICY_RUN finds both."""
-    return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if args.ppo.stop else POLICY_RUN
-
-
 def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run | None:
     """The run of --run_folder, or the newest of these settings; None where only step 1 has begun.
 
     Raises:
         ValueError: there is none; lists the runs that exist.
     """
-    from rl_reward_network.ppo.stage import check_settings, find_policy_run, has_begun, origin_of
+    from rl_reward_network.ppo.prompts import check_settings, find_policy_run, has_begun, origin_of
     from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 
     if args.run_folder is not None and has_begun(args.run_folder):

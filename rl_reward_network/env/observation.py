@@ -1,24 +1,31 @@
-"""Observation of the prompt policy: statistics of grey levels, edges and ridges, and pooled features of Sa2VA.
+"""What the policies observe: the image (both environments), the mask on it (experiment 2), the state of the episode.
 
-It contains no ground truth. The image is box-averaged to at most `SIDE` pixels first, so that the cost does not grow
-with the image and the scales of the ridges are relative to the image size.
+Nothing contains ground truth. Images are reduced to at most `SIDE` pixels first, so that the cost does not grow with
+the image and the scales of edges and ridges are relative to its size.
 """
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 from PIL import Image
 from skimage.feature import hessian_matrix, hessian_matrix_eigvals
+from skimage.morphology import skeletonize
+
+from rl_reward_network.data.ridges import ridge_strength
 
 SIDE = 256  # pixels of the longer side of the reduced image
 SMALLEST = 8  # pixels; a shorter side has no edges and no ridges
 RIDGE_SCALES = (1.0, 2.0, 4.0)  # standard deviations in pixels of the reduced image: thin, middle and wide vessels
 STRONG_EDGE = 0.05  # grey levels per pixel
+VISION_LIMIT = 100.0  # pooled activations of a working encoder are far below
+STRONG_PERCENTILE = 88  # of the tubeness in an image
+TUBE_SCALES = (1.0, 2.0, 3.0)  # standard deviations in pixels of the reduced image
 
 
-@dataclass(frozen=True)
-class ObservationEntry:
+class ObservationEntry(NamedTuple):
     """One number of the observation: its index, name, unit and bounds (values are clipped)."""
 
     index: int
@@ -63,13 +70,31 @@ _EPISODE = (
     ("progress", "share of the episode's prompts used", 0, 1),
     ("best_score", "best score so far, 0 at the start and when the reward uses labels", 0, 1),
 )
-VISION_LIMIT = 100.0  # pooled activations of a working encoder are far below
-
-IMAGE_FEATURES, EPISODE_FEATURES = len(_IMAGE), len(_EPISODE)
+_MASK = (
+    ("mask_area", "share of the image", 0, 1),
+    ("mask_area_loose", "share of the image above 0.2", 0, 1),
+    ("mask_area_strict", "share of the image above 0.8", 0, 1),
+    ("mask_components", "log(1 + number)", 0, 10),
+    ("mask_small_components", "log(1 + number below a tenth of the largest)", 0, 10),
+    ("mask_largest", "share of the mask in the largest component", 0, 1),
+    ("mask_second", "area of the second component over that of the first", 0, 1),
+    ("mask_holes", "log(1 + number)", 0, 10),
+    ("mask_skeleton", "length over the longer side", 0, 100),
+    ("mask_width", "area over skeleton length, over the longer side", 0, 1),
+    ("mask_clarity", "mean of |2 p - 1| on mask and its surroundings", 0, 1),
+    ("mask_contrast", "grey level inside less just outside", -1, 1),
+    ("mask_dark_ridges", "share of the mask on dark ridges", 0, 1),
+    ("mask_bright_ridges", "share of the mask on bright ridges", 0, 1),
+    ("mask_dark_covered", "share of dark ridges in the mask", 0, 1),
+    ("mask_bright_covered", "share of bright ridges in the mask", 0, 1),
+    ("mask_grey_std", "grey level, inside", 0, 1),
+    ("mask_border", "share of the border of the image in the mask", 0, 1),
+)
+IMAGE_FEATURES, EPISODE_FEATURES, MASK_FEATURES = len(_IMAGE), len(_EPISODE), len(_MASK)
 
 
 def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
-    """The entries of an observation, in order.
+    """The entries of an observation of the prompt policy, in order.
 
     Args:
         vision_features: number of pooled features of Sa2VA's image encoder, 0 when they are not used.
@@ -78,7 +103,15 @@ def observation_table(vision_features: int = 0) -> tuple[ObservationEntry, ...]:
         (f"vision_{channel:03d}", "activation, mean over the image", -VISION_LIMIT, VISION_LIMIT)
         for channel in range(vision_features)
     ]
-    fields = (*_IMAGE, *vision, *_EPISODE)
+    return _entries((*_IMAGE, *vision, *_EPISODE))
+
+
+def mask_observation_table() -> tuple[ObservationEntry, ...]:
+    """The entries of `observe_mask`, in order."""
+    return _entries(_MASK)
+
+
+def _entries(fields: tuple[tuple[str, str, float, float], ...]) -> tuple[ObservationEntry, ...]:
     return tuple(
         ObservationEntry(index, name, unit, float(low), float(high))
         for index, (name, unit, low, high) in enumerate(fields)
@@ -178,3 +211,108 @@ def _ridges(grey: np.ndarray) -> list[float]:
         bright.append(float(np.percentile(np.maximum(-smallest, 0), 99)))
     polarity = (sum(dark) - sum(bright)) / max(sum(dark) + sum(bright), 1e-9)
     return [*dark, *bright, polarity]
+
+
+@dataclass(frozen=True, eq=False)
+class GuideImage:
+    """An image as the operations see it: grey levels and ridges, computed once.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+    """
+
+    image: np.ndarray
+
+    @functools.cached_property
+    def grey(self) -> np.ndarray:
+        """float32 (H, W) in [0, 1]."""
+        return self.image.mean(axis=2, dtype=np.float32) / 255
+
+    @functools.cached_property
+    def ridges(self) -> np.ndarray:
+        """float32 (2, H, W): tubeness of dark ridges, and of bright ones."""
+        height, width = self.image.shape[:2]
+        scale = min(1.0, SIDE / max(height, width))
+        size = max(8, round(width * scale)), max(8, round(height * scale))
+        grey = cv2.resize(self.grey, size, interpolation=cv2.INTER_AREA)
+        strength = ridge_strength(grey, TUBE_SCALES).astype(np.float32)
+        return np.stack([cv2.resize(one, (width, height)) for one in strength])
+
+    @functools.cached_property
+    def strong_ridges(self) -> np.ndarray:
+        """bool (2, H, W): where the tubeness is among the highest of the image."""
+        limits = np.percentile(self.ridges, STRONG_PERCENTILE, axis=(1, 2), keepdims=True)
+        return self.ridges > np.maximum(limits, 1e-6)
+
+    @property
+    def unit(self) -> int:
+        """Radius of the small structuring element, in pixels, at least 1."""
+        return max(1, round(max(self.image.shape[:2]) / 256))
+
+
+def observe_mask(guide: GuideImage, soft: np.ndarray) -> np.ndarray:
+    """Statistics of a soft mask.
+
+    Args:
+        guide: the image.
+        soft: float32 (H, W) in [0, 1].
+
+    Returns:
+        float32 (`MASK_FEATURES`,), within the bounds of `mask_observation_table`; finite for any mask.
+    """
+    small, grey, (dark, bright) = _reduced_mask(guide, soft)
+    mask = small > 0.5
+    around = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5), np.uint8)) > 0
+    values = [
+        float(mask.mean()),
+        float((small > 0.2).mean()),
+        float((small > 0.8).mean()),
+        *_component_statistics(mask),
+        *_skeleton_statistics(mask),
+        _mean(np.abs(2 * small - 1), around),
+        _mean(grey, mask) - _mean(grey, around & ~mask),
+        _mean(dark, mask),
+        _mean(bright, mask),
+        _mean(mask, dark),
+        _mean(mask, bright),
+        float(grey[mask].std()) if mask.any() else 0.0,
+        float(np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]]).mean()),
+    ]
+    table = mask_observation_table()
+    return np.clip(values, [entry.low for entry in table], [entry.high for entry in table]).astype(np.float32)
+
+
+def _reduced_mask(guide: GuideImage, soft: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Soft mask and grey image (h, w), and ridges bool (2, h, w), with a longer side of at most `SIDE`."""
+    height, width = soft.shape
+    if max(height, width) <= SIDE:
+        return soft, guide.grey, guide.strong_ridges
+    scale = SIDE / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    parts = (soft, guide.grey, *guide.strong_ridges.astype(np.float32))
+    reduced = [cv2.resize(part, size, interpolation=cv2.INTER_AREA) for part in parts]
+    return reduced[0], reduced[1], np.stack(reduced[2:]) > 0.5
+
+
+def _component_statistics(mask: np.ndarray) -> list[float]:
+    """Number of components, of small ones, share of the largest, ratio of the second, number of holes."""
+    statistics = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)[2]
+    areas = np.sort(statistics[1:, cv2.CC_STAT_AREA])[::-1]
+    background = np.pad(~mask, 1, constant_values=True).astype(np.uint8)
+    holes = cv2.connectedComponents(background, connectivity=4)[0] - 2  # its label 0, and the one around the image
+    if not len(areas):
+        return [0.0, 0.0, 0.0, 0.0, 0.0]
+    second = float(areas[1] / areas[0]) if len(areas) > 1 else 0.0
+    small = int((areas < 0.1 * areas[0]).sum())
+    return [np.log1p(len(areas)), np.log1p(small), float(areas[0] / areas.sum()), second, np.log1p(holes)]
+
+
+def _skeleton_statistics(mask: np.ndarray) -> list[float]:
+    """Length of the skeleton and mean width, over the longer side."""
+    length, side = int(skeletonize(mask).sum()), max(mask.shape)
+    return [length / side, float(mask.sum()) / length / side if length else 0.0]
+
+
+def _mean(values: np.ndarray, where: np.ndarray) -> float:
+    """Mean of the values where `where` holds; 0 if it holds nowhere."""
+    return float(values[where].mean()) if where.any() else 0.0

@@ -1,67 +1,31 @@
-"""Operations on a soft mask, the actions of experiment 2: thresholds, morphology, components, ridges, edges.
+"""The actions of experiment 2, operations on a soft mask, and an image whose mask they edit.
 
 Sizes are shares of the image's longer side, so that images of 256 and of 1,024 pixels are treated alike. The mask is
 always where the soft mask is above 0.5.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
 from scipy.special import expit, logit
 
-from rl_reward_network.data.ridges import ridge_strength
+from rl_reward_network.env.observation import GuideImage, observe_mask
+from rl_reward_network.rewards.learned import ImageScorer
+from rl_reward_network.rewards.metrics import dice, recall
 
-SIDE = 256  # pixels of the longer side on which ridges are found
-UNIT = 1 / 256  # of the longer side: radius of the small structuring element
+Operations = tuple[int, ...]
+"""Indices in `OPERATIONS`, in the order in which they are applied."""
 SMALL_SHARE = 1e-3  # of the image: smaller components are dropped
 HOLE_SHARE = 5e-3  # of the image: larger holes are not filled
 LOGIT_STEP = 1.0  # shift by one threshold operation
 SURE = 1e-4  # soft masks are kept this far from 0 and 1 where logits are taken
-STRONG_PERCENTILE = 88  # of the tubeness in an image
-RIDGE_SIGMAS = (1.0, 2.0, 3.0)  # pixels of the reduced image
 STRONG_RIDGE = 0.5  # of the median tubeness inside the mask
 ADDED = 0.75  # least soft value of a pixel that is added
+KEPT = 24  # soft masks in memory for each image; others are computed again from the nearest kept one
 EDGE_RADIUS, EDGE_EPSILON = 3, 1e-3  # units; variance of grey levels in [0, 1] that counts as an edge
-
-
-@dataclass(frozen=True, eq=False)
-class GuideImage:
-    """An image as the operations see it: grey levels and ridges, computed once.
-
-    Args:
-        image: uint8 (H, W, 3), RGB.
-    """
-
-    image: np.ndarray
-
-    @cached_property
-    def grey(self) -> np.ndarray:
-        """float32 (H, W) in [0, 1]."""
-        return self.image.mean(axis=2, dtype=np.float32) / 255
-
-    @cached_property
-    def ridges(self) -> np.ndarray:
-        """float32 (2, H, W): tubeness of dark ridges, and of bright ones."""
-        height, width = self.image.shape[:2]
-        scale = min(1.0, SIDE / max(height, width))
-        size = max(8, round(width * scale)), max(8, round(height * scale))
-        grey = cv2.resize(self.grey, size, interpolation=cv2.INTER_AREA)
-        strength = ridge_strength(grey, RIDGE_SIGMAS).astype(np.float32)
-        return np.stack([cv2.resize(one, (width, height)) for one in strength])
-
-    @cached_property
-    def strong_ridges(self) -> np.ndarray:
-        """bool (2, H, W): where the tubeness is among the highest of the image."""
-        limits = np.percentile(self.ridges, STRONG_PERCENTILE, axis=(1, 2), keepdims=True)
-        return self.ridges > np.maximum(limits, 1e-6)
-
-    @property
-    def unit(self) -> int:
-        """Radius of the small structuring element, in pixels, at least 1."""
-        return max(1, round(UNIT * max(self.image.shape[:2])))
 
 
 def _shifted(soft: np.ndarray, shift: float) -> np.ndarray:
@@ -185,3 +149,105 @@ def apply_operation(name: str, guide: GuideImage, soft: np.ndarray) -> np.ndarra
     if name == STOP:
         return soft
     return _FUNCTIONS[name](guide, soft).astype(np.float16).astype(np.float32)  # so that half of the memory keeps it
+
+
+LABEL_REWARDS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "dice": lambda mask, truth: float(dice(mask[None], truth[None])[0]),
+    "dice+recall": lambda mask, truth: float(dice(mask[None], truth[None])[0] + recall(mask[None], truth[None])[0]) / 2,
+}
+"""Name -> (mask, truth), bool (H, W) each -> reward in [0, 1]."""
+
+
+@dataclass(eq=False)
+class EditedImage:
+    """An image and its soft mask; the mask after any operations, what it looks like and what it is worth.
+
+    Each sequence of operations is computed once.
+
+    Args:
+        sample_id: hash that names the image and phrase.
+        group_id: hash that names the patient.
+        guide: the image.
+        soft: float32 (H, W) in [0, 1], Sa2VA's soft mask.
+        features: float32 (F,), of the image, for the policy.
+        truth: bool (H, W); None for an unlabelled image.
+        scorer: the reward network applied to the image; None without one.
+        reward: "net", or a name in `LABEL_REWARDS`.
+        rewarded_by: true mask of the reward, if it is not `truth`: in the control that of another image.
+    """
+
+    sample_id: str
+    group_id: str
+    guide: GuideImage
+    soft: np.ndarray
+    features: np.ndarray
+    truth: np.ndarray | None = None
+    scorer: ImageScorer | None = None
+    reward: str = "dice"
+    rewarded_by: np.ndarray | None = None
+    _statistics: dict[Operations, np.ndarray] = field(default_factory=dict, init=False)
+    _values: dict[Operations, tuple[float, float | None]] = field(default_factory=dict, init=False)
+    _softs: OrderedDict[Operations, np.ndarray] = field(default_factory=OrderedDict, init=False)
+
+    def edited(self, operations: Operations) -> np.ndarray:
+        """float32 (H, W): the soft mask after the operations."""
+        if not operations:
+            return self.soft
+        if operations not in self._softs:
+            before = self.edited(operations[:-1])
+            after = apply_operation(OPERATIONS[operations[-1]], self.guide, before)
+            self._softs[operations] = after.astype(np.float16)
+            if len(self._softs) > KEPT:
+                self._softs.popitem(last=False)
+            return after
+        return self._softs[operations].astype(np.float32)
+
+    def mask(self, operations: Operations) -> np.ndarray:
+        """bool (H, W): the mask after the operations."""
+        return self.edited(operations) > 0.5
+
+    def statistics(self, operations: Operations) -> np.ndarray:
+        """float32 (M,): `observe_mask` of the mask after the operations."""
+        if operations not in self._statistics:
+            self._statistics[operations] = observe_mask(self.guide, self.edited(operations))
+        return self._statistics[operations]
+
+    def worth(self, operations: Operations) -> float:
+        """The reward of the mask after the operations, in [0, 1]."""
+        return self._value(operations)[0]
+
+    def dice(self, operations: Operations) -> float:
+        """Dice of the mask after the operations; the image is labelled."""
+        gold = self._value(operations)[1]
+        assert gold is not None
+        return gold
+
+    def score(self, operations: Operations) -> float:
+        """The reward network's score of the mask after the operations; there is a network."""
+        return self._score(self.mask(operations))
+
+    def reward_of(self, mask: np.ndarray) -> float:
+        """The reward of a mask, bool (H, W), in [0, 1].
+
+        Raises:
+            ValueError: the reward needs a true mask, and the image has none.
+        """
+        if self.reward == "net":
+            return self._score(mask)
+        truth = self.truth if self.rewarded_by is None else self.rewarded_by
+        if truth is None:
+            raise ValueError(f"{self.sample_id}: reward {self.reward} needs a true mask; use --reward net")
+        return LABEL_REWARDS[self.reward](mask, truth)
+
+    def _score(self, mask: np.ndarray) -> float:
+        assert self.scorer is not None
+        return float(self.scorer.quality(mask[None].astype(np.float32))["score"][0])
+
+    def _value(self, operations: Operations) -> tuple[float, float | None]:
+        """Reward and Dice."""
+        if operations not in self._values:
+            mask = self.mask(operations)
+            gold = None if self.truth is None else LABEL_REWARDS["dice"](mask, self.truth)
+            same = gold is not None and self.reward == "dice" and self.rewarded_by is None
+            self._values[operations] = (gold if same and gold is not None else self.reward_of(mask), gold)
+        return self._values[operations]

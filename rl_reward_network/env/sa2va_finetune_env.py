@@ -81,31 +81,18 @@ def prompt_rewards(context: PromptContext, reward: RewardName) -> np.ndarray:
         raise ValueError(f"{context.sample_id}: {error}") from None
 
 
-def observation(
-    context: PromptContext, progress: float = 0.0, best_score: float = 0.0, current: int | None = None
+def observations(
+    contexts: Sequence[PromptContext], progress: float = 0.0, best_scores: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """float32 (D,), one observation; by default the first of an episode.
+    """float32 (N, D): the observations of N images; by default the first of an episode.
 
     Args:
-        context: the image.
+        contexts: the images.
         progress: share of the episode's steps taken, in [0, 1].
-        best_score: best score so far, in [0, 1].
-        current: prompt of the present mask, in an environment with the action stop; None without it.
+        best_scores: best score so far, in [0, 1]; a number or float (N,).
     """
-    one_hot = np.zeros(0) if current is None else np.arange(len(context.scores)) == current
-    return np.concatenate([context.features, (progress, best_score), one_hot], dtype=np.float32, casting="unsafe")
-
-
-def observations(
-    contexts: Sequence[PromptContext],
-    progress: float = 0.0,
-    best_scores: np.ndarray | float = 0.0,
-    current: Sequence[int | None] | None = None,
-) -> np.ndarray:
-    """float32 (N, D), `observation` of N images; `best_scores` is a number or float (N,), `current` N prompts."""
-    scores, prompts = np.broadcast_to(best_scores, len(contexts)), current or [None] * len(contexts)
-    parts = zip(contexts, scores, prompts, strict=True)
-    return np.stack([observation(context, progress, score, prompt) for context, score, prompt in parts])
+    episode = np.stack([np.full(len(contexts), progress), np.broadcast_to(best_scores, len(contexts))], axis=1)
+    return np.concatenate([np.stack([context.features for context in contexts]), episode], axis=1, dtype=np.float32)
 
 
 class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
@@ -125,16 +112,11 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     default, it is the reward of the mask. With more steps, the reward of a repeated prompt is 0 and the return is the
     best reward of the episode.
 
-    With `stop` (experiment 1) the last action, P, ends the episode. The present mask is that of the last prompt, at
-    first that of the default prompt; the reward of a prompt is the change of the mask's reward, in [-1, 1], that of
-    stop is 0, and the return is the reward of the last mask less that of the default prompt. The observation ends with
-    P numbers, 1 for the prompt of the present mask.
-
     ## Start
     The next image of a shuffled pass over all contexts: every image occurs once per pass. A seed starts a new pass.
 
     ## End
-    Terminated after `max_steps` steps, or by stop; never truncated, so no value is bootstrapped after the last step.
+    Terminated after `max_steps` steps; never truncated, so no value is bootstrapped after the last step.
 
     ## Info
     `reset`: `sample_id`. `step`: `sample_id`, `prompt` (the action), `score`, and, where labelled, the metrics (`dice`,
@@ -143,7 +125,6 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
     ## Arguments
     `contexts`: at least one, all with the same number of actions and features, each `sample_id` once.
     `max_steps`: steps per episode, default 1.
-    `stop`: whether there is an action that ends the episode; default False.
     `reward`: `net` (default), `mix`, `dice`, `cldice`, ..., see `rewards.table.PROMPT_REWARDS`.
 
     Importing `rl_reward_network` registers the id. `rl_reward_network.ppo.contexts` builds contexts from
@@ -161,21 +142,15 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own declaration)
 
-    def __init__(
-        self,
-        contexts: Sequence[PromptContext] = (),
-        max_steps: int = 1,
-        reward: RewardName = "net",
-        stop: bool = False,
-    ) -> None:
-        self.observation_space, self.action_space = spaces(contexts, stop)
+    def __init__(self, contexts: Sequence[PromptContext] = (), max_steps: int = 1, reward: RewardName = "net") -> None:
+        self.observation_space, self.action_space = spaces(contexts)
         if max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}, expected 1 or more; an episode has at least one step")
-        self.contexts, self.max_steps, self.reward, self.stop = tuple(contexts), max_steps, reward, stop
+        self.contexts, self.max_steps, self.reward = tuple(contexts), max_steps, reward
         self._rewards = [prompt_rewards(context, reward) for context in contexts]
         self._remaining: list[int] = []  # indices of the contexts still to come in this pass, last one next
         self._current: int | None = None
-        self._steps, self._best, self._prompt = 0, 0.0, 0
+        self._steps, self._best = 0, 0.0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -185,7 +160,7 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
         if seed is not None or not self._remaining:
             self._remaining = self.np_random.permutation(len(self.contexts)).tolist()
         self._current = self._remaining.pop()
-        self._steps, self._best, self._prompt = 0, 0.0, 0
+        self._steps, self._best = 0, 0.0
         context = self.contexts[self._current]
         return self._observation(context), {"sample_id": context.sample_id}
 
@@ -195,42 +170,24 @@ class Sa2VAFinetuneEnv(gym.Env[np.ndarray, np.int64]):
             raise gym.error.ResetNeeded("step: no episode is running; call reset first")
         context, rewards = self.contexts[self._current], self._rewards[self._current]
         if not self.action_space.contains(action):
-            raise ValueError(f"action is {action!r}, expected an integer from 0 to {len(rewards) - 1 + self.stop}")
-        if self.stop:
-            return self._step_or_stop(context, rewards, int(action))
+            raise ValueError(f"action is {action!r}, expected an integer from 0 to {len(rewards) - 1}")
         value = float(rewards[action])
         reward, self._best = max(0.0, value - self._best), max(self._best, value)
         self._steps += 1
         terminated = self._steps == self.max_steps
-        return self._observation(context), reward, terminated, False, step_info(context, int(action))
-
-    def _step_or_stop(
-        self, context: PromptContext, rewards: np.ndarray, action: int
-    ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """`step` in an environment with the action stop: the reward is the change of the present mask's."""
-        before = float(rewards[self._prompt])
-        if action == len(rewards):
-            self._steps = self.max_steps
-        else:
-            self._prompt, self._steps = action, self._steps + 1
-        terminated = self._steps == self.max_steps
-        info = step_info(context, self._prompt)
-        return self._observation(context), float(rewards[self._prompt]) - before, terminated, False, info
+        info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": int(action)}
+        values = {"score": context.scores, **context.metrics}
+        info |= {name: float(of_prompts[action]) for name, of_prompts in values.items()}
+        return self._observation(context), reward, terminated, False, info
 
     def _observation(self, context: PromptContext) -> np.ndarray:
         """float32 (D,), a new array at each step."""
         best = self._best if self.reward == "net" else 0.0
-        return observation(context, self._steps / self.max_steps, best, self._prompt if self.stop else None)
+        return np.asarray(observations([context], self._steps / self.max_steps, best)[0])
 
 
-def step_info(context: PromptContext, action: int) -> dict[str, Any]:
-    """The info of a step."""
-    info: dict[str, Any] = {"sample_id": context.sample_id, "prompt": action, "score": float(context.scores[action])}
-    return info | {name: float(values[action]) for name, values in context.metrics.items()}
-
-
-def spaces(contexts: Sequence[PromptContext], stop: bool = False) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
-    """The observation and action space of an environment over these contexts, with or without the action stop.
+def spaces(contexts: Sequence[PromptContext]) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+    """The observation and action space of an environment over these contexts.
 
     Raises:
         ValueError: there are none, numbers of actions or features differ, or a `sample_id` occurs twice.
@@ -246,12 +203,10 @@ def spaces(contexts: Sequence[PromptContext], stop: bool = False) -> tuple[gym.s
             raise ValueError(f"contexts: {name} have lengths {sorted(sizes)}, expected one length for all images")
     if len({context.sample_id for context in contexts}) < len(contexts):
         raise ValueError("contexts: a sample_id occurs twice; give each image and phrase once")
-    return spaces_of(contexts[0].vision_features, len(contexts[0].scores), stop)
+    return spaces_of(contexts[0].vision_features, len(contexts[0].scores))
 
 
-def spaces_of(vision_features: int, prompts: int, stop: bool) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
+def spaces_of(vision_features: int, prompts: int) -> tuple[gym.spaces.Box, gym.spaces.Discrete]:
     """The spaces of an environment with so many pooled features of Sa2VA and so many prompts."""
     low, high = bounds(vision_features)
-    if stop:
-        low, high = np.append(low, np.zeros(prompts, np.float32)), np.append(high, np.ones(prompts, np.float32))
-    return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(prompts + stop)
+    return gym.spaces.Box(low, high, dtype=np.float32), gym.spaces.Discrete(prompts)

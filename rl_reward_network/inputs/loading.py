@@ -40,7 +40,6 @@ from rl_reward_network.embedded.datasets import (
     embedded_angiograms,
     is_rendered,
 )
-from rl_reward_network.env.actions import prompts_of
 from rl_reward_network.env.mask_bank import MaskBank
 from rl_reward_network.env.prompts import load_prompts
 from rl_reward_network.flags import changed
@@ -142,7 +141,7 @@ def open_inputs(
     unlabelled = unlabelled_of(config, samples, split, finished=split_file is not None)
     sizes = limits.segment_batch, limits.max_new_tokens, limits.max_tiles
     segmenter = load_segmenter(config.model_path, config.device, *sizes, config.dtype, config.image_resize)
-    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts_of(prompts))
+    bank = MaskBank(config.output_dir / "mask_bank", segmenter.segment, segmenter.fingerprint, prompts)
     return RunInputs(config, samples, split, prompts, segmenter, bank, limits, unlabelled)
 
 

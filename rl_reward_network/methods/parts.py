@@ -13,8 +13,7 @@ from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.splits import Split
 from rl_reward_network.methods.methods import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.policy import load_policy
-from rl_reward_network.ppo.post_policy import load_policy_of_run
+from rl_reward_network.ppo.deploy import load_policy, load_policy_of_run
 from rl_reward_network.report.cost import Cost, sorted_items
 from rl_reward_network.report.deployment import labels_of_splits
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.env.actions import prompt_of
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter
 from rl_reward_network.methods.masks import PromptChooser, Tools
 from rl_reward_network.methods.methods import BASE, POST, PROMPTS_LABELS, PROMPTS_NET
 from rl_reward_network.methods.views import FrozenModel, ImageView
-from rl_reward_network.ppo.policy import deployed_prompt, load_policy, read_policy_config
-from rl_reward_network.ppo.post_policy import load_post_policy
+from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, load_post_policy, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.run import FINAL
 
@@ -74,7 +72,7 @@ def load_tools(prompts: tuple[str, ...], runs: Mapping[str, Path]) -> Tools:
     policies = [part for part in (PROMPTS_LABELS, PROMPTS_NET) if part in runs]
     configs = {part: read_policy_config(runs[part] / FINAL) for part in policies}
     tools = Tools(
-        tuple(prompt_of(prompt) for prompt in prompts),
+        prompts,
         {part: _chooser(runs[part] / FINAL, config) for part, config in configs.items()},
         {part: int(config["deployment"]["best_fixed"]) for part, config in configs.items()},
     )
@@ -89,13 +87,11 @@ def _chooser(final_model: Path, config: dict[str, Any]) -> PromptChooser:
     policy = load_policy(final_model)
 
     def choose(view: ImageView, weights: str) -> int:
-        prompts = [prompt_of(prompt) for prompt in config["prompts"]]
-
         def score(index: int) -> float:
-            mask = (view.soft(weights, prompts[index : index + 1]) > 0.5).astype(np.float32)
+            mask = (view.soft(weights, config["prompts"][index : index + 1]) > 0.5).astype(np.float32)
             return float(view.scorer.quality(mask)["score"][0])
 
-        return deployed_prompt(policy, config, view.image, view.features(weights, prompts[0]), score)
+        return deployed_prompt(policy, config, view.image, view.features(weights, config["prompts"][0]), score)
 
     return choose
 

@@ -12,21 +12,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data_import.write import import_notes
 from rl_reward_network.embedded.datasets import is_rendered
-from rl_reward_network.env.actions import action_masks
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
-from rl_reward_network.ppo.config import TEST_IMAGES
-from rl_reward_network.ppo.policy import (
-    choose_prompts,
-    has_stop,
-    load_policy,
-    load_weights,
-    read_policy_config,
-)
-from rl_reward_network.ppo.ppo import LAST_WEIGHTS
-from rl_reward_network.ppo.stage import BANDIT_RUN
-from rl_reward_network.ppo.tables import (
+from rl_reward_network.ppo.contexts import (
     TABLES,
     PromptTable,
     exchange_rewards,
@@ -34,9 +23,12 @@ from rl_reward_network.ppo.tables import (
     prompt_tables,
     ridge_choices,
 )
+from rl_reward_network.ppo.deploy import load_policy, read_policy_config
+from rl_reward_network.ppo.policy import choose_prompts, load_weights
+from rl_reward_network.ppo.settings import TEST_IMAGES
+from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.ppo.unlabelled import policy_section
 from rl_reward_network.report.baselines import (
-    BANDIT,
     DEPLOYED,
     LAST,
     ORACLE,
@@ -54,7 +46,7 @@ from rl_reward_network.report.report import EvaluationResult, write_report
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS
-from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.run import REWARD_NET, UNKNOWN, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
@@ -137,8 +129,7 @@ def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple
 def _chosen(config: dict[str, Any], policy: ActorCriticPolicy, entries: list[PromptTable]) -> np.ndarray:
     """A policy's prompts on the test images, int64 (N,)."""
     plan, contexts = config["plan"], [entry.context for entry in entries]
-    steps, observe_scores = plan["ppo"]["max_steps"], plan["reward"] == "net"
-    return choose_prompts(policy, contexts, steps, observe_scores, has_stop(config))
+    return choose_prompts(policy, contexts, plan["ppo"]["max_steps"], plan["reward"] == "net")
 
 
 def _last_weights(final_model: Path) -> ActorCriticPolicy:
@@ -157,19 +148,16 @@ def _compared(
     chosen: np.ndarray,
 ) -> Comparison:
     """The comparison on the test images, with the policy's prompts int64 (N,)."""
-    plan, stop = config["plan"], has_stop(config)
-    contexts, tables = [entry.context for entry in entries], [entry.table for entry in entries]
+    plan, tables = config["plan"], [entry.table for entry in entries]
     steps, reward = plan["ppo"]["max_steps"], plan["reward"]
     shuffled = plan.get("shuffle_rewards", False)
-    paid = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
-    picks = {POLICY: chosen, RIDGE: ridge_choices(paid, entries, reward)}
+    rewarded = exchange_rewards(trained_on["policy"], plan["ppo"]["seed"]) if shuffled else trained_on["policy"]
+    picks = {POLICY: chosen, RIDGE: ridge_choices(rewarded, entries, reward)}
     if config.get("labels", {}).get("weights"):
         picks[LAST] = _chosen(config, _last_weights(final_model), entries)
-    if stop:
-        picks[BANDIT] = choose_prompts(load_policy(final_model.parent / BANDIT_RUN / FINAL), contexts)
     deployment = Deployment.from_json(config["deployment"])
     val = [entry.table for entry in trained_on["val"]]
-    return compare(val, tables, picks, deployment, config["world"]["seed"], 1 if stop else steps)
+    return compare(val, tables, picks, deployment, config["world"]["seed"], steps)
 
 
 def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
@@ -214,7 +202,7 @@ def _overlays(
     for title, place in overlay_picks(comparison).items():
         index = ids.index(comparison.tables[place].sample_id)
         image = samples[index].load_image()
-        masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
+        masks = inputs.probabilities(image) > 0.5
         mask = masks[deployed[place]]
         errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
         overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mask, errors))
@@ -285,8 +273,7 @@ def _about(config: dict[str, Any], inputs: RunInputs, minutes: float) -> dict[st
             [f"{network['mode']}, seed {network['seed']}", *([network["named"]] if "named" in network else [])]
         ),
         "observation": f"{len(config['observation'])} numbers, {config['vision_features']} of them Sa2VA's features",
-        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} "
-        + (f"steps, up to {plan['ppo']['max_steps']} prompts per image" if has_stop(config) else "prompts tried"),
+        "training": f"{plan['images']} images at most, {plan['ppo']['total_timesteps']} prompts tried",
         "seed": inputs.config.seed,
         "commit": config["commit"],
         "step 2: masks computed / read, images encoded": (

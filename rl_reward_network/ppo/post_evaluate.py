@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_reward_network.env.edits import EditedImage
+from rl_reward_network.env.operations import EditedImage, Operations
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.config import PromptPPOConfig
-from rl_reward_network.ppo.post_policy import Operations, PostPolicy, choose_operations, load_policy_of_run
-from rl_reward_network.ppo.post_stage import PostPlan, edited_images, post_samples, what_pays
+from rl_reward_network.ppo.deploy import PostPolicy, load_policy_of_run
+from rl_reward_network.ppo.operations import PostPlan, edited_images, post_samples, rewarded_by
+from rl_reward_network.ppo.policy import choose_operations
 from rl_reward_network.ppo.search import greedy, ridge_sequences, words
+from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.report.bootstrap import (
     MIN_PATIENTS,
     NO_GAP,
@@ -133,11 +134,11 @@ def evaluate_post(
 
 
 def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:
-    """What paid and which labels chose what; whether there is a reward network."""
+    """What rewarded PPO and which labels chose what; whether there is a reward network."""
     reward = config["plan"]["reward"]
     used = (labels_sentence(config["labels"]),) if "choice" in config["deployment"] else ()
     none = () if network else ("No reward network was given, so there is no row for its choice.",)
-    return (what_pays(reward, network), *used, *none)
+    return (rewarded_by(reward, network), *used, *none)
 
 
 def _open(
@@ -157,7 +158,7 @@ def _open(
 def _plan(config: dict[str, Any]) -> PostPlan:
     """The plan of a run, from its config.json."""
     saved = dict(config["plan"])
-    return PostPlan(**saved | {"ppo": PromptPPOConfig(**saved["ppo"])})
+    return PostPlan(**saved | {"ppo": PPOSettings.from_json(saved["ppo"])})
 
 
 def _maps(run: Path, inputs: RunInputs) -> ForegroundMaps | None:
@@ -224,7 +225,7 @@ def verdict_of(policy: PostRow, oracle: PostRow, over_usual: Estimate) -> Verdic
     Args:
         policy, oracle: their rows.
         over_usual: Dice of PPO less that of its most frequent sequence for all images. Without a gain over it PPO does
-            not choose by the image, whatever paid it and however bad the sequence is that the same reward has found.
+            not choose by the image, whatever its reward and however bad the sequence is that the same reward has found.
     """
     gain, gap = policy.to_sequence, oracle.to_sequence
     measured = f"PPO minus best fixed sequence on {gain.groups} test patients: {gain.signed} Dice."

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rl_reward_network.env.edits import EditedImage
-from rl_reward_network.env.operations import OPERATIONS
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
 from rl_reward_network.report.baselines import ridge_per_prompt
 from rl_reward_network.report.bootstrap import group_means
 
-Operations = tuple[int, ...]
 THRESHOLDS = (0.01, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)), 0.98, 0.99)
 BEAM = 3  # sequences kept at each length
 LEAST_GAIN = 1e-4  # of the mean reward: an operation must gain more
@@ -19,7 +17,7 @@ RIDGE_SEQUENCES = 12  # that ridge regression chooses from
 def best_threshold(images: Sequence[EditedImage]) -> float:
     """The threshold of `THRESHOLDS` with the highest mean reward over patients; 0.5 where several are equal.
 
-    Paid by the reward of the images, as the policy is.
+    By the reward of the images, which is that of the policy.
     """
     groups = [image.group_id for image in images]
     values = {
@@ -79,8 +77,7 @@ def ridge_sequences(
         sequences: to choose from.
     """
     features, new_features = (
-        np.stack([np.concatenate([image.features, image.state(()).statistics]) for image in part])
-        for part in (train, new)
+        np.stack([np.concatenate([image.features, image.statistics(())]) for image in part]) for part in (train, new)
     )
     rewards = np.array([[image.worth(operations) for operations in sequences] for image in train])
     return [sequences[index] for index in ridge_per_prompt(features, rewards, new_features)]

@@ -1,4 +1,4 @@
-"""Unlabelled images in step 2: which of them join the training, and the section of the report."""
+"""The section of the report on unlabelled images in step 2."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ import numpy as np
 
 from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
-from rl_reward_network.env.actions import action_masks
 from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.inputs.unlabelled import unchanged
-from rl_reward_network.ppo.policy import choose_prompts, load_policy
-from rl_reward_network.ppo.tables import prompt_tables
+from rl_reward_network.ppo.contexts import prompt_tables
+from rl_reward_network.ppo.deploy import load_policy
+from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.report.unlabelled import (
     IMAGES,
@@ -22,32 +22,6 @@ from rl_reward_network.report.unlabelled import (
     unlabelled_section,
 )
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
-
-
-def with_unlabelled(
-    inputs: RunInputs, images: int, samples: dict[str, list[Sample]], maps: ForegroundMaps
-) -> tuple[dict[str, list[Sample]], OODCheck | None]:
-    """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
-
-    Where fewer than half can join, images of the data take their place.
-
-    Args:
-        inputs: data, split, and perhaps unlabelled images.
-        images: training images of the policy.
-        samples: of the splits `policy` and `val`.
-        maps: of the reward network.
-
-    Raises:
-        ValueError: an image cannot be read.
-    """
-    if inputs.unlabelled is None:
-        return samples, None
-    candidates = spread(inputs.unlabelled.for_training, images, inputs.config.seed)
-    known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
-    joins, ood_check = in_distribution(maps, [one.load_image for one in known], [one.load_image for one in candidates])
-    joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: images // 2]
-    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, ood_check
 
 
 def policy_section(
@@ -90,7 +64,7 @@ def _judged(
     rows, fixed = [], deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS
     for sample, prompt in zip(samples, chosen, strict=True):
         image = sample.load_image()
-        masks = action_masks(inputs.prompts, inputs.probabilities(image) > 0.5)
+        masks = inputs.probabilities(image) > 0.5
         after = masks[prompt if deployment.choice == "policy" else fixed]
         rows.append(judged_row(maps, sample.group_id, image, (masks[AS_IT_IS], after), sample.load_mask()))
     return judged_images(rows)

@@ -13,7 +13,7 @@ from rl_reward_network.inputs.loading import located_model
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model
-from rl_reward_network.ppo.policy import load_policy, policy_folder, read_policy_config
+from rl_reward_network.ppo.deploy import load_policy, policy_folder, read_policy_config
 from rl_reward_network.report.deployment import AS_IT_IS, Deployment
 from rl_reward_network.run import REWARD_NET
 from rl_reward_network.segment.maker import MaskMaker

@@ -10,11 +10,10 @@ from tqdm import tqdm
 
 from rl_reward_network.data.images import load_for_model
 from rl_reward_network.depth import Levels
-from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.prediction_sa2va import Segmentation, image_features
-from rl_reward_network.ppo.policy import deployed_prompt
+from rl_reward_network.ppo.deploy import deployed_prompt
 from rl_reward_network.reward_training.calibration import given_interval
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.segment.files import Target, check_free, write_mask
@@ -124,9 +123,9 @@ class MaskMaker:
 
     def _segment(self, image: np.ndarray, features: Sam2Features, prompt: str) -> tuple[Segmentation, np.ndarray]:
         limits: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "sam_features": [features]}
-        answer: Segmentation = self.model.segment([image], [prompt_of(prompt)], self.processor, **limits)[0][0]
+        answer: Segmentation = self.model.segment([image], [prompt], self.processor, **limits)[0][0]
         joined = np.logical_or.reduce(answer.masks())  # several [SEG] are joined; none is an empty mask
-        return answer, action_mask(prompt, joined)
+        return answer, joined
 
     def _choose(self, image: np.ndarray, features: Sam2Features, scorer: ImageScorer | None) -> str:
         if self.policy is None:

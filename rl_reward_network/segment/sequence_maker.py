@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data_import.sequences import FrameSequence, KeyFrames, key_frames
-from rl_reward_network.env.actions import action_mask, prompt_of
 from rl_reward_network.env.sequence_bank import SequenceBank, StoredAnswer
 from rl_reward_network.inputs.segmenter import answers_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
@@ -94,7 +93,7 @@ class SequenceMaker:
 
     def _ask(self, frames: Sequence[np.ndarray], prompt: str) -> StoredAnswer:
         model, processor = self.maker.model, self.maker.processor
-        found = answer_sequence(model, frames, prompt_of(prompt), processor, self.maker.max_new_tokens)
+        found = answer_sequence(model, frames, prompt, processor, self.maker.max_new_tokens)
         return StoredAnswer(found.answer, found.seg_embeddings.cpu().numpy())
 
     def _write_masks(self, checked: CheckedSequence, answer: StoredAnswer, chosen: list[int]) -> None:
@@ -114,13 +113,13 @@ class SequenceMaker:
     def _masks(self, frames: FrameSequence, indices: Sequence[int], segs: np.ndarray) -> Iterator[np.ndarray]:
         """bool (H, W) of each frame; several `[SEG]` are joined, none is an empty mask."""
         if not len(segs):
-            yield from (action_mask(self.maker.prompt, np.zeros(frames.size, dtype=bool)) for _ in indices)
+            yield from (np.zeros(frames.size, dtype=bool) for _ in indices)
             return
         segment = masks_with_memory if self.memory else masks_without_memory
         processor = self.maker.processor
         for logits in segment(self.maker.model, frames.frames(indices), torch.from_numpy(segs), processor):
             probabilities = upsample_mask_logits(logits, frames.size, processor.sam_image_size).sigmoid()
-            yield action_mask(self.maker.prompt, (probabilities > 0.5).any(dim=0).cpu().numpy())
+            yield (probabilities > 0.5).any(dim=0).cpu().numpy()
 
 
 def frames_shown(model: Any) -> int:

@@ -1,13 +1,11 @@
 """Images whose best operation is known: bright masks lack their rim, dark ones have too much of it."""
 
-from typing import Any
-
 import numpy as np
 
-from rl_reward_network.env.edits import EditedImage
-from rl_reward_network.env.operations import OPERATIONS, GuideImage, apply_operation
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, GuideImage, apply_operation
 
 SIDE = 48
+DILATE, ERODE = OPERATIONS.index("dilate"), OPERATIONS.index("erode")
 
 
 def known_image(number: int, reward: str = "dice") -> EditedImage:
@@ -17,8 +15,7 @@ def known_image(number: int, reward: str = "dice") -> EditedImage:
     top, left = rng.integers(8, 16, 2)
     truth[top : top + 18, left : left + 14] = True
     bright = number % 2 == 0
-    image = np.full((SIDE, SIDE, 3), 200 if bright else 60, np.uint8)
-    guide = GuideImage(image)
+    guide = GuideImage(np.full((SIDE, SIDE, 3), 200 if bright else 60, np.uint8))
     wrong = apply_operation("erode" if bright else "dilate", guide, truth.astype(np.float32))
     soft = np.where(wrong > 0.5, np.float32(0.95), np.float32(0.05))
     features = np.array([1.0 if bright else 0.0, rng.normal()], np.float32)
@@ -27,14 +24,6 @@ def known_image(number: int, reward: str = "dice") -> EditedImage:
 
 def known_images(count: int, first: int = 0) -> list[EditedImage]:
     return [known_image(number) for number in range(first, first + count)]
-
-
-DILATE, ERODE = OPERATIONS.index("dilate"), OPERATIONS.index("erode")
-
-
-def fresh() -> dict[str, Any]:
-    """What a changed image must not share with the original."""
-    return {"_states": {}, "_values": {}}
 
 
 class LikesLarge:

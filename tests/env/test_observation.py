@@ -1,8 +1,19 @@
+"""Observations of images and masks: known values on drawn ones, finite and within bounds on any."""
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.env.observation import IMAGE_FEATURES, VISION_LIMIT, bounds, observation_table, observe_image
+from rl_reward_network.env.observation import (
+    IMAGE_FEATURES,
+    VISION_LIMIT,
+    GuideImage,
+    bounds,
+    mask_observation_table,
+    observation_table,
+    observe_image,
+    observe_mask,
+)
 
 NAMES = [entry.name for entry in observation_table()]
 LOW, HIGH = bounds()
@@ -105,3 +116,43 @@ def test_only_the_averaged_image_counts():
 def test_other_input_is_refused(image):
     with pytest.raises(ValueError, match=r"image .*uint8 \(H, W, 3\)"):
         observe_image(image)
+
+
+def observed(mask, image=None):
+    guide = GuideImage(np.zeros((*mask.shape, 3), np.uint8) if image is None else image)
+    values = observe_mask(guide, mask.astype(np.float32))
+    return {entry.name: float(value) for entry, value in zip(mask_observation_table(), values, strict=True)}
+
+
+def test_statistics_of_two_squares_one_with_a_hole():
+    mask = np.zeros((100, 100), bool)
+    mask[10:30, 10:30] = mask[60:70, 60:70] = True
+    mask[15:20, 15:20] = False
+    expected = {
+        "mask_area": mask.mean(),
+        "mask_components": np.log1p(2),
+        "mask_holes": np.log1p(1),
+        "mask_largest": 375 / 475,
+        "mask_second": 100 / 375,
+        "mask_clarity": 1,
+    }
+    values = observed(mask)
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+
+
+def test_a_line_has_its_length_and_width_and_contrast_is_inside_less_outside():
+    mask = np.zeros((100, 100), bool)
+    mask[50:53, 10:90] = True
+    image = np.where(mask[..., None], 51, 204).astype(np.uint8).repeat(3, axis=2)
+    values = observed(mask, image)
+    assert values["mask_skeleton"] == pytest.approx(0.79, abs=0.03)
+    assert values["mask_width"] == pytest.approx(0.03, abs=0.002)
+    assert values["mask_contrast"] == pytest.approx(-0.6, abs=0.01)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("size", [(8, 8), (40, 300), (600, 520)])
+def test_constant_masks_of_any_size_are_finite_and_within_bounds(value, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    values = observed(np.full(size, value), image)
+    assert all(entry.low <= values[entry.name] <= entry.high for entry in mask_observation_table())

@@ -1,17 +1,19 @@
-"""Operations on masks: each in closed form, and on masks where nothing can be done."""
+"""Operations on masks, each in closed form and where nothing can be done; sequences of them on an image."""
+
+from dataclasses import replace
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from rl_reward_network.env.operations import OPERATIONS, STOP, GuideImage, apply_operation
+from rl_reward_network.env.operations import KEPT, OPERATIONS, STOP, GuideImage, apply_operation
+from rl_reward_network.rewards.metrics import dice, recall
+from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image
 
 SIZE = 64
-
-
-def guide(image: np.ndarray | None = None) -> GuideImage:
-    return GuideImage(np.full((SIZE, SIZE, 3), 128, np.uint8) if image is None else image)
+GUIDE = GuideImage(np.full((SIZE, SIZE, 3), 128, np.uint8))
 
 
 def soft_of(mask: np.ndarray) -> np.ndarray:
@@ -24,36 +26,30 @@ def square(top: int, left: int, side: int) -> np.ndarray:
     return mask
 
 
-def after(name: str, soft: np.ndarray, image: np.ndarray | None = None) -> np.ndarray:
-    return apply_operation(name, guide(image), soft) > 0.5
+def after(name: str, soft: np.ndarray, guide: GuideImage = GUIDE) -> np.ndarray:
+    return apply_operation(name, guide, soft) > 0.5
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("mask", [np.zeros((SIZE, SIZE), bool), np.ones((SIZE, SIZE), bool)], ids=["empty", "full"])
-def test_empty_and_full_masks_stay_soft_masks(name: str, mask: np.ndarray) -> None:
-    soft = mask.astype(np.float32)
-    result = apply_operation(name, guide(), soft)
-    assert result.shape == soft.shape
-    assert result.dtype == np.float32
-    assert np.isfinite(result).all()
-    assert result.min() >= 0
-    assert result.max() <= 1
-    assert ((result > 0.5) == mask).all()
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_the_given_mask_does_not_change(name: str) -> None:
+def test_empty_and_full_masks_stay_soft_masks_and_no_input_changes(name: str) -> None:
+    assert name.islower()
+    for value in (0, 1):
+        soft = np.full((SIZE, SIZE), value, np.float32)
+        result = apply_operation(name, GUIDE, soft)
+        assert (result.shape, result.dtype) == (soft.shape, np.float32)
+        assert 0 <= result.min() <= result.max() <= 1
+        assert ((result > 0.5) == value).all()
     soft = np.random.default_rng(0).random((SIZE, SIZE)).astype(np.float32)
     copy = soft.copy()
-    apply_operation(name, guide(), soft)
+    apply_operation(name, GUIDE, soft)
     assert (soft == copy).all()
 
 
 def test_thresholds_shift_the_logit_and_undo_each_other() -> None:
     soft = np.linspace(0.01, 0.99, SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
-    up = apply_operation("threshold up", guide(), soft)
+    up = apply_operation("threshold up", GUIDE, soft)
     assert up == pytest.approx(expit(logit(soft) - 1), abs=1e-3)
-    assert apply_operation("threshold down", guide(), up) == pytest.approx(soft, abs=2e-3)
+    assert apply_operation("threshold down", GUIDE, up) == pytest.approx(soft, abs=2e-3)
 
 
 def test_morphology_is_that_of_opencv_on_the_mask() -> None:
@@ -65,19 +61,15 @@ def test_morphology_is_that_of_opencv_on_the_mask() -> None:
         assert (after(name, soft_of(mask)) == expected).all(), name
 
 
-def test_components() -> None:
+def test_components_are_dropped_with_their_rim() -> None:
     large, small, dot = square(5, 5, 20), square(40, 40, 6), square(55, 5, 1)
     soft = soft_of(large | small | dot)
     assert (after("keep the largest", soft) == large).all()
     assert (after("drop small components", soft) == (large | small)).all()  # the dot is below 0.1 % of the image
-
-
-def test_a_dropped_component_takes_its_rim_with_it() -> None:
-    large, small = square(5, 5, 20), square(45, 45, 6)
-    soft = np.where(square(44, 44, 8), np.float32(0.4), np.float32(0.01))
+    soft = np.where(square(39, 39, 8), np.float32(0.4), np.float32(0.01))
     soft[large | small] = 0.9
-    kept = apply_operation("keep the largest", guide(), soft)
-    assert ((apply_operation("threshold down", guide(), kept) > 0.5) == large).all()
+    kept = apply_operation("keep the largest", GUIDE, soft)
+    assert (after("threshold down", kept) == large).all()
 
 
 def test_holes_are_filled_but_not_bays() -> None:
@@ -93,36 +85,73 @@ def test_a_gap_is_bridged_along_a_ridge_of_the_masks_own_polarity() -> None:
     image = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
     mask = np.zeros((256, 256), bool)
     mask[126:131, 20:120] = mask[126:131, 140:230] = True
-    result = apply_operation("bridge gaps along ridges", GuideImage(image), soft_of(mask)) > 0.5
+    result = after("bridge gaps along ridges", soft_of(mask), GuideImage(image))
     assert result[128, 120:140].all()
     assert (result & ~mask)[:120].sum() == (result & ~mask)[137:].sum() == 0  # nothing is added elsewhere
-    plain = np.full_like(image, 128)
-    assert ((apply_operation("bridge gaps along ridges", GuideImage(plain), soft_of(mask)) > 0.5) == mask).all()
+    plain = GuideImage(np.full_like(image, 128))
+    assert (after("bridge gaps along ridges", soft_of(mask), plain) == mask).all()
 
 
 def test_smoothing_follows_edges_of_the_image() -> None:
-    """A ragged border moves to the edge of the image; without an edge it is only blurred."""
+    """A ragged border moves to the edge of the image."""
     image = np.zeros((SIZE, SIZE, 3), np.uint8)
     image[:, 32:] = 255
-    mask = np.zeros((SIZE, SIZE), bool)
-    mask[:, 32:] = True
-    ragged = mask.copy()
+    ragged = image[..., 0] > 0
     ragged[::4, 30:32] = True
-    assert (after("smooth along edges", soft_of(ragged), image) == mask).mean() > 0.999
+    assert (after("smooth along edges", soft_of(ragged), GuideImage(image)) == (image[..., 0] > 0)).mean() > 0.999
 
 
-def test_a_larger_image_is_treated_alike() -> None:
+@pytest.mark.parametrize("name", ["erode", "dilate"])
+def test_a_larger_image_is_treated_alike(name: str) -> None:
     mask = np.zeros((512, 512), bool)
     mask[100:120, 50:400] = True
-    small = mask[::2, ::2]
-    for name in ("erode", "dilate"):
-        large = apply_operation(name, GuideImage(np.zeros((512, 512, 3), np.uint8)), soft_of(mask)) > 0.5
-        half = apply_operation(name, GuideImage(np.zeros((256, 256, 3), np.uint8)), soft_of(small)) > 0.5
-        assert large.mean() == pytest.approx(half.mean(), rel=0.02)
+    shares = [
+        after(name, soft_of(one), GuideImage(np.zeros((*one.shape, 3), np.uint8))).mean()
+        for one in (mask, mask[::2, ::2])
+    ]
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)
 
 
 def test_stop_changes_nothing_and_unknown_names_fail() -> None:
     soft = soft_of(square(5, 5, 5))
-    assert apply_operation(STOP, guide(), soft) is soft
+    assert apply_operation(STOP, GUIDE, soft) is soft
     with pytest.raises(KeyError, match="sharpen"):
-        apply_operation("sharpen", guide(), soft)
+        apply_operation("sharpen", GUIDE, soft)
+
+
+def test_a_sequence_is_applied_in_order_and_what_memory_dropped_is_computed_again() -> None:
+    image = known_image(0)
+    expected = image.soft
+    for action in (DILATE, ERODE, DILATE):
+        expected = apply_operation(OPERATIONS[action], image.guide, expected)
+    np.testing.assert_array_equal(image.edited((DILATE, ERODE, DILATE)), expected)
+    assert image.edited(()) is image.soft
+    for one in range(len(OPERATIONS) - 1):
+        for other in range(4):
+            image.mask((one, other))
+    assert len(image._softs) <= KEPT
+    np.testing.assert_array_equal(image.edited((DILATE, ERODE, DILATE)), expected)
+
+
+def test_reward_and_dice_are_those_of_the_mask() -> None:
+    for reward in ("dice", "dice+recall"):
+        image = known_image(0, reward)
+        mask = image.mask((ERODE,))
+        one = float(dice(mask[None], image.truth[None])[0])
+        both = (one + float(recall(mask[None], image.truth[None])[0])) / 2
+        assert image.worth((ERODE,)) == pytest.approx(one if reward == "dice" else both)
+        assert image.dice((ERODE,)) == pytest.approx(one)
+    for number, right in ((0, DILATE), (1, ERODE)):
+        assert known_image(number).dice((right,)) > 0.97 > known_image(number).dice(())
+    other = replace(image, rewarded_by=~image.truth)  # the control
+    assert other.worth(()) != image.worth(())
+    assert other.dice(()) == image.dice(())
+
+
+def test_an_unlabelled_image_has_statistics_and_a_learned_reward() -> None:
+    likes: Any = LikesLarge()
+    image = replace(known_image(0), truth=None, reward="net", scorer=likes)
+    assert np.isfinite(image.statistics(())).all()
+    assert image.worth(()) == image.score(()) == pytest.approx(image.mask(()).mean())
+    with pytest.raises(ValueError, match="image 0: reward dice needs a true mask; use --reward net"):
+        replace(image, reward="dice").worth(())

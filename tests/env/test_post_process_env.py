@@ -6,15 +6,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
-from rl_reward_network.env.operations import OPERATIONS
-from rl_reward_network.env.post_process_env import PostProcessEnv
+from rl_reward_network.env.post_process_env import STOP_ACTION, PostProcessEnv
 from tests.env.edited_images import DILATE, ERODE, known_image, known_images
-
-STOP = len(OPERATIONS) - 1
 
 
 def make(count: int = 4, max_steps: int = 3) -> PostProcessEnv:
-    return PostProcessEnv(known_images(count), len(OPERATIONS), max_steps)
+    return PostProcessEnv(known_images(count), max_steps)
 
 
 def test_both_checkers_pass() -> None:
@@ -25,11 +22,12 @@ def test_both_checkers_pass() -> None:
 def test_the_return_is_the_last_reward_less_the_first() -> None:
     env = make()
     _, info = env.reset(seed=0)
-    image = next(image for image in env.masks if image.sample_id == info["sample_id"])
-    rewards = [env.step(np.int64(action))[1] for action in (DILATE, ERODE, DILATE)]
-    expected = image.state((DILATE, ERODE, DILATE)).reward - image.state(()).reward
-    assert sum(rewards) == pytest.approx(expected)
+    image = next(image for image in env.images if image.sample_id == info["sample_id"])
+    steps = [env.step(np.int64(action)) for action in (DILATE, ERODE, DILATE)]
+    rewards = [step[1] for step in steps]
+    assert sum(rewards) == pytest.approx(image.worth((DILATE, ERODE, DILATE)) - image.worth(()))
     assert min(rewards) < 0 < max(rewards)
+    assert [step[2] for step in steps] == [False, False, True], "the longest episode ends by itself"
 
 
 def test_stop_ends_the_episode_with_the_present_mask() -> None:
@@ -37,28 +35,18 @@ def test_stop_ends_the_episode_with_the_present_mask() -> None:
     env.reset(seed=1)
     _, _, terminated, _, before = env.step(np.int64(DILATE))
     assert not terminated
-    _, reward, terminated, truncated, info = env.step(np.int64(STOP))
-    assert (reward, terminated, truncated) == (0.0, True, False)
-    assert info["dice"] == before["dice"]
+    _, reward, terminated, truncated, info = env.step(np.int64(STOP_ACTION))
+    assert (reward, terminated, truncated, info["dice"]) == (0.0, True, False, before["dice"])
     with pytest.raises(gym.error.ResetNeeded):
         env.step(np.int64(0))
-
-
-def test_the_longest_episode_ends_by_itself() -> None:
-    env = make(max_steps=2)
-    env.reset(seed=0)
-    assert not env.step(np.int64(DILATE))[2]
-    assert env.step(np.int64(DILATE))[2]
 
 
 def test_the_observation_holds_progress_and_use() -> None:
     env = make(max_steps=4)
     env.reset(seed=0)
     observation = env.step(np.int64(ERODE))[0]
-    used = observation[-STOP:]
-    assert observation[-STOP - 1] == 0.25
-    assert used[ERODE] == 0.25
-    assert used.sum() == 0.25
+    used = observation[-STOP_ACTION:]
+    assert (observation[-STOP_ACTION - 1], used[ERODE], used.sum()) == (0.25, 0.25, 0.25)
 
 
 def test_a_restored_environment_goes_on_alike() -> None:
@@ -75,21 +63,11 @@ def test_a_restored_environment_goes_on_alike() -> None:
             assert first.reset()[1] == second.reset()[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((), 12, 5), "masks is empty"),
-        (([known_image(0)], 1, 5), "actions is 1"),
-        (([known_image(0)], 12, 0), "max_steps 0"),
-    ],
-)
-def test_what_cannot_be_an_environment_is_refused(arguments, message) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        PostProcessEnv(*arguments)
-
-
-def test_unknown_actions_are_refused() -> None:
+def test_what_cannot_be_is_refused() -> None:
+    for arguments, message in ((((), 5), "images is empty"), (([known_image(0)], 0), "max_steps is 0")):
+        with pytest.raises(ValueError, match=message):
+            PostProcessEnv(*arguments)
     env = make()
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="expected an integer from 0 to 11"):
+    with pytest.raises(ValueError, match="from 0 to 11"):
         env.step(np.int64(12))

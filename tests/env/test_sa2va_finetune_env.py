@@ -55,15 +55,12 @@ def rollout(env, seed, steps=40):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("max_steps", "labelled", "reward", "vision", "stop"),
-    [
-        *((1, True, "net", 0, False), (3, True, "dice", 5, False), (2, False, "net", 5, False)),
-        *((2, True, "mix", 0, False), (5, True, "dice", 5, True), (1, True, "dice", 0, True)),
-    ],
+    ("max_steps", "labelled", "reward", "vision"),
+    [(1, True, "net", 0), (3, True, "dice", 5), (2, False, "net", 5), (2, True, "mix", 0)],
 )
-def test_both_checkers_pass(max_steps, labelled, reward, vision, stop):
+def test_both_checkers_pass(max_steps, labelled, reward, vision):
     contexts = make_contexts(labelled=labelled, vision=vision)
-    env = gym.make(ENV_ID, contexts=contexts, max_steps=max_steps, reward=reward, stop=stop)
+    env = gym.make(ENV_ID, contexts=contexts, max_steps=max_steps, reward=reward)
     gymnasium_check_env(env.unwrapped, skip_render_check=True)
     sb3_check_env(env.unwrapped, skip_render_check=True)
 
@@ -129,73 +126,12 @@ def test_the_reward_of_more_steps_is_the_improvement_and_0_for_a_repeated_prompt
     np.testing.assert_allclose([observation[-1] for observation, *_ in steps], [0.5, 0.5, 0.5, 0.75, 0.75])
 
 
-def one_image(dices):
-    """An environment with the action stop over one image whose default prompt has the first of these Dice."""
-    (context,) = make_contexts(count=1, prompts=len(dices))
-    labelled = PromptContext("a", context.features, context.scores, {"dice": np.array(dices)})
-    env = Sa2VAFinetuneEnv([labelled], max_steps=5, reward="dice", stop=True)
-    env.reset(seed=0)
-    return env
-
-
-def test_with_stop_a_step_is_paid_the_change_of_the_mask_and_stop_ends_the_episode():
-    env = one_image([0.5, 0.25, 0.75, 1])
-    start, _ = env.reset()
-    assert start[-6:].tolist() == [0, 0, 1, 0, 0, 0], "progress, best score, the default prompt is the present one"
-    steps = [env.step(action) for action in (2, 1, 1, 4)]
-    assert [reward for _, reward, *_ in steps] == [0.25, -0.5, 0, 0]
-    assert [terminated for _, _, terminated, *_ in steps] == [False, False, False, True]
-    assert [info["prompt"] for *_, info in steps] == [2, 1, 1, 1]
-    assert [info["dice"] for *_, info in steps] == [0.75, 0.25, 0.25, 0.25], "that of the mask at stop, not the best"
-    np.testing.assert_allclose([observation[-6] for observation, *_ in steps[:3]], [0.2, 0.4, 0.6], rtol=1e-6)
-    assert [observation[-5:].tolist() for observation, *_ in steps[:2]] == [[0, 0, 0, 1, 0], [0, 0, 1, 0, 0]]
-    with pytest.raises(gym.error.ResetNeeded):
-        env.step(0)
-    env.reset()
-    with pytest.raises(ValueError, match="0 to 4"):
-        env.step(5)
-
-
-def test_stop_at_once_keeps_the_default_prompt_s_mask_for_nothing():
-    observation, reward, terminated, truncated, info = one_image([0.5, 0.25, 0.75, 1]).step(4)
-    assert (reward, terminated, truncated, info["prompt"], info["dice"]) == (0, True, False, 0, 0.5)
-    assert observation[-4:].tolist() == [1, 0, 0, 0]
-
-
-def test_with_stop_an_episode_ends_after_max_steps_prompts():
-    env = one_image([0.5, 0.25])
-    assert [env.step(1)[2] for _ in range(5)] == [False] * 4 + [True]
-
-
-def test_returns_with_stop_telescope_to_the_last_mask_minus_the_default_s():
-    contexts = make_contexts(count=4, prompts=3)
-    env, rng, returns = Sa2VAFinetuneEnv(contexts, 5, "dice", stop=True), np.random.default_rng(0), []
-    by_name = {context.sample_id: context.metrics["dice"].astype(np.float32) for context in contexts}
-    for _ in range(200):
-        env.reset()
-        total, terminated = 0.0, False
-        while not terminated:
-            _, reward, terminated, _, info = env.step(rng.integers(4))
-            total += reward
-        dices = by_name[info["sample_id"]]
-        assert total == pytest.approx(dices[info["prompt"]] - dices[0], abs=1e-12)
-        returns.append(total)
-    assert min(returns) < 0 < max(returns)
-
-
-def test_dice_and_recall_pay_half_each():
-    (context,) = make_contexts(count=1)
-    metrics = {"dice": np.array([0.5, 0.25, 0.75, 1]), "recall": np.array([1, 0.75, 0.25, 0.5])}
-    labelled = PromptContext("a", context.features, context.scores, metrics)
-    assert prompt_rewards(labelled, "dice+recall").tolist() == [0.75, 0.5, 0.5, 0.75]
-
-
-@pytest.mark.parametrize(("reward", "stop"), [("dice", False), ("mix", False), ("dice", True)])
-def test_observations_carry_nothing_of_the_ground_truth(reward, stop):
+@pytest.mark.parametrize("reward", ["dice", "mix"])
+def test_observations_carry_nothing_of_the_ground_truth(reward):
     first, second = make_contexts(seed=0), make_contexts(seed=0)
     for context in second:
         object.__setattr__(context, "metrics", {"dice": 1 - context.metrics["dice"]})
-    records = [rollout(Sa2VAFinetuneEnv(contexts, 3, reward, stop), seed=1) for contexts in (first, second)]
+    records = [rollout(Sa2VAFinetuneEnv(contexts, 3, reward), seed=1) for contexts in (first, second)]
     seen = [[part for part in record if isinstance(part, list)] for record in records]
     assert seen[0] == seen[1]
     assert records[0] != records[1]
@@ -203,10 +139,12 @@ def test_observations_carry_nothing_of_the_ground_truth(reward, stop):
 
 def test_each_reward_has_its_closed_form():
     (context,) = make_contexts(count=1)
+    context.metrics["recall"] = 1 - context.metrics["iou"]
     expected = {
         "net": context.scores,
         "dice": context.metrics["dice"],
         "iou": context.metrics["iou"],
+        "dice+recall": (context.metrics["dice"] + context.metrics["recall"]) / 2,
         "mix": 0.5 * context.scores + 0.5 * context.metrics["dice"],
     }
     for reward, values in expected.items():

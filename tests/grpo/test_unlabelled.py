@@ -23,7 +23,7 @@ from rl_reward_network.run import GRPO_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.grpo.test_stage import ONE_STEP, PLAN, changed
 from tests.models.test_reward_network import network_of
-from tests.ppo.test_unlabelled import write_new_patients
+from tests.ppo.test_prompts import write_new_patients
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,9 @@ from rl_reward_network.methods.methods import POST, PROMPTS_LABELS, PROMPTS_NET,
 from rl_reward_network.methods.parts import PartCommand, part_digest
 from rl_reward_network.methods.stage import ComparePlan, run_compare_stage
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.ppo.config import PPOSettings
-from rl_reward_network.ppo.post_config import PostSettings
-from rl_reward_network.ppo.post_stage import post_plan, run_post_stage
-from rl_reward_network.ppo.stage import policy_plan, run_policy_stage
+from rl_reward_network.ppo.operations import post_plan, run_post_stage
+from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
+from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.reward_training.stage import run_reward_stage
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
@@ -59,9 +58,8 @@ def runs(inputs: RunInputs) -> dict[str, Path]:
     network = found[REWARD_NET] / "best_reward_net"
     few = PPOSettings(total_timesteps=64)
     run_policy_stage(inputs, policy_plan("quick", ppo=few), network, found[PROMPTS_NET])
-    stop = replace(few, stop=True, total_timesteps=200, max_steps=2)
-    run_policy_stage(inputs, policy_plan("quick", reward="dice", ppo=stop), network, found[PROMPTS_LABELS])
-    settings = PostSettings(total_timesteps=128, n_envs=2, n_steps=8, batch_size=16, max_steps=1)
+    run_policy_stage(inputs, policy_plan("quick", reward="dice", ppo=few), network, found[PROMPTS_LABELS])
+    settings = PPOSettings(128, n_envs=2, n_steps=8, batch_size=16, gamma=0.5)
     run_post_stage(inputs, post_plan("quick", ppo=settings), None, found[POST])
     return found
 

@@ -1,3 +1,5 @@
+"""Contexts of a run, a model, or images and masks; the tables of a run on disk; the control with exchanged rewards."""
+
 import doctest
 from pathlib import Path
 
@@ -7,23 +9,37 @@ import pytest
 from stable_baselines3 import PPO
 
 from rl_reward_network.env import ENV_ID
-from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.vector_env import make_vector_env
+from rl_reward_network.env.observation import IMAGE_FEATURES, observe_image
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import contexts as contexts_file
-from rl_reward_network.ppo.contexts import contexts_from_masks, contexts_from_model, contexts_from_run
-from rl_reward_network.ppo.tables import TABLES, save_tables
+from rl_reward_network.ppo.contexts import (
+    TABLES,
+    PromptTable,
+    contexts_from_masks,
+    contexts_from_model,
+    contexts_from_run,
+    exchange_rewards,
+    load_tables,
+    save_tables,
+)
+from rl_reward_network.ppo.train import make_vector_env
 from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.conftest import write_tiny_data
-from tests.ppo.test_tables import entries
+from tests.report.test_baselines import tables
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 TRUTHS = RNG.random((2, 32, 32)) > 0.5
 MASKS = np.stack([TRUTHS, ~TRUTHS, np.ones_like(TRUTHS)], axis=1)  # all right, all wrong, everything
 SCORES = RNG.random((2, 3))
+
+
+def entries(labelled: bool) -> list[PromptTable]:
+    rng = np.random.default_rng(0)
+    found = tables(rng.random((3, 4)), rng.random((3, 4), dtype=np.float32), labelled=labelled)
+    return [PromptTable(rng.random(IMAGE_FEATURES, dtype=np.float32) / 3, table) for table in found]
 
 
 def test_the_example_of_the_docstring_runs() -> None:
@@ -43,47 +59,78 @@ def test_contexts_of_images_masks_and_scores() -> None:
     assert all(context.metrics == {} for context in contexts_from_masks(IMAGES, MASKS, SCORES))
 
 
+@pytest.mark.parametrize(
+    ("images", "masks", "scores", "truths", "message"),
+    [
+        (IMAGES, MASKS[:1], SCORES, None, r"'masks': 1"),
+        (IMAGES, MASKS, SCORES, TRUTHS[:1], r"'truths': 1"),
+        (IMAGES, MASKS.astype(float), SCORES, None, r"image 0: masks.*float64"),
+        (IMAGES, MASKS, SCORES[:, :2], None, r"image 0: masks.*\(2,\)"),
+        (IMAGES, MASKS[..., 1:], SCORES, None, r"image 0: masks.*\(\d+, \d+, \d+\)"),
+        (IMAGES, MASKS, SCORES + 1, None, r"image 0: scores"),
+        (IMAGES.astype(float), MASKS, SCORES, None, r"image.*float64"),
+    ],
+)
+def test_images_and_masks_that_do_not_fit_are_named(images, masks, scores, truths, message):  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message):
+        contexts_from_masks(images, masks, scores, truths)
+
+
 def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_checkpoint: Path, tmp_path: Path) -> None:
     config = RunConfig(str(tiny_checkpoint), write_tiny_data(tmp_path, images=12, size=64), tmp_path / "out", gpu=-1)
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
     network.training_info |= {"train_groups": [], "val_groups": []}
     network.save_pretrained(tmp_path / "net")
     contexts = contexts_from_model(config, tmp_path / "net", images=2)
-    assert len(contexts) == 2
-    assert all(context.scores.shape == (11,) and context.metrics["dice"].shape == (11,) for context in contexts)
+    assert [(len(one.scores), len(one.metrics["dice"])) for one in contexts] == [(11, 11)] * 2
     venv = make_vector_env(contexts, n_envs=2, seed=0)
     assert PPO("MlpPolicy", venv, n_steps=8, batch_size=16, device="cpu").learn(16).num_timesteps == 16
-    seen = {"train_groups": list(open_inputs(config).split.groups["policy"])[:1], "val_groups": []}
-    network.training_info |= seen
+    network.training_info["train_groups"] = list(open_inputs(config).split.groups["policy"])[:1]
     network.save_pretrained(tmp_path / "leak")
     with pytest.raises(ValueError, match="was trained on 1 patients of the policy split"):
         contexts_from_model(config, tmp_path / "leak")
 
 
-def test_contexts_of_a_run_play(tmp_path: Path) -> None:
-    save_tables(tmp_path / TABLES, {"policy": entries(labelled=False), "val": entries(labelled=True)})
+def test_tables_come_back_to_the_last_bit_and_play(tmp_path: Path) -> None:
+    saved = {"policy": entries(labelled=False), "val": entries(labelled=True)}
+    save_tables(tmp_path / TABLES, saved)
+    loaded = load_tables(tmp_path / TABLES)
+    assert list(loaded) == list(saved)
+    for name, expected in saved.items():
+        for one, other in zip(expected, loaded[name], strict=True):
+            np.testing.assert_array_equal(one.features, other.features)
+            assert other.features.dtype == np.float32
+            np.testing.assert_array_equal(one.table.scores.astype(np.float32), other.table.scores)
+            assert set(one.table.metrics or {}) == set(other.context.metrics)
+            for metric, values in (one.table.metrics or {}).items():
+                np.testing.assert_array_equal(values, (other.table.metrics or {})[metric])
     train, val = contexts_from_run(tmp_path), contexts_from_run(str(tmp_path), split="val")
     assert all(context.metrics == {} for context in train)
     assert all(set(context.metrics) == set(MASK_REWARDS) for context in val)
-    env = gym.make(ENV_ID, contexts=train)
-    _, info = env.reset(seed=0)
+    _, info = gym.make(ENV_ID, contexts=train).reset(seed=0)
     assert info["sample_id"] in {context.sample_id for context in train}
+    with pytest.raises(ValueError, match=r"split is 'reward'.*policy"):
+        contexts_from_run(tmp_path, "reward")
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    for arguments, message in (
-        ((IMAGES, MASKS[:1], SCORES), r"'masks': 1"),
-        ((IMAGES, MASKS, SCORES, TRUTHS[:1]), r"'truths': 1"),
-        ((IMAGES, MASKS.astype(float), SCORES), r"image 0: masks.*float64"),
-        ((IMAGES, MASKS, SCORES[:, :2]), r"image 0: masks.*\(2,\)"),
-        ((IMAGES, MASKS[..., 1:], SCORES), r"image 0: masks.*\(\d+, \d+, \d+\)"),
-        ((IMAGES, MASKS, SCORES + 1), r"image 0: scores"),
-        ((IMAGES.astype(float), MASKS, SCORES), r"image.*float64"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            contexts_from_masks(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"tables\.json"):
+@pytest.mark.parametrize("text", ["[]", '{"policy": [{"sample_id": "a"}]}', '{"policy": 3}', '{"policy": [[]]}', None])
+def test_a_file_that_is_no_table_is_named_with_the_remedy(tmp_path: Path, text: str | None) -> None:
+    if text:
+        (tmp_path / TABLES).write_text(text)
+    with pytest.raises(ValueError, match=r"tables\.json: (not a table of scores .*run step 2 again|file not found)"):
         contexts_from_run(tmp_path)
-    save_tables(tmp_path / TABLES, {"policy": entries(labelled=False)})
-    with pytest.raises(ValueError, match=r"split is 'val'.*policy"):
-        contexts_from_run(tmp_path, "val")
+
+
+def test_exchanged_rewards_are_of_another_image_and_of_the_same_set() -> None:
+    images = entries(labelled=True)
+    by_name = {entry.table.sample_id: entry for entry in images}
+    control = exchange_rewards(images, seed=0)
+    for image, other in zip(images, control, strict=True):
+        np.testing.assert_array_equal(image.features, other.features)
+        assert other.table.sample_id != image.table.sample_id
+        np.testing.assert_array_equal(other.table.scores, by_name[other.table.sample_id].table.scores)
+    assert {entry.table.sample_id for entry in control} == set(by_name)
+    again = exchange_rewards(images, seed=0)
+    assert [entry.table.sample_id for entry in again] == [entry.table.sample_id for entry in control]
+    with pytest.raises(ValueError, match=r"--shuffle_rewards: got 1 training image"):
+        exchange_rewards(images[:1], seed=0)

@@ -12,8 +12,8 @@ import pytest
 from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.ppo.contexts import PromptTable
 from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
-from rl_reward_network.ppo.tables import PromptTable
 from rl_reward_network.report.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.report.deployment import decide
 from tests.report.test_baselines import tables

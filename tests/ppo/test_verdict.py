@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rl_reward_network.env.edits import EditedImage
+from rl_reward_network.env.operations import EditedImage
 from rl_reward_network.ppo.post_evaluate import (
     AS_IS,
     ORACLE,

@@ -11,7 +11,7 @@ from rl_reward_network.cli.grpo_flags import RewardArgs
 from rl_reward_network.cli.prompts import Args
 from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
 from rl_reward_network.grpo.rewards import mask_reward_terms
-from rl_reward_network.ppo.tables import PromptTable
+from rl_reward_network.ppo.contexts import PromptTable
 from rl_reward_network.report.metrics import measure_sample
 from rl_reward_network.rewards.table import MASK_REWARDS, PROMPT_REWARDS, prompt_reward
 from tests.env.test_sa2va_finetune_env import make_contexts

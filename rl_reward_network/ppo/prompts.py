@@ -1,29 +1,33 @@
-"""Step 2 as a whole: score the frozen model's masks, train the prompt policy, decide what is deployed."""
+"""The stage of experiments 1 and 3: score the masks of all prompts, train the policy, decide what is deployed."""
 
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
+from stable_baselines3.common.policies import BasePolicy
 
 from rl_reward_network.data.items import Sample
+from rl_reward_network.data.splits import spread
+from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
+from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.config import Mode, PPOSettings, Preset, PromptPPOConfig, with_preset
-from rl_reward_network.ppo.policy import choose_prompts, save_policy
-from rl_reward_network.ppo.ppo import train_prompt_policy
-from rl_reward_network.ppo.tables import (
+from rl_reward_network.ppo.contexts import (
     TABLES,
     PromptTable,
+    Tables,
     exchange_rewards,
     load_tables,
     prompt_tables,
     save_tables,
 )
-from rl_reward_network.ppo.unlabelled import with_unlabelled
+from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs, save_network
+from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
+from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_ppo
 from rl_reward_network.report.deployment import (
     FOLDS,
     Deployment,
@@ -35,15 +39,14 @@ from rl_reward_network.report.deployment import (
     stack,
 )
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
-from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.familiar import Familiarity, familiar
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
 from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
 
-BANDIT_RUN = "bandit"  # folder in a run with the action stop
 IMAGES = {"quick": 20, "full": 100}
-Tables = dict[str, list[PromptTable]]  # split -> its images
-STOP_IMAGES = 48  # with the action stop at least so many: longer episodes are harder to learn
 VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
+LEAST_STD = 1e-4  # of a feature's range: a feature that is constant in training must not amplify rounding noise
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class PolicyPlan:
         vision_features: whether the observation has Sa2VA's pooled image features besides the image statistics.
         reward: reward of a mask.
         ppo: settings of PPO.
-        shuffle_rewards: the control: each training image is paid by the rewards of another.
+        shuffle_rewards: the control: each training image has the rewards of another.
     """
 
     mode: str
@@ -67,12 +70,12 @@ class PolicyPlan:
     val_images: int
     vision_features: bool
     reward: RewardName
-    ppo: PromptPPOConfig
+    ppo: PPOSettings
     shuffle_rewards: bool = False
 
     @property
     def learned(self) -> bool:
-        """Whether the reward network pays, alone or with labels."""
+        """Whether the reward is the reward network's, alone or with labels."""
         return self.reward not in OF_LABELS
 
 
@@ -85,24 +88,17 @@ def policy_plan(
     ppo: PPOSettings | None = None,
     shuffle_rewards: bool = False,
 ) -> PolicyPlan:
-    """The preset of the mode, with the user's changes.
-
-    Raises:
-        ValueError: settings that do not go together.
-    """
-    if ppo is not None and ppo.stop and reward not in OF_LABELS:
-        raise ValueError(f"--stop is for rewards of labels ({', '.join(OF_LABELS)}), but the reward is {reward}")
+    """The preset of the mode, with the user's changes."""
     vision = preset == "default" if vision_features is None else vision_features
-    config = with_preset(ppo or PPOSettings(), mode, preset, seed)
-    images = max(IMAGES[mode], STOP_IMAGES) if config.stop else IMAGES[mode]
-    return PolicyPlan(mode, preset, images, VAL_IMAGES[mode], vision, reward, config, shuffle_rewards)
+    settings = (ppo or prompt_settings(mode, preset)).of_run(seed)
+    return PolicyPlan(mode, preset, IMAGES[mode], VAL_IMAGES[mode], vision, reward, settings, shuffle_rewards)
 
 
 def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
     """Train the prompt policy in `run`.
 
-    Writes final_model/, with the action stop bandit/ (the same PPO with one prompt), reward_net/ (a copy), tables.json
-    (what the policy learned from), config.json, split.json, metrics.jsonl and logs/.
+    Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
+    metrics.jsonl and logs/.
 
     Args:
         inputs: data, split, frozen model and its masks.
@@ -125,8 +121,9 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
     samples = policy_samples(inputs, plan)
-    with Run(run, POLICY_RUN).lock():
-        config = check_settings(run, inputs, plan, network) if resume else _describe(run, inputs, plan, network)
+    folder = Run(run, POLICY_RUN)
+    with folder.lock():
+        config = check_settings(run, inputs, plan, network) if resume else _describe(folder, inputs, plan, network)
         seconds: dict[str, float] = {}
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
@@ -137,48 +134,76 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             tables = _tables(inputs, plan, maps, samples, run)
         with clock(seconds, "PPO"):
             model = fit(tables, plan, run)
-        with clock(seconds, "bandit"):
-            if plan.ppo.stop:
-                _train_bandit(tables, plan, run, config)
         with clock(seconds, "decision"):
             deployment = decide_prompts(tables, plan)
-        spent = {name: count - before[name] for name, count in _counts(inputs).items()}
         description = {
             "deployment": asdict(deployment),
-            "seconds": {name: value for name, value in seconds.items() if name != "bandit"},
-            "bank": spent,
+            "seconds": seconds,
+            "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
             "resumed": resume,
             "labels": labels_used(tables, plan),
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
+            "unlabelled": None if familiarity is None else familiarity.facts,
         }
-        description["unlabelled"] = None if ood_check is None else ood_check.facts
-        save_policy(model, run / FINAL, {**config, **description})
-        Run(run, POLICY_RUN).finish()
+        vision = tables["policy"][0].context.vision_features
+        observed = {"observation": [entry.name for entry in observation_table(vision)], "vision_features": vision}
+        save_network(model, run / FINAL, {**config, **description, **observed})
+        folder.finish()
 
 
-def _train_bandit(tables: Tables, plan: PolicyPlan, run: Path, config: dict[str, Any]) -> None:
-    """Train PPO with one prompt for each image on the same reward, in `run`/bandit, unless it is finished."""
-    folder = run / BANDIT_RUN
-    if (folder / FINAL).exists():
-        return
-    single = replace(plan, ppo=replace(plan.ppo, max_steps=1, stop=False))
-    save_policy(fit(tables, single, folder), folder / FINAL, {**config, "plan": asdict(single), "deployment": {}})
+def train_prompt_policy(
+    train_contexts: Sequence[PromptContext],
+    val_contexts: Sequence[PromptContext],
+    settings: PPOSettings,
+    run_dir: Path,
+    reward: RewardName = "net",
+) -> PPO:
+    """Train a prompt policy, as `train_ppo`; it ends early when the reward is over-optimised.
+
+    Args:
+        train_contexts: training images; the observations are standardised by their features.
+        val_contexts: images for validating the greedy policy after each rollout; may be empty. The stop rule uses the
+            labelled ones.
+        settings: of PPO.
+        run_dir: run folder; made when missing.
+        reward: reward of a mask, see `prompt_rewards`.
+
+    Raises:
+        ValueError: contexts that do not fit together or to the reward.
+    """
+
+    def validate(policy: BasePolicy) -> dict[str, list[float]]:
+        """Score of each validation image, and Dice of each labelled one."""
+        if not val_contexts:
+            return {}
+        chosen = choose_prompts(policy, val_contexts, settings.max_steps, reward == "net")
+        pairs = list(zip(val_contexts, chosen, strict=True))
+        dices = [float(context.metrics["dice"][prompt]) for context, prompt in pairs if context.metrics]
+        return {"custom/val_score": [float(c.scores[prompt]) for c, prompt in pairs], "custom/val_gt_dice": dices}
+
+    venv = make_vector_env(train_contexts, settings.n_envs, settings.seed, settings.max_steps, reward)
+    weights: Weights = "last" if reward in OF_LABELS else "last unless over-optimised"
+    task = Task(venv, standardised(train_contexts), validate, "custom/val_gt_dice", weights, False, False)
+    return train_ppo(task, settings, run_dir)
+
+
+def standardised(contexts: Sequence[PromptContext]) -> dict[str, Any]:
+    """SB3's `policy_kwargs` for a policy that standardises by these images, except the state of the episode."""
+    features = np.stack([context.features for context in contexts]).astype(np.float64)
+    low, high = (side[:-EPISODE_FEATURES] for side in bounds(contexts[0].vision_features))
+    std = np.maximum(features.std(axis=0), LEAST_STD * (high - low))
+    mean = np.append(features.mean(axis=0), np.zeros(EPISODE_FEATURES))
+    return policy_kwargs(mean, np.append(std, np.ones(EPISODE_FEATURES)))
 
 
 def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
     """PPO on the images of `policy`, validated on those of `val`; writes its curves into `run`.
 
-    In the control with shuffled rewards, each training image is paid by the rewards of another.
+    In the control with shuffled rewards, each training image has the rewards of another.
     """
-    paid = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
-    train, val = ([entry.context for entry in entries] for entries in (paid, tables["val"]))
-    return train_prompt_policy(train, val, plan.ppo, run, plan.reward)
-
-
-def choose(model: PPO, entries: Sequence[PromptTable], plan: PolicyPlan) -> np.ndarray:
-    """int64 (N,): the policy's prompt for each image."""
-    contexts = [entry.context for entry in entries]
-    return choose_prompts(model, contexts, plan.ppo.max_steps, plan.reward == "net", plan.ppo.stop)
+    rewarded = exchange_rewards(tables["policy"], plan.ppo.seed) if plan.shuffle_rewards else tables["policy"]
+    train_contexts, val_contexts = ([entry.context for entry in entries] for entries in (rewarded, tables["val"]))
+    return train_prompt_policy(train_contexts, val_contexts, plan.ppo, run, plan.reward)
 
 
 def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
@@ -187,9 +212,10 @@ def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
     No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as `fit`, each
     without a part of the patients.
     """
-    everything = [entry.table for entry in (*tables["policy"], *tables["val"])]
-    labelled = _labelled([*tables["policy"], *tables["val"]])
-    groups, fixed = [entry.table.group_id for entry in labelled], best_fixed_prompt(everything)
+    everything = [*tables["policy"], *tables["val"]]
+    labelled = _labelled(everything)
+    groups = [entry.table.group_id for entry in labelled]
+    fixed = best_fixed_prompt([entry.table for entry in everything])
     values = stack([entry.table for entry in labelled], "dice").T if labelled else np.zeros((1, 0))
     policy = None
     if can_decide(groups):
@@ -198,7 +224,8 @@ def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
         def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
             with tempfile.TemporaryDirectory() as folder:
                 model = fit(_without(tables, patients), plan, Path(folder))
-            return values[choose(model, [labelled[index] for index in indices], plan), indices]
+            held = [labelled[index].context for index in indices]
+            return values[choose_prompts(model, held, plan.ppo.max_steps, plan.reward == "net"), indices]
 
         policy = out_of_fold(groups, dice)
     return decide(values, policy, groups, fixed, seed=plan.ppo.seed)
@@ -239,6 +266,50 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
     }
 
 
+def with_unlabelled(
+    inputs: RunInputs, images: int, samples: dict[str, list[Sample]], maps: ForegroundMaps
+) -> tuple[dict[str, list[Sample]], Familiarity | None]:
+    """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
+
+    Where fewer than half can join, images of the data take their place.
+
+    Args:
+        inputs: data, split, and perhaps unlabelled images.
+        images: training images of the policy.
+        samples: of the splits `policy` and `val`.
+        maps: of the reward network.
+
+    Raises:
+        ValueError: an image cannot be read.
+    """
+    if inputs.unlabelled is None:
+        return samples, None
+    candidates = spread(inputs.unlabelled.for_training, images, inputs.config.seed)
+    known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
+    joins, familiarity = familiar(maps, [one.load_image for one in known], [one.load_image for one in candidates])
+    joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: images // 2]
+    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, familiarity
+
+
+def _tables(
+    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
+) -> Tables:
+    """Tables for training and validation; a resumed run reads them from its folder."""
+    if (run / TABLES).exists():
+        return load_tables(run / TABLES)
+    tables = {
+        name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
+        for name, picked in samples.items()
+    }
+    save_tables(run / TABLES, tables)
+    return tables
+
+
+def _counts(inputs: RunInputs) -> dict[str, int]:
+    """Calls of the frozen model in this process."""
+    return {"computed": inputs.bank.computed, "reused": inputs.bank.reused, "encoded": inputs.bank.encoded}
+
+
 def find_policy_run(
     inputs: RunInputs, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None
 ) -> Path | None:
@@ -275,44 +346,24 @@ def check_settings(
         ValueError: the run is unfinished and of another version, or began with other settings or with another reward
             network; names the difference.
     """
-    begun = Run(run, POLICY_RUN)
-    begun.check_same(origin_of(inputs, plan) | ({"reward_net": network.fingerprint} if network else {}))
-    return begun.config
+    folder = Run(run, POLICY_RUN)
+    folder.check_same(origin_of(inputs, plan) | ({"reward_net": network.fingerprint} if network else {}))
+    return folder.config
 
 
-def _tables(
-    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
-) -> Tables:
-    """Tables for training and validation; a resumed run reads them from its folder."""
-    if (run / TABLES).exists():
-        return load_tables(run / TABLES)
-    tables = {
-        name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
-        for name, picked in samples.items()
-    }
-    save_tables(run / TABLES, tables)
-    return tables
-
-
-def _counts(inputs: RunInputs) -> dict[str, int]:
-    """Calls of the frozen model in this process."""
-    return {"computed": inputs.bank.computed, "reused": inputs.bank.reused, "encoded": inputs.bank.encoded}
-
-
-def _describe(run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
+def _describe(run: Run, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
     """Write a copy of the reward network and config.json into a new run folder."""
-    begun = Run(run, POLICY_RUN)
-    begun.check_new()
+    run.check_new()
     network.save_pretrained(run / REWARD_NET)
     facts = {
         "plan": asdict(plan),
         "reward_net_fingerprint": network.fingerprint,
         "reward_net_info": {
-            "named": named(network, run),
+            "named": named(network, run.path),
             **{key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
         },
     }
-    return describe_run(begun, inputs, origin_of(inputs, plan), facts)
+    return describe_run(run, inputs, origin_of(inputs, plan), facts)
 
 
 def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:

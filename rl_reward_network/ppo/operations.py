@@ -1,4 +1,4 @@
-"""Experiment 2 as a whole: the soft masks of the frozen model, the searches, PPO, and what to deploy."""
+"""The stage of experiment 2: the soft masks of the frozen model, the searches, PPO, and what is deployed."""
 
 import tempfile
 from collections import Counter
@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3 import PPO
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from tqdm import tqdm
 
 from rl_reward_network.data.items import Sample
-from rl_reward_network.env.actions import prompts_of
-from rl_reward_network.env.edits import EditedImage
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
-from rl_reward_network.env.observation import observe_image
-from rl_reward_network.env.operations import GuideImage
+from rl_reward_network.env.observation import EPISODE_FEATURES, mask_observation_table, observation_table, observe_image
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, GuideImage, Operations
+from rl_reward_network.env.post_process_env import PostProcessEnv, observe
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.config import Mode, PromptPPOConfig
-from rl_reward_network.ppo.post_config import PostReward, PostSettings, with_preset
-from rl_reward_network.ppo.post_policy import Operations, choose_operations, save_post_policy
-from rl_reward_network.ppo.post_ppo import train_post_policy
+from rl_reward_network.ppo.policy import choose_operations, policy_kwargs, save_network
 from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
+from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
+from rl_reward_network.ppo.train import Task, train_ppo
 from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -32,6 +32,7 @@ from rl_reward_network.run import FINAL, POST_RUN, REWARD_NET, Run, clock, peak_
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
 SEARCHED = 48  # images of the searches for sequences and of the decision
+LEAST_STD = 1e-3  # a number that is constant in training must not amplify noise
 SHORTER = 6  # times fewer operations in a fit for the decision: at first, each costs milliseconds on an image
 
 
@@ -44,8 +45,8 @@ class PostPlan:
         images: training images at most.
         val_images: images of the validation.
         vision_features: whether the observation has Sa2VA's pooled image features.
-        reward: what pays: dice, dice+recall, or net, the reward network's score.
-        shuffle_rewards: the control: PPO is paid by the truth of another training image.
+        reward: dice, dice+recall, or net, the reward network's score.
+        shuffle_rewards: the control: each training image is rewarded by the true mask of another.
         ppo: settings of PPO.
     """
 
@@ -55,14 +56,14 @@ class PostPlan:
     vision_features: bool
     reward: PostReward
     shuffle_rewards: bool
-    ppo: PromptPPOConfig
+    ppo: PPOSettings
 
 
 def post_plan(
     mode: Mode,
     reward: PostReward = "dice",
     seed: int = 0,
-    ppo: PostSettings | None = None,
+    ppo: PPOSettings | None = None,
     shuffle_rewards: bool = False,
 ) -> PostPlan:
     """The preset of the mode, with the user's changes.
@@ -72,15 +73,15 @@ def post_plan(
     """
     if shuffle_rewards and reward == "net":
         raise ValueError("--shuffle_rewards exchanges true masks between images, and --reward net has none; use dice")
-    config = with_preset(ppo or PostSettings(), mode, seed)
-    return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, config)
+    settings = (ppo or operation_settings(mode)).of_run(seed)
+    return PostPlan(mode, IMAGES[mode], VAL_IMAGES[mode], True, reward, shuffle_rewards, settings)
 
 
-def what_pays(reward: str, network: bool) -> str:
-    """Which reward pays PPO, in a sentence; `network` is whether a reward network is given."""
+def rewarded_by(reward: str, network: bool) -> str:
+    """What rewards PPO, in a sentence; `network` is whether a reward network is given."""
     if reward == "net":
-        return "The reward network's score pays PPO, also on labelled images."
-    return f"True masks pay PPO ({reward}){'; the reward network only stands in the report' * network}."
+        return "PPO is rewarded by the reward network's score, also on labelled images."
+    return f"PPO is rewarded by true masks ({reward}){'; the reward network only stands in the report' * network}."
 
 
 def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Path, resume: bool = False) -> None:
@@ -107,17 +108,18 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
         check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
     if resume:
         check_settings(run, inputs, plan, network)
-    print(what_pays(plan.reward, network is not None))
+    print(rewarded_by(plan.reward, network is not None))
     samples = post_samples(inputs, plan)
-    with Run(run, POST_RUN).lock():
-        config = Run(run, POST_RUN).config if resume else _describe(run, inputs, plan, network)
+    folder = Run(run, POST_RUN)
+    with folder.lock():
+        config = folder.config if resume else _describe(folder, inputs, plan, network)
         seconds: dict[str, float] = {}
-        paid_by_net = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
-        maps = None if paid_by_net is None else ForegroundMaps.beside(run, paid_by_net)
+        rewards = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
+        maps = None if rewards is None else ForegroundMaps.beside(run, rewards)
         with clock(seconds, "masks"):
             train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
         with clock(seconds, "searches"):
-            searched = searched_images(train, val)  # in the control, too: PPO alone is paid otherwise
+            searched = searched_images(train, val)  # in the control, too: PPO alone is rewarded otherwise
             sequences = list(best_sequences(searched, plan.ppo.max_steps))
             fixed = sequences[0]
             for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
@@ -137,14 +139,17 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             "resumed": resume,
         }
         vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
-        save_post_policy(model, run / FINAL, {**config, **description}, len(vision) if plan.vision_features else 0)
-        Run(run, POST_RUN).finish()
+        image = observation_table(len(vision) if plan.vision_features else 0)[:-EPISODE_FEATURES]
+        observed = [entry.name for entry in (*image, *mask_observation_table())]
+        network_facts = {"observation": observed, "operations": list(OPERATIONS)}
+        save_network(model, run / FINAL, {**config, **description, **network_facts})
+        folder.finish()
 
 
 def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
     """The images to train and to validate on.
 
-    Paid by labels, the patients of the reward network's training are used as well: no network judges them here.
+    Where labels reward, the patients of the reward network's training are used as well: no network judges them here.
 
     Raises:
         ValueError: there are none, or a file is damaged.
@@ -175,29 +180,65 @@ def _edited(inputs: RunInputs, plan: PostPlan, sample: Sample, maps: ForegroundM
 def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
     """Sa2VA's answer to the default prompt alone, from the mask bank; image is uint8 (H, W, 3)."""
     whole = inputs.bank
-    return MaskBank(whole.folder, whole.segment, whole.fingerprint, prompts_of(inputs.prompts[:1])).answer(image)
+    return MaskBank(whole.folder, whole.segment, whole.fingerprint, inputs.prompts[:1]).answer(image)
 
 
 def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
-    """The images, each paid by the truth of another one of the same size."""
+    """The images, each rewarded by the true mask of another one of the same size."""
     if len(train) < 2:
         raise ValueError(f"--shuffle_rewards: {len(train)} training image, expected 2 or more; give more data")
     order = np.random.default_rng(seed).permutation(len(train))
     donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    paid = []
+    exchanged = []
     for index, image in enumerate(train):
         donor = train[donors[index]].truth
         assert donor is not None
         if donor.shape != image.soft.shape:
             raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")
-        paid.append(replace(image, paid_by=donor, _states={}, _values={}))
-    return paid
+        exchanged.append(replace(image, rewarded_by=donor))
+    return exchanged
 
 
 def fit(train: Sequence[EditedImage], val: Sequence[EditedImage], plan: PostPlan, run: Path) -> PPO:
-    """PPO on the training images, which in the control are paid by the truths of others; curves go into `run`."""
-    paid = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
-    return train_post_policy(paid, val, plan.ppo, run)
+    """PPO on the training images, which in the control are rewarded by those of others; curves go into `run`."""
+    rewarded = shuffled(train, plan.ppo.seed) if plan.shuffle_rewards else train
+    return train_post_policy(rewarded, val, plan.ppo, run)
+
+
+def train_post_policy(
+    train_images: Sequence[EditedImage], val_images: Sequence[EditedImage], settings: PPOSettings, run_dir: Path
+) -> PPO:
+    """Train a post-processing policy, as `train_ppo`; it ends with the weights of the best validation reward.
+
+    Args:
+        train_images: training images with their rewards; observations are standardised by their unchanged masks.
+        val_images: images for validating the greedy policy after each rollout.
+        settings: of PPO.
+        run_dir: run folder; made when missing.
+    """
+
+    def validate(policy: BasePolicy) -> dict[str, list[float]]:
+        """Reward of each validation image, and Dice of each labelled one."""
+        pairs = list(zip(val_images, choose_operations(policy, val_images, settings.max_steps), strict=True))
+        dices = [image.dice(operations) for image, operations in pairs if image.truth is not None]
+        rewards = [image.worth(operations) for image, operations in pairs]
+        return {"custom/val_reward": rewards, "custom/val_gt_dice": dices}
+
+    venv = VecMonitor(DummyVecEnv([lambda: PostProcessEnv(train_images, settings.max_steps)] * settings.n_envs))
+    venv.seed(settings.seed)
+    observations = np.stack([observe(image, (), settings.max_steps) for image in train_images])
+    task = Task(venv, standardised(observations), validate, "custom/val_reward", "best", True, True)
+    return train_ppo(task, settings, run_dir)
+
+
+def standardised(observations: np.ndarray) -> dict[str, Any]:
+    """SB3's `policy_kwargs` for a policy that standardises by these observations, float32 (N, D).
+
+    The state of the episode (progress, and the use of each operation but stop) is left as it is.
+    """
+    mean, std = observations.mean(axis=0), np.maximum(observations.std(axis=0), LEAST_STD)
+    mean[-len(OPERATIONS) :], std[-len(OPERATIONS) :] = 0.0, 1.0
+    return policy_kwargs(mean, std)
 
 
 def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) -> list[EditedImage]:
@@ -271,10 +312,10 @@ def labels_used(
         }
         return {name: count for name, count in counts.items() if count}
 
-    paid = plan.reward != "net"
+    by_labels = plan.reward != "net"
     return {
-        "reward": counted(images[0]) if paid else {},
-        "weights": counted(images[1]) if paid else {},
+        "reward": counted(images[0]) if by_labels else {},
+        "weights": counted(images[1]) if by_labels else {},
         "deployment": counted(searched),
     }
 
@@ -295,7 +336,7 @@ def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: Reward
 
 
 def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
-    """The settings that must be equal for a run to be resumed or reused; of a network only one that pays."""
+    """The settings that must be equal for a run to be resumed or reused; of a network only one that rewards."""
     return {
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,
@@ -306,10 +347,9 @@ def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None =
     }
 
 
-def _describe(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
+def _describe(run: Run, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
     """Write a copy of the reward network, if there is one, and config.json into a new run folder."""
-    begun = Run(run, POST_RUN)
-    begun.check_new()
+    run.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
-    return describe_run(begun, inputs, origin_of(inputs, plan, network), {"plan": asdict(plan)})
+    return describe_run(run, inputs, origin_of(inputs, plan, network), {"plan": asdict(plan)})

@@ -1,0 +1,559 @@
+"""Step 2: what is decided, on tables without a model; training, report and use on a tiny model; killed and resumed."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.cli import evaluate, segment
+from rl_reward_network.cli import prompts as command
+from rl_reward_network.flags import parse
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
+from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.ppo import prompts as stage
+from rl_reward_network.ppo.contexts import PromptTable, Tables, load_tables, ridge_choices
+from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
+from rl_reward_network.ppo.policy import choose_prompts
+from rl_reward_network.ppo.prompts import (
+    check_settings,
+    decide_prompts,
+    find_policy_run,
+    fit,
+    labels_used,
+    policy_plan,
+    run_policy_stage,
+    train_prompt_policy,
+    with_unlabelled,
+)
+from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.ppo.train import RolloutCurves
+from rl_reward_network.report.baselines import LAST, POLICY, RIDGE, Comparison, compare
+from rl_reward_network.report.metrics import SampleTable
+from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
+from rl_reward_network.reward_training.stage import reward_plan, run_reward_stage
+from rl_reward_network.rewards import familiar
+from rl_reward_network.rewards.table import MASK_REWARDS
+from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
+from tests.conftest import tube_image, write_tiny_data
+from tests.ppo.toys import toy_contexts
+from tests.reward_training.test_stage import plan_of
+
+SHORT = PPOSettings(total_timesteps=64)
+PLAN = policy_plan("quick", ppo=SHORT)
+
+
+def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) -> list[PromptTable]:
+    """Images of one patient each; two prompts suit half of them each. Scores: the Dice, random, or all equal."""
+    rng, made = np.random.default_rng(seed), []
+    for context in toy_contexts(count, seed):
+        dice = context.metrics["dice"]
+        given = {"true": dice, "random": rng.random(len(dice), np.float32), "constant": np.full_like(dice, 0.5)}
+        metrics = dict.fromkeys(MASK_REWARDS, dice) if labelled else None
+        table = SampleTable(context.sample_id, context.sample_id, given[scores], metrics)
+        made.append(PromptTable(context.features, table))
+    return made
+
+
+def test_ppo_is_deployed_with_the_36_patients_of_a_first_user() -> None:
+    """11 of the split `policy` and 5 of `val`: the latter alone can prove nothing."""
+    found = decide_prompts({"policy": entries(11, 0), "val": entries(5, 1)}, policy_plan("quick", reward="dice"))
+    assert (found.choice, found.patients) == ("policy", 16)
+    too_few = decide_prompts({"policy": entries(3, 0), "val": entries(2, 1)}, policy_plan("quick"))
+    assert (too_few.choice, too_few.policy_gain) == ("as it is", None)
+
+
+@pytest.mark.parametrize("reward", ["net", "dice"])
+def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"policy": entries(8, 0), "val": entries(6, 1)}
+    seen: list[set[str]] = []
+    judged: list[set[str]] = []
+
+    def training(contexts: Any, val: Any, *rest: Any) -> Any:
+        seen.append({context.sample_id for context in (*contexts, *val)})
+        return train_prompt_policy(contexts, val, *rest)
+
+    def choosing(model: Any, held: Any, *rest: Any) -> Any:
+        if not isinstance(model, stage.BasePolicy):  # of the validation
+            judged.append({context.sample_id for context in held})
+        return choose_prompts(model, held, *rest)
+
+    monkeypatch.setattr(stage, "train_prompt_policy", training)
+    monkeypatch.setattr(stage, "choose_prompts", choosing)
+    decide_prompts(tables, policy_plan("quick", reward=reward, ppo=SHORT))
+    everybody = {entry.table.group_id for part in tables.values() for entry in part}
+    assert [ids | held for ids, held in zip(seen, judged, strict=True)] == [everybody] * 3
+    assert not any(ids & held for ids, held in zip(seen, judged, strict=True))
+    assert set.union(*judged) == everybody
+
+
+def judged_on_test(tables: Tables, steps: int, run: Path) -> Comparison:
+    """The evaluation of a run with these tables."""
+    test, plan = entries(60, 2), policy_plan("quick", ppo=PPOSettings(total_timesteps=steps))
+    picks = choose_prompts(fit(tables, plan, run), [entry.context for entry in test])
+    val, rows = ([entry.table for entry in part] for part in (tables["val"], test))
+    return compare(val, rows, {POLICY: picks, LAST: picks, RIDGE: picks}, decide_prompts(tables, plan), 0)
+
+
+@pytest.mark.parametrize("scores", ["random", "constant"])
+@pytest.mark.parametrize("labelled", [True, False], ids=["labels", "no labels of policy patients"])
+def test_a_useless_reward_network_is_neither_deployed_nor_better(scores: str, labelled: bool, tmp_path: Path) -> None:
+    tables = {"policy": entries(20, 10, scores, labelled), "val": entries(20, 20, scores)}
+    comparison = judged_on_test(tables, 400, tmp_path)
+    assert comparison.deployment.choice != "policy"
+    assert comparison.verdict.label != "better"
+
+
+def test_a_useful_reward_network_is_both_although_no_policy_patient_is_labelled(tmp_path: Path) -> None:
+    comparison = judged_on_test({"policy": entries(20, 10, labelled=False), "val": entries(20, 20)}, 1200, tmp_path)
+    assert (comparison.deployment.choice, comparison.verdict.label) == ("policy", "better")
+
+
+def test_labels_are_named_by_what_they_chose() -> None:
+    tables = {"policy": [*entries(4, 0, labelled=False), *entries(2, 1)], "val": entries(3, 2)}
+    chosen = {"policy": 2, "val": 3}
+    expected: dict[Any, Any] = {
+        "net": {"reward": {}, "weights": {"val": 3}, "deployment": chosen},
+        "mix": {"reward": {"policy": 2}, "weights": {"val": 3}, "deployment": chosen},
+        "dice": {"reward": {"policy": 2}, "weights": {}, "deployment": chosen},
+    }
+    assert {reward: labels_used(tables, policy_plan("quick", reward=reward)) for reward in expected} == expected
+    bare = {"policy": entries(4, 0, labelled=False), "val": entries(3, 2, labelled=False)}
+    assert labels_used(bare, PLAN) == {"reward": {}, "weights": {}, "deployment": {}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once() -> Iterator[None]:
+    """Load each model once: no test here changes its weights."""
+    load = cache(load_sa2va_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", load)
+        patch.setattr("rl_reward_network.segment.loading.load_sa2va_model", load)
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    folder = tmp_path_factory.mktemp("data")
+    data = write_tiny_data(folder / "data", images=12, size=64)
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+@pytest.fixture(scope="module")
+def reward_net(inputs: RunInputs) -> Path:
+    run = Run(inputs.config.output_dir / "reward_net_1", REWARD_RUN)
+    run_reward_stage(inputs, plan_of(inputs), run)
+    return run / "best_reward_net"
+
+
+def trained(inputs: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
+    run = inputs.config.output_dir / name
+    of_stage = {name: settings.pop(name) for name in ("reward", "preset", "shuffle_rewards") if name in settings}
+    run_policy_stage(inputs, policy_plan("quick", **of_stage, ppo=replace(SHORT, **settings)), reward_net, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(inputs: RunInputs, reward_net: Path) -> Path:
+    return trained(inputs, reward_net, "sa2va_rl_finetune_1")
+
+
+@pytest.fixture
+def run_copy(finished: Path, inputs: RunInputs) -> Iterator[Path]:
+    """A copy of the finished run beside it, which may be damaged."""
+    folder = inputs.config.output_dir / "sa2va_rl_finetune_2"
+    yield Path(shutil.copytree(finished, folder))
+    shutil.rmtree(folder)
+
+
+def evaluated(run: Path) -> dict[str, Any]:
+    evaluate.main(evaluate.Args(model_path=(str(run / "final_model"),)))
+    return dict(read_json(run / "evaluation" / "eval.json"))
+
+
+def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
+    capsys.readouterr()
+    segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
+    mask = folder / "new_mask.png"
+    assert Image.open(mask).size == (70, 50)
+    mask.unlink()
+    return capsys.readouterr().out
+
+
+def deploy(run: Path, choice: str) -> dict[str, Any]:
+    """Change the decision by hand, to reach every way."""
+    config: dict[str, Any] = read_json(run / "final_model" / "config.json")
+    config["deployment"]["choice"] = choice
+    write_json(run / "final_model" / "config.json", config)
+    return config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reward": "dice"},
+        {"reward": "mix", "max_steps": 2},
+        {"reward": "net", "max_steps": 2},
+        {"preset": "published", "learning_rate": 3e-4},
+    ],
+)
+def test_every_way_of_training_ends_in_a_report_and_a_mask(
+    inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+) -> None:
+    run = trained(inputs, reward_net, "_".join(map(str, settings.values())), **settings)
+    config = deploy(run, "policy")
+    assert config["vision_features"] == (0 if "preset" in settings else 32)
+    named = config["reward_net_info"]["named"]
+    assert named.startswith("../reward_net_1/best_reward_net, of 20"), "where it came from and when it was trained"
+    summary = evaluated(run)
+    assert summary["config"]["reward network"] == f"quick, seed 0, {named}"
+    assert summary["config"]["data"] == "12 annotated images, 12 with a mask"
+    rows = {row["name"]: row for row in summary["rows"]}
+    learned = settings.get("reward", "net") in ("net", "mix")
+    more = ["PPO, last weights"] if learned else []
+    assert list(rows)[4:] == ["ridge per prompt", *more, "PPO", "deployed", "oracle"]
+    assert rows["PPO"]["prompts_asked_per_image"] == settings.get("max_steps", 1)
+    assert rows["deployed"]["means"] == rows["PPO"]["means"]
+    used = {name: len(tables) for name, tables in load_tables(run / "tables.json").items()}
+    assert config["labels"] == {
+        "reward": {} if settings.get("reward", "net") == "net" else {"policy": used["policy"]},
+        "weights": {"val": used["val"]} if learned else {},
+        "deployment": used,
+    }
+    page = (run / "evaluation" / "report.html").read_text()
+    assert f"{used['policy']} of policy and {used['val']} of val chose the best fixed choice" in page
+    assert ("which no label has chosen" in page) == learned
+    assert config["peak_memory_gib"] > 0
+    assert segmented(run, tmp_path, capsys).split("prompt: ")[1].splitlines()[0] in config["prompts"]
+
+
+def test_one_prompt_is_used_where_it_is_deployed(
+    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = read_json(run_copy / "final_model" / "config.json")
+    assert config["deployment"]["choice"] == "as it is"
+    assert "5 labelled patients outside the test split: below 6 no test can tell" in config["deployment"]["reason"]
+    for choice, row, prompt in (
+        ("as it is", "default prompt", 0),
+        ("fixed", "best fixed prompt", config["deployment"]["best_fixed"]),
+    ):
+        deploy(run_copy, choice)
+        rows = {row["name"]: row for row in evaluated(run_copy)["rows"]}
+        assert rows["deployed"]["means"] == rows[row]["means"]
+        output = segmented(run_copy, tmp_path, capsys)
+        assert f"{row}" in output
+        assert f"prompt: {config['prompts'][prompt]}" in output
+
+
+def test_a_second_run_asks_sa2va_nothing_and_equals_the_first(
+    inputs: RunInputs, reward_net: Path, finished: Path
+) -> None:
+    again = open_inputs(inputs.config)
+    second = trained(again, reward_net, "second")
+    tables = load_tables(second / "tables.json")
+    assert (again.bank.computed, again.bank.encoded) == (0, 0)
+    assert again.bank.reused == 11 * (len(tables["policy"]) + len(tables["val"]))
+    for name in ("tables.json", "metrics.jsonl"):
+        assert (second / name).read_text() == (finished / name).read_text()
+
+
+def test_unlabelled_data_train_and_are_evaluated_without_dice(
+    tiny_checkpoint: Path, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_tiny_data(tmp_path / "data", images=28, size=64)
+    records = json.loads((data / "annotations.json").read_text())
+    bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
+    (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
+    inputs = open_inputs(RunConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
+    run = trained(inputs, reward_net, "bare")
+    curves = (run / "metrics.jsonl").read_text()
+    assert "custom/val_score" in curves
+    assert "dice" not in curves
+    summary = evaluated(run)
+    assert (summary["labelled"], summary["verdict"]["label"]) == (False, "unlabelled")
+    assert [list(row["means"]) for row in summary["rows"]] == [["score"]] * 7
+    assert any("unlabelled: there are no Dice columns" in note for note in summary["notes"])
+    assert summary["deployment"]["fixed_by"].startswith("the reward net on ")
+    assert summary["deployment"]["reason"].startswith("no labelled patient outside the test split")
+    assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
+    segmented(run, tmp_path, capsys)
+    with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
+        trained(inputs, reward_net, "impossible", reward="dice")
+
+
+def test_a_killed_run_is_found_and_ends_in_the_same_table(
+    inputs: RunInputs, reward_net: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: RolloutCurves) -> None:
+        raise KeyboardInterrupt
+
+    rewards = plan_of(inputs)
+    assert find_policy_run(inputs, PLAN, rewards) == finished
+    assert find_policy_run(inputs, PLAN, rewards, reward_net) == finished
+    for other in (
+        policy_plan("quick", ppo=replace(SHORT, total_timesteps=72)),
+        policy_plan("quick", seed=1, ppo=SHORT),
+    ):
+        assert find_policy_run(inputs, other, rewards) is None
+    assert find_policy_run(inputs, PLAN, plan_of(inputs, steps=3)) is None, "its reward network was trained otherwise"
+    with monkeypatch.context() as patch:
+        patch.setattr(RolloutCurves, "_on_training_end", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trained(inputs, reward_net, "sa2va_rl_finetune_3")
+    cut = inputs.config.output_dir / "sa2va_rl_finetune_3"
+    assert find_policy_run(inputs, PLAN, rewards) == cut
+    assert not (cut / "final_model").exists()
+    with Run(cut, POLICY_RUN).lock(), pytest.raises(ValueError, match="another process is working on this run"):
+        run_policy_stage(inputs, PLAN, reward_net, cut, resume=True)
+    with pytest.raises(ValueError, match="holds a run already"):
+        run_policy_stage(inputs, PLAN, reward_net, cut)
+    with pytest.raises(ValueError, match="preset was default, now published"):
+        run_policy_stage(inputs, policy_plan("quick", "published", ppo=SHORT), reward_net, cut, resume=True)
+    run_policy_stage(inputs, PLAN, reward_net, cut, resume=True)
+    assert evaluated(finished)["rows"] == evaluated(cut)["rows"]
+    configs = [read_json(run / "final_model" / "config.json") for run in (finished, cut)]
+    assert [config["resumed"] for config in configs] == [False, True]
+    assert configs[0]["deployment"] == configs[1]["deployment"]
+    shutil.rmtree(cut)
+
+
+def test_a_run_goes_on_with_the_settings_and_the_reward_network_it_began_with(
+    inputs: RunInputs, reward_net: Path, run_copy: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(run_copy / "final_model")
+    (run_copy / "done.json").unlink()
+    other = RewardNetwork.from_pretrained(reward_net)
+    next(other.parameters()).data += 1
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"--resume: .*\(reward_net\b"):
+        run_policy_stage(inputs, PLAN, tmp_path / "other", run_copy, resume=True)
+    with pytest.raises(ValueError, match=r"ppo\.total_timesteps was 64, now 72"):
+        check_settings(run_copy, inputs, policy_plan("quick", ppo=replace(SHORT, total_timesteps=72)))
+    with pytest.raises(ValueError, match=r"nowhere"):
+        check_settings(tmp_path / "nowhere", inputs, PLAN)
+    assert find_policy_run(inputs, PLAN, plan_of(inputs), tmp_path / "other") is None
+    config = read_json(run_copy / "config.json")
+    config["origin"]["ppo"]["stop"] = False  # as version 0.12 wrote it
+    write_json(run_copy / "config.json", config)
+    assert check_settings(run_copy, inputs, PLAN)
+
+
+def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
+    inputs: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables stay true, so that the best fixed prompt is the same."""
+    given: list[Any] = []
+
+    def train(contexts: Any, *rest: Any) -> Any:
+        given.append(contexts)
+        return train_prompt_policy(contexts, *rest)
+
+    def ridge(train: Any, new: Any, reward: Any) -> Any:
+        given.append([entry.context for entry in train])
+        return ridge_choices(train, new, reward)
+
+    monkeypatch.setattr(stage, "train_prompt_policy", train)
+    monkeypatch.setattr("rl_reward_network.ppo.evaluate.ridge_choices", ridge)
+    run = trained(inputs, reward_net, "control", shuffle_rewards=True, reward="dice")
+    assert evaluated(run)["config"]["reward"] == "dice, exchanged between images (control)"
+    true = {entry.context.sample_id: entry.features for entry in load_tables(run / "tables.json")["policy"]}
+    assert [len(contexts) for contexts in given] == [len(true)] * 2
+    for context in (*given[0], *given[1]):
+        assert not np.array_equal(context.features, true[context.sample_id])
+
+
+def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
+    inputs: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both stages are replaced: what is tested is the folders that they get, and the output."""
+    given: list[Any] = []
+
+    def step_1(inputs: RunInputs, plan: Any, run: Run) -> None:
+        given.append(run.path)
+        RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(run / "best_reward_net")
+
+    monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
+    monkeypatch.setattr(command, "show_agreement", lambda folder: None)
+    monkeypatch.setattr(stage, "run_policy_stage", lambda *of, resume: given.append((of[3], resume)))
+    flags = ["--model_path", inputs.config.model_path, "--data_root", str(inputs.config.data_root), "--gpu", "-1"]
+
+    def call(*more: str) -> list[str]:
+        words = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
+        command.main(parse(command.Args, words))
+        return capsys.readouterr().out.splitlines()
+
+    with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*none at all"):
+        call("--resume")
+    cut_off = begun_step_1(inputs, tmp_path / "reward_net_1")
+    output = call("--resume", "--gamma", "0.9")
+    assert (given[0], given[1][1]) == (cut_off.path, False), "step 2 itself begins"
+    for line in (
+        f"run folder: {given[1][0]}",
+        "data: 12 annotated images, 12 with a mask",
+        "--gamma: no effect while episodes have one prompt; --max_steps sets more",
+        f"step 1, run folder: {cut_off}, no checkpoint yet: it begins anew",
+    ):
+        assert line in output
+    assert any(line.startswith(f"reward network: {cut_off}/best_reward_net, of 20") for line in output)
+    experiment_1 = call("--reward", "dice", "--reward_net", str(cut_off / "best_reward_net"))
+    assert any("/sa2va_rl_finetune_experiment1_20" in line for line in experiment_1)
+
+
+def begun_step_1(inputs: RunInputs, folder: Path) -> Run:
+    """The folder of a step 1 that was killed."""
+    from rl_reward_network.reward_training.stage import origin_and_seed
+
+    run = Run(folder, REWARD_RUN)
+    describe_run(run, inputs, origin_and_seed(inputs, reward_plan(inputs.config, "quick", 2)), {"seed": 0})
+    return run
+
+
+def test_an_evaluation_refuses_what_it_cannot_mean(run_copy: Path) -> None:
+    args = evaluate.Args(model_path=(str(run_copy / "final_model"),))
+    for images in (0, -1):
+        with pytest.raises(ValueError, match=f"images is {images}, expected 1 or more"):
+            evaluate.main(replace(args, images=images))
+    with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
+        segment.main(segment.Args((Path(__file__),), policy=run_copy / "final_model", prompt="the rib"))
+    config, path = read_json(run_copy / "final_model" / "config.json"), run_copy / "final_model" / "config.json"
+    write_json(path, {**config, "model_fingerprint": "other"})
+    with pytest.raises(ValueError, match=r"model_fingerprint is other, .*\(cpu\)"):
+        evaluate.main(args)
+    write_json(path, config)
+    whole = read_json(run_copy / "split.json")
+    everybody = [name for names in whole["groups"].values() for name in names]
+    for groups, message in (
+        ({"reward": everybody, "policy": [], "val": [], "test": []}, "each split needs a list of group ids"),
+        ({**whole["groups"], "test": ["0" * 12]}, r"are in no split; the split is of other data"),
+        ({**whole["groups"], "val": whole["groups"]["test"]}, r"leak: group\(s\) .* appear more than once"),
+    ):
+        write_json(run_copy / "split.json", {**whole, "groups": groups})
+        with pytest.raises(ValueError, match=rf"split\.json: .*{message}"):
+            evaluate.main(args)
+    (run_copy / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: cannot be read"):
+        evaluate.main(args)
+
+
+def write_new_patients(folder: Path, count: int = 6) -> Path:
+    """A data folder of other patients, all with masks."""
+    write_tiny_data(folder, images=count, size=64)
+    records = json.loads((folder / "annotations.json").read_text())
+    for number, record in enumerate(records):
+        Image.fromarray(tube_image(64, 500 + number)[0]).save(folder / "images" / record["image"])
+        record["group"] = f"new {number}"
+    (folder / "annotations.json").write_text(json.dumps(records))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_new(inputs: RunInputs, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    """The inputs with unlabelled images of new patients."""
+    folder = write_new_patients(tmp_path_factory.mktemp("new") / "new")
+    return open_inputs(replace(inputs.config, unlabelled_root=folder, output_dir=folder.parent / "outputs"))
+
+
+@pytest.fixture(scope="module")
+def run_with_new(with_new: RunInputs, reward_net: Path) -> Path:
+    assert with_new.config.unlabelled_root is not None
+    masks = {mask: mask.read_bytes() for mask in with_new.config.unlabelled_root.glob("masks/*.png")}
+    assert len(masks) == 6
+    for mask in masks:
+        mask.write_bytes(b"no picture")  # training never reads them
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        run = trained(with_new, reward_net, "sa2va_rl_finetune_1")
+    for mask, content in masks.items():
+        mask.write_bytes(content)
+    return run
+
+
+def test_half_of_the_training_images_are_unlabelled_and_the_report_shows_them(
+    with_new: RunInputs, run_with_new: Path
+) -> None:
+    assert with_new.unlabelled is not None
+    new = {sample.sample_id for sample in with_new.unlabelled.samples}
+    tables = read_json(run_with_new / "tables.json")
+    used = [entry for entry in tables["policy"] if entry["sample_id"] in new]
+    assert (len(used), len(tables["policy"]) - len(used)) == (6, len(with_new.pick("policy", 100)))
+    assert all(entry["metrics"] is None for entry in used)
+    assert not new & {entry["sample_id"] for entry in tables["val"]}
+    facts = read_json(run_with_new / "final_model" / "config.json")["unlabelled"]
+    assert (facts["looked_at"], facts["left_out"]) == (6, 0)
+    assert "6 unlabelled images of 6 groups, 6 of them with a mask" in with_new.summary
+    _, page = run_evaluation_stage(run_with_new / "final_model", MovedInputs())
+    section = read_json(page.parent / "eval.json")["unlabelled"]
+    names, rows = zip(*((row["name"], row) for row in section["rows"]), strict=True)
+    assert names[0] == TEST
+    assert set(names[1:]) <= {USED, LEFT_OUT}
+    assert sum(row["images"] for row in rows[1:]) == sum(row["labelled"] for row in rows[1:]) == 6
+    assert section["notes"][0].startswith("None of 6 unlabelled images was left out")
+    assert "labels read by the evaluation only" in page.read_text().split("<h2>Unlabelled images</h2>")[1]
+
+
+def test_a_folder_that_is_gone_or_changed_since_training_has_no_section(
+    with_new: RunInputs, run_with_new: Path
+) -> None:
+    def section() -> Any:
+        _, page = run_evaluation_stage(run_with_new / "final_model", MovedInputs(), images=2)
+        return read_json(page.parent / "eval.json").get("unlabelled")
+
+    root = with_new.config.unlabelled_root
+    assert root is not None
+    root.rename(root.with_name("gone"))
+    assert section() is None
+    root.with_name("gone").rename(root)
+    records = root / "annotations.json"
+    stored = records.read_text()
+    for text, message in (
+        (json.dumps(json.loads(stored)[:4]), "other images than in training"),
+        ("[]", "left out of the evaluation"),
+    ):
+        records.write_text(text)
+        with pytest.warns(UserWarning, match=message):
+            assert section() is None
+    records.write_text(stored)
+
+
+def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Path) -> None:
+    assert check_settings(run_with_new, with_new, PLAN)["origin"]["unlabelled"]
+    with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
+        check_settings(run_with_new, replace(with_new, unlabelled=None), PLAN)
+
+
+def test_images_of_the_data_take_the_place_of_those_left_out(
+    with_new: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert with_new.unlabelled is not None
+    new = {sample.sample_id for sample in with_new.unlabelled.samples}
+    maps = ForegroundMaps(RewardNetwork.from_pretrained(reward_net))
+    samples = {"policy": with_new.pick("policy", 3), "val": with_new.pick("val", 9)}
+
+    def joined() -> list[bool]:
+        found, _ = with_unlabelled(with_new, 3, samples, maps)
+        assert found["val"] == samples["val"]
+        return [sample.sample_id in new for sample in found["policy"]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        assert joined() == [False, False, True]
+    monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
+    assert joined() == [False, False, False]
+
+
+def test_a_reward_that_needs_masks_is_refused(with_new: RunInputs, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--unlabelled_root has no masks, but --reward dice"):
+        command.check(command.Args("quick", RunConfig(unlabelled_root=tmp_path), reward="dice"))
+    with pytest.raises(ValueError, match="--unlabelled_root has no masks, but --reward mix"):
+        run_policy_stage(with_new, replace(PLAN, reward="mix"), tmp_path / "none", tmp_path / "run")
