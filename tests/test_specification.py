@@ -183,7 +183,7 @@ def test_the_settings_of_step_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_runs_of_experiment_1_have_a_name_of_their_own() -> None:
     """It begins like step 2's, which are found by it."""
-    for line, more in (("quick", ""), ("quick --stop --reward dice", "_experiment1")):
+    for line, more in (("quick", ""), ("quick --reward dice", "_experiment1")):
         args = tyro.cli(finetune_sa2va_with_rl.Args, args=line.split())
         assert finetune_sa2va_with_rl.run_kind(args).prefix == f"{POLICY_RUN.prefix}{more}"
 

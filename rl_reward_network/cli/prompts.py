@@ -18,7 +18,7 @@ from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
-from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Run, check_folder
+from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Kind, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
@@ -95,9 +95,7 @@ def main(args: Args) -> None:
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
     resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    experiment_1 = replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")  # POLICY_RUN finds these, too
-    kind = experiment_1 if plan.reward in OF_LABELS else POLICY_RUN
-    run = resumed or Run.create(kind, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
+    run = resumed or Run.create(run_kind(args), args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
     run.announce(resumed is not None)
     print(f"data: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
@@ -112,6 +110,12 @@ def main(args: Args) -> None:
         print(inputs.bank.counts())
     write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
+
+
+def run_kind(args: Args) -> Kind:
+    """With its own beginning of the folder's name for experiment 1; POLICY_RUN finds both."""
+    of_labels = args.reward in OF_LABELS
+    return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if of_labels else POLICY_RUN
 
 
 def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run | None:

@@ -266,11 +266,13 @@ class Validation(BaseCallback):
 
     def _fallen(self, values: dict[str, list[float]]) -> bool:
         """The stop rule on the curves so far and one more validation."""
-        curves = {tag: self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice")}
+        if self.task.weights != "last unless over-optimised":
+            return False
+        proxy, gold = (self.curves.column(tag) for tag in ("custom/val_score", "custom/val_gt_dice"))
         if values.get("custom/val_gt_dice"):
-            curves = {tag: [*curve, float(np.mean(values[tag]))] for tag, curve in curves.items()}
-        proxy, gold = curves.values()
-        return self.task.weights == "last unless over-optimised" and over_optimised(proxy, gold)
+            proxy = [*proxy, float(np.mean(values["custom/val_score"]))]
+            gold = [*gold, float(np.mean(values["custom/val_gt_dice"]))]
+        return over_optimised(proxy, gold)
 
 
 def record_mean(callback: BaseCallback, tag: str, values: Sequence[float]) -> None:

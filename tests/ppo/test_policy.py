@@ -25,9 +25,9 @@ PLAN = {"ppo": {"max_steps": 1}, "reward": "net", "vision_features": False}
 OWN = {"prompts": ["the vessel", "the rib", "the dark vessel", "the bright vessel"], "world": {}, "deployment": {}}
 
 
-def save(model: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:
+def save(trained: PPO, folder: Path, vision: int = 0, **more: Any) -> Path:
     names = [entry.name for entry in observation_table(vision)]
-    save_network(model, folder, {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more})
+    save_network(trained, folder, {**OWN, "plan": PLAN, "observation": names, "vision_features": vision, **more})
     return folder
 
 
