@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Experiment 1: a prompt policy that labels pay, up to 5 prompts an image.   bash run_experiment1.sh quick|full [flags]
+# Experiment 1: a prompt policy that is rewarded by labels.   bash run_experiment1.sh quick|full [flags]
 # Environment: MODEL_PATH DATA_ROOT REWARD_NET OUTPUT_DIR GPU N_ENVS SEGMENT_BATCH SEED; --reward dice by default
 #   -> $OUTPUT_DIR/sa2va_rl_finetune_experiment1_<time>/ with final_model/, logs/ (TensorBoard) and evaluation/report.html
 set -euo pipefail
@@ -12,4 +12,4 @@ shift
 reward=(--reward dice)
 [[ " $* " != *" --reward"[\ =]* ]] || reward=()
 export SA2VA_RL_CALLED_AS="bash $0"
-exec bash "$root/run_step2_finetune.sh" "$mode" "$@" --stop ${reward[@]+"${reward[@]}"}
+exec bash "$root/run_step2_finetune.sh" "$mode" "$@" ${reward[@]+"${reward[@]}"}

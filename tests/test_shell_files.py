@@ -127,13 +127,12 @@ def test_what_each_shell_file_runs(called: Called) -> None:
     ("words", "rewards"),
     [([], ["dice"]), (["--reward", "dice+recall"], ["dice+recall"]), (["--reward_net", "net"], ["dice"])],
 )
-def test_experiment_1_stops_and_is_paid_by_dice_unless_a_reward_is_named(
+def test_experiment_1_is_rewarded_by_dice_unless_a_reward_is_named(
     called: Called, words: list[str], rewards: list[str]
 ) -> None:
     done, calls = called("run_experiment1.sh", "quick", *words)
     assert done.returncode == 0, done.stderr
     given = [call["words"] for call in calls if "cli prompts quick " in call["words"]][-1].split()
-    assert "--stop" in given
     assert [value for flag, value in pairwise(given) if flag == "--reward"] == rewards
 
 

@@ -39,8 +39,8 @@ from rl_reward_network.report.deployment import (
     stack,
 )
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
-from rl_reward_network.rewards.familiar import Familiarity, familiar
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
+from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
 from rl_reward_network.rewards.table import OF_LABELS, RewardName
 from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
 
@@ -143,7 +143,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             "resumed": resume,
             "labels": labels_used(tables, plan),
             "peak_memory_gib": peak_memory_gib(inputs.config.device),
-            "unlabelled": None if familiarity is None else familiarity.facts,
+            "unlabelled": None if ood_check is None else ood_check.facts,
         }
         vision = tables["policy"][0].context.vision_features
         observed = {"observation": [entry.name for entry in observation_table(vision)], "vision_features": vision}
@@ -268,7 +268,7 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
 
 def with_unlabelled(
     inputs: RunInputs, images: int, samples: dict[str, list[Sample]], maps: ForegroundMaps
-) -> tuple[dict[str, list[Sample]], Familiarity | None]:
+) -> tuple[dict[str, list[Sample]], OODCheck | None]:
     """The samples with half of the training images from the unlabelled folder, and how many of those were left out.
 
     Where fewer than half can join, images of the data take their place.
@@ -286,9 +286,9 @@ def with_unlabelled(
         return samples, None
     candidates = spread(inputs.unlabelled.for_training, images, inputs.config.seed)
     known = [sample for sample in samples["val"] if sample.labelled] or samples["val"]
-    joins, familiarity = familiar(maps, [one.load_image for one in known], [one.load_image for one in candidates])
+    joins, ood_check = in_distribution(maps, [one.load_image for one in known], [one.load_image for one in candidates])
     joining = [sample for sample, join in zip(candidates, joins, strict=True) if join][: images // 2]
-    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, familiarity
+    return {**samples, "policy": samples["policy"][: images - len(joining)] + joining}, ood_check
 
 
 def _tables(

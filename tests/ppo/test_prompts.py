@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from rl_reward_network.rewards.foreground_maps import ForegroundMaps
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import evaluate, segment
@@ -42,7 +41,8 @@ from rl_reward_network.report.baselines import LAST, POLICY, RIDGE, Comparison, 
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.reward_training.stage import reward_plan, run_reward_stage
-from rl_reward_network.rewards import familiar
+from rl_reward_network.rewards import out_of_distribution
+from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
 from tests.conftest import tube_image, write_tiny_data
@@ -185,9 +185,10 @@ def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> st
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
     capsys.readouterr()
     segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
-    mask = folder / "new_mask.png"
-    assert Image.open(mask).size == (70, 50)
-    mask.unlink()
+    with Image.open(folder / "new_mask.png") as mask:
+        assert mask.size == (70, 50)
+    for path in folder.glob("new*"):
+        path.unlink()
     return capsys.readouterr().out
 
 
@@ -301,10 +302,8 @@ def test_a_killed_run_is_found_and_ends_in_the_same_table(
     rewards = plan_of(inputs)
     assert find_policy_run(inputs, PLAN, rewards) == finished
     assert find_policy_run(inputs, PLAN, rewards, reward_net) == finished
-    for other in (
-        policy_plan("quick", ppo=replace(SHORT, total_timesteps=72)),
-        policy_plan("quick", seed=1, ppo=SHORT),
-    ):
+    longer = policy_plan("quick", ppo=replace(SHORT, total_timesteps=72))
+    for other in (longer, policy_plan("quick", seed=1, ppo=SHORT)):
         assert find_policy_run(inputs, other, rewards) is None
     assert find_policy_run(inputs, PLAN, plan_of(inputs, steps=3)) is None, "its reward network was trained otherwise"
     with monkeypatch.context() as patch:
@@ -472,7 +471,7 @@ def run_with_new(with_new: RunInputs, reward_net: Path) -> Path:
     for mask in masks:
         mask.write_bytes(b"no picture")  # training never reads them
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
         run = trained(with_new, reward_net, "sa2va_rl_finetune_1")
     for mask, content in masks.items():
         mask.write_bytes(content)
@@ -546,9 +545,9 @@ def test_images_of_the_data_take_the_place_of_those_left_out(
         return [sample.sample_id in new for sample in found["policy"]]
 
     with monkeypatch.context() as patch:
-        patch.setattr(familiar, "within", lambda scores, *_: np.ones(len(scores), bool))
+        patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
         assert joined() == [False, False, True]
-    monkeypatch.setattr(familiar, "FACTOR", 0.0)  # of the largest spread
+    monkeypatch.setattr(out_of_distribution, "FACTOR", 0.0)  # of the largest spread
     assert joined() == [False, False, False]
 
 
