@@ -50,7 +50,7 @@ FILES = (
     *("best/*.json", "cheapest/*.json"),
 )
 VOLATILE = re.compile(
-    r"seconds|second|minutes|time|date|memory|version|versions|commit|command|device|bank|resumed|named|peak|runtime"
+    r"seconds|second|minutes|time|date|peak_memory_gib|finished|end|version|versions|commit|command|device|bank|resumed|named|runtime"
     r"|steps_per_second|samples_per_second|path|folder|run|runs|reward_net|origin|digest|train_.*_per_second|config"
 )
 """Names of fields of the moment or the machine; `origin` and `config` repeat settings that the results depend on."""
