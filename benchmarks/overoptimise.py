@@ -25,9 +25,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
-from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.examples import RewardExamples
-from rl_reward_network.reward_training.masks import RewardExample, true_dice
+from rl_reward_network.reward_training.masks import RewardExample, RewardExamples, damage, true_dice
 from rl_reward_network.reward_training.stage import find_reward_network, origin, reward_plan, run_reward_stage
 from rl_reward_network.rewards.learned import ImageScorer, score_masks
 from rl_reward_network.run import REWARD_RUN, Run

@@ -1,4 +1,4 @@
-"""Calibration of a trained reward network on validation images: level, caution k, intervals and ascent step size."""
+"""Calibration of a trained reward network on validation images: level, k, intervals and step size of the ascent."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, SOURCES,
 from rl_reward_network.rewards.learned import ImageScorer
 from rl_reward_network.rewards.table import MASK_REWARDS
 
-CAUTIONS = (0.5, 1.0, 2.0)  # all above 0: the reward is always conservative
+KS = (0.5, 1.0, 2.0)  # of mean - k * std; all above 0: the reward is always conservative
 EQUAL = 0.001  # differences of regret below this count as noise
 ASCENT_STEPS = 10
 CLIMBERS = 3  # masks per image for the gradient ascent
@@ -77,9 +77,9 @@ def calibrated(
     table, climbs = measure(network, examples, masks, seed)
     level, weights = fit_levels(table), network.config.score_weights
     table = table._replace(predicted=levelled(level, table.predicted))
-    caution = choose_caution(table.predicted @ weights, table.true @ weights, table.image_ids)
+    k = choose_k(table.predicted @ weights, table.true @ weights, table.image_ids)
     intervals = fit_intervals(table, groups)
-    network = reconfigured(network, replace(network.config, level=level, caution=caution, intervals=intervals))
+    network = reconfigured(network, replace(network.config, level=level, caution=k, intervals=intervals))
     return reconfigured(network, replace(network.config, ascent_step=choose_ascent_step(network, climbs)))
 
 
@@ -173,7 +173,7 @@ def given_interval(config: RewardNetworkConfig, dice: np.ndarray, source: str = 
     return None if interval is None or interval.refusal else interval.around(dice)
 
 
-def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
+def choose_k(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) -> float:
     """The k with the lowest top-1 regret of the conservative score; of equal ones the largest.
 
     Args:
@@ -181,8 +181,8 @@ def choose_caution(scores: np.ndarray, true: np.ndarray, image_ids: np.ndarray) 
         true: float (N,), true score.
         image_ids: (N,), image of each mask.
     """
-    regrets = [agreement(scores.mean(1) - k * scores.std(1), true, image_ids)["top1_regret"] or 0.0 for k in CAUTIONS]
-    return max(k for k, regret in zip(CAUTIONS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
+    regrets = [agreement(scores.mean(1) - k * scores.std(1), true, image_ids)["top1_regret"] or 0.0 for k in KS]
+    return max(k for k, regret in zip(KS, regrets, strict=True) if regret <= min(regrets) + EQUAL)
 
 
 def dice_after_ascent(scorer: ImageScorer, truth: np.ndarray, masks: np.ndarray, step_size: float) -> np.ndarray:

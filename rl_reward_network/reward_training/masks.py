@@ -1,21 +1,33 @@
-"""Masks on which a reward network is calibrated and tested: the segmenter's, and damaged copies of the true mask.
+"""The masks on which a reward network is calibrated and tested, and the labelled images that they belong to.
 
 Masks of real segmenters, damaged true masks, shifted ones and those of a ridge filter differ in how they are wrong, so
 the numbers are reported for each source.
+
+Each family of damage is a pure function of a mask bool (H, W) and a random generator; the input is not modified. The
+result may be empty (an eroded vessel of one pixel disappears); empty masks are kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy import ndimage
+from skimage import color, draw, filters, morphology
+from tqdm import tqdm
 
-from rl_reward_network.reward_training.damage import DAMAGES, damage, ridge_masks
+from rl_reward_network.data.items import Sample
+from rl_reward_network.data.ridges import ridge_strength
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.rewards.metrics import dice
 
 SHIFT = "shift"
-OTHER_FAMILIES = {name: family for name, family in DAMAGES.items() if name != SHIFT}
 SEGMENTER, DAMAGED, SHIFTED, RIDGE = "Sa2VA", "damaged true masks", "shifted true masks", "ridge filter"
 SOURCES = (SEGMENTER, DAMAGED, SHIFTED, RIDGE)
+OTSU_FACTORS = (0.6, 1.0, 1.5)
+RIDGE_SIGMAS = (1, 2, 3)  # pixels
+
+Damage = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class RewardExample(NamedTuple):
@@ -29,6 +41,34 @@ class RewardExample(NamedTuple):
     """bool (P, H, W), one per prompt, the default prompt first; P may be 0."""
     group_id: str
     """Hash of the patient or group."""
+
+
+@dataclass(frozen=True)
+class RewardExamples:
+    """Labelled samples with every prompt's mask; can be iterated several times, with one image in memory at a time.
+
+    Args:
+        inputs: the segmenter and its mask bank.
+        samples: labelled samples.
+        desc: name of the progress bar.
+    """
+
+    inputs: RunInputs
+    samples: list[Sample]
+    desc: str
+
+    def __iter__(self) -> Iterator[RewardExample]:
+        """One example after the other, under a progress bar."""
+        for sample in tqdm(self.samples, desc=self.desc, unit="image"):
+            image = sample.load_image()
+            yield RewardExample(image, true_mask(sample), self.inputs.probabilities(image) > 0.5, sample.group_id)
+
+
+def true_mask(sample: Sample) -> np.ndarray:
+    """bool (H, W), of a labelled sample."""
+    truth = sample.load_mask()
+    assert truth is not None, "only labelled samples are picked"
+    return truth
 
 
 def source_masks(
@@ -47,3 +87,102 @@ def source_masks(
 def true_dice(masks: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Dice float64 (n,) of masks bool (n, H, W) of one image with truth bool (H, W)."""
     return dice(masks, np.broadcast_to(truth, masks.shape))
+
+
+def dilate(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask grown by 1 to 4 pixels."""
+    return ndimage.binary_dilation(mask, morphology.disk(rng.integers(1, 5)))
+
+
+def erode(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask shrunk by 1 or 2 pixels, but not from the image border; thin parts disappear."""
+    return ndimage.binary_erosion(mask, morphology.disk(rng.integers(1, 3)), border_value=1)
+
+
+def drop_branches(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask without a random 10 to 80 % of its branches (whole components where there are no branches)."""
+    if not mask.any():
+        return mask.copy()
+    skeleton = morphology.skeletonize(mask)
+    neighbours = ndimage.convolve(skeleton.astype(np.uint8), np.ones((3, 3), dtype=np.uint8), mode="constant")
+    forks = ndimage.binary_dilation(skeleton & (neighbours > 3), np.ones((3, 3)))
+    branches, count = ndimage.label(skeleton & ~forks, np.ones((3, 3)))
+    if count == 0:  # a skeleton of forks only
+        branches, count = ndimage.label(mask, np.ones((3, 3)))
+    nearest = ndimage.distance_transform_edt(branches == 0, return_distances=False, return_indices=True)
+    dropped = rng.random(count + 1) < rng.uniform(0.1, 0.8)
+    dropped[rng.integers(1, count + 1)] = True
+    return mask & ~dropped[branches[tuple(nearest)]]
+
+
+def shift(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask moved by 1 to 8 pixels along each axis; the border is padded with edge values."""
+    reach = [min(int(distance), size) for distance, size in zip(rng.integers(1, 9, 2), mask.shape, strict=True)]
+    top, left = (2 * distance * int(rng.integers(0, 2)) for distance in reach)
+    padded = np.pad(mask, [(distance, distance) for distance in reach], mode="edge")
+    return padded[top : top + mask.shape[0], left : left + mask.shape[1]].copy()
+
+
+def cut_out(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 5 elliptic holes of 5 to 25 % of the image size, centred on the object."""
+    result, pixels = mask.copy(), np.argwhere(mask)
+    for _ in range(rng.integers(1, 6) if len(pixels) else 0):
+        centre = pixels[rng.integers(len(pixels))]
+        result[_ellipse(mask.shape, centre, rng.uniform(0.05, 0.25, 2))] = False
+    return result
+
+
+def false_blobs(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 5 elliptic blobs of 2 to 15 % of the image size, anywhere."""
+    result = mask.copy()
+    for _ in range(rng.integers(1, 6)):
+        result[_ellipse(mask.shape, rng.integers(0, mask.shape), rng.uniform(0.02, 0.15, 2))] = True
+    return result
+
+
+def false_tubes(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The mask with 1 to 4 curved tubes of 1 to 7 pixels width, such as a catheter or a rib edge."""
+    tubes = np.zeros_like(mask)
+    for _ in range(rng.integers(1, 5)):
+        (r0, c0), (r1, c1), (r2, c2) = rng.integers(0, mask.shape, (3, 2)).tolist()
+        tubes[draw.bezier_curve(r0, c0, r1, c1, r2, c2, weight=1, shape=mask.shape)] = True
+    return mask | ndimage.binary_dilation(tubes, morphology.disk(rng.integers(0, 4)))
+
+
+DAMAGES: Mapping[str, Damage] = {
+    "dilate": dilate,
+    "erode": erode,
+    "drop_branches": drop_branches,
+    "shift": shift,
+    "cut_out": cut_out,
+    "false_blobs": false_blobs,
+    "false_tubes": false_tubes,
+}
+OTHER_FAMILIES = {name: family for name, family in DAMAGES.items() if name != SHIFT}
+
+
+def damage(mask: np.ndarray, rng: np.random.Generator, families: Mapping[str, Damage] = DAMAGES) -> np.ndarray:
+    """The mask, bool (H, W), after one to three different families of damage in random order."""
+    for name in rng.permutation(sorted(families))[: rng.integers(1, 4)]:
+        mask = families[name](mask, rng)
+    return mask
+
+
+def ridge_masks(image: np.ndarray) -> np.ndarray:
+    """Masks without network or label: Sato's ridge filter at three thresholds around Otsu's.
+
+    Args:
+        image: uint8 (H, W, 3), RGB.
+
+    Returns:
+        bool (6, H, W): dark tubes (X-ray contrast, retina), then bright ones, each from the lowest threshold to the
+        highest; empty for an image without ridges.
+    """
+    both = ridge_strength(color.rgb2gray(image), RIDGE_SIGMAS)
+    return np.stack([ridges > factor * filters.threshold_otsu(ridges) for ridges in both for factor in OTSU_FACTORS])
+
+
+def _ellipse(shape: tuple[int, ...], centre: np.ndarray, radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels of an ellipse; `radii` are shares of the shorter side, at least one pixel."""
+    rows, columns = np.maximum(radii * min(shape), 1)
+    return draw.ellipse(centre[0], centre[1], rows, columns, shape=shape)

@@ -16,14 +16,17 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows
+from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows, write_sheet
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
-from rl_reward_network.reward_training.examples import RewardExamples, labelled_pair
-from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, source_masks, true_dice
-from rl_reward_network.reward_training.sheet import write_sheet
-from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.reward_training.windows import LabelledImages, labelled_images
+from rl_reward_network.reward_training.masks import DAMAGED, SEGMENTER, RewardExamples, source_masks, true_dice
+from rl_reward_network.reward_training.train import (
+    PRESETS,
+    LabelledImages,
+    RewardTrainingConfig,
+    labelled_images,
+    train_reward_network,
+)
 from rl_reward_network.run import (
     AGREEMENT,
     BEST_REWARD_NET,
@@ -69,8 +72,7 @@ def reward_plan(
         raise ValueError(f"max_labelled is {max_labelled}, expected 1 or more")
     config = replace(PRESETS[mode], seed=run.seed, device=run.device)
     config = config if max_labelled is None else replace(config, images=max_labelled)
-    if steps is not None:
-        config = replace(config, steps=steps)
+    config = config if steps is None else replace(config, steps=steps)
     return RewardPlan(mode, config, RewardNetworkConfig(members=members, score_weights=score_weights))
 
 
@@ -94,47 +96,40 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
     counts = {"reward": config.images, "val": config.val_images, "test": config.test_images}
     picked = {name: inputs.pick(name, count, labelled=True) for name, count in counts.items()}
     with run.lock():
-        return _run_reward_stage(inputs, plan, run, picked)
-
-
-def _run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run, picked: dict[str, list[Sample]]) -> RewardNetwork:
-    """`run_reward_stage` in a folder locked by this process, on these samples of each split."""
-    config = plan.config
-    if run.state == "new":
-        describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})
-    seconds: dict[str, float] = {}
-    resumed = (run / CHECKPOINT).exists()
-    with clock(seconds, "making masks"):
-        inputs.bank.build(
-            (sample.load_image() for name in picked for sample in picked[name]), sum(map(len, picked.values()))
-        )
-    with clock(seconds, "training"):
-        train, val = (labelled_images(map(labelled_pair, picked[name])) for name in ("reward", "val"))
-        network = train_reward_network(train, val, config, run.path, sized(plan.network, train)).to(config.device)
-    with clock(seconds, "calibrating"):
-        examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
-        val_groups = [sample.group_id for sample in picked["val"]]
-        network = calibrated(network, examples, val_groups, DAMAGED_MASKS, [config.seed, CALIBRATION])
-        patients = {
-            f"{name}_groups": sorted({sample.group_id for sample in picked[split]})
-            for name, split in (("train", "reward"), ("val", "val"))
+        if run.state == "new":
+            describe_run(run, inputs, origin(inputs, plan), {"seed": config.seed})
+        seconds: dict[str, float] = {}
+        resumed = (run / CHECKPOINT).exists()
+        with clock(seconds, "making masks"):
+            images = (sample.load_image() for samples in picked.values() for sample in samples)
+            inputs.bank.build(images, sum(map(len, picked.values())))
+        with clock(seconds, "training"):
+            train, val = (labelled_images(picked[name]) for name in ("reward", "val"))
+            network = train_reward_network(train, val, config, run.path, sized(plan.network, train)).to(config.device)
+        with clock(seconds, "calibrating"):
+            groups = {name: [sample.group_id for sample in samples] for name, samples in picked.items()}
+            examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
+            network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, [config.seed, CALIBRATION])
+            patients = {"train_groups": sorted(set(groups["reward"])), "val_groups": sorted(set(groups["val"]))}
+            network.training_info = origin_and_seed(inputs, plan) | patients
+            network.save_pretrained(run / BEST_REWARD_NET)
+        with clock(seconds, "comparing"):
+            pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
+            mean = _mean_dice(RewardExamples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
+            examples, stream = RewardExamples(inputs, picked["test"], "test patients"), [config.seed, TEST]
+            result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
+            shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
+            write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
+        about = {
+            "used": {name: _count(samples) for name, samples in picked.items()},
+            "bank": {"computed": inputs.bank.computed, "reused": inputs.bank.reused},
+            "notes": import_notes(inputs.config.data_root),
+            "seconds": seconds,
+            "resumed": resumed,
+            "peak_memory_gib": peak_memory_gib(config.device),
         }
-        network.training_info = {**origin(inputs, plan), "seed": config.seed, **patients}
-        network.save_pretrained(run / BEST_REWARD_NET)
-    with clock(seconds, "comparing"):
-        pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
-        mean = _mean_dice(RewardExamples(inputs, picked["reward"], "their mean"), [config.seed, TRAINING])
-        stream = [config.seed, TEST]
-        examples = RewardExamples(inputs, picked["test"], "test patients")
-        result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
-        shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
-        write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
-    used = {name: _count(samples) for name, samples in picked.items()}
-    masks = {"computed": inputs.bank.computed, "reused": inputs.bank.reused}
-    about = {"used": used, "bank": masks, "notes": import_notes(inputs.config.data_root)}
-    spent = {"seconds": seconds, "resumed": resumed, "peak_memory_gib": peak_memory_gib(config.device)}
-    write_json(run / AGREEMENT, {**about, **spent, **result})
-    run.finish()
+        write_json(run / AGREEMENT, {**about, **result})
+        run.finish()
     return network.to("cpu")
 
 

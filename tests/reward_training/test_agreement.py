@@ -1,21 +1,29 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from rl_reward_network.cli.reward import own_dice_line
 from rl_reward_network.data.ridges import LabelCheck
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.reward_training import agreement as reward_agreement
 from rl_reward_network.reward_training.agreement import (
     CAUTIOUS,
     MEAN,
     MEMBER,
     NETWORK,
     POOLED,
+    SCALE,
     SOURCE_MEAN,
+    SheetRow,
     _ascent,
     interval_row,
     measure_agreement,
+    predicted_title,
     sheet_rows,
+    write_sheet,
 )
 from rl_reward_network.reward_training.masks import (
     DAMAGED,
@@ -47,12 +55,15 @@ def example(seed):
     return RewardExample(image, truth, np.stack([truth, np.roll(truth, 9, axis=0)]), f"p{seed}")
 
 
+def measured(examples, masks=2, config=NETWORK_CONFIG):
+    return measure_agreement(
+        KnowsTheTruth(config), examples, lambda _, stack: np.linspace(0, 1, len(stack)), 0.6, masks, [0]
+    )
+
+
 @pytest.fixture(scope="module")
 def result():
-    examples = [example(seed) for seed in range(4)]
-    return measure_agreement(
-        KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.linspace(0, 1, len(masks)), 0.6, 5, [0]
-    )
+    return measured([example(seed) for seed in range(4)], 5)
 
 
 def test_every_source_has_every_row(result):
@@ -60,29 +71,25 @@ def test_every_source_has_every_row(result):
     assert result["masks"] == {SEGMENTER: 8, DAMAGED: 20, SHIFTED: 20, RIDGE: 24}
     for rows in result["tables"].values():
         assert tuple(rows) == (NETWORK, MEMBER, CAUTIOUS, POOLED, MEAN, SOURCE_MEAN)
-        assert rows[MEAN]["pearson"] is None
+        assert rows[MEAN]["pearson"] is rows[SOURCE_MEAN]["pearson"] is None
 
 
 def test_a_network_that_knows_the_truth_is_found_to_know_it(result):
     for rows in result["tables"].values():
         assert rows[NETWORK]["mae"] < 0.01
         assert rows[MEMBER]["mae"] < 0.005
-        assert rows[NETWORK]["mae"] < min(rows[POOLED]["mae"], rows[MEAN]["mae"])
+        assert rows[NETWORK]["mae"] < min(rows[name]["mae"] for name in (POOLED, MEAN, SOURCE_MEAN))
     assert result["own_dice"] == 1
     assert result["without_foreground"] == 0
     assert result["ascent"]["raised"] == 1
     assert result["ascent"]["dice_after"] > 0.99 > result["ascent"]["dice_before"]
 
 
-def test_the_reward_is_held_against_what_it_is_made_of():
-    config = RewardNetworkConfig(
-        channels=(8,), packing=2, members=2, ascent_step=0.4, score_weights=(0.0, 0.0, 1.0, 0.0)
-    )
+def test_the_reward_is_compared_with_the_score_that_it_predicts():
+    config = replace(NETWORK_CONFIG, intervals={}, score_weights=(0.0, 0.0, 1.0, 0.0))
     wide = [example(seed)._replace(masks=np.ones((1, 64, 80), dtype=bool)) for seed in range(2)]
-    result = measure_agreement(KnowsTheTruth(config), wide, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0])
+    assert measured(wide, config=config)["tables"][SEGMENTER][CAUTIOUS]["mae"] < 0.01
     share = np.mean([e.truth.mean() for e in wide])  # the precision of a mask that covers everything; its Dice is 0.3
-    row = result["tables"][SEGMENTER][CAUTIOUS]
-    assert row["mae"] < 0.01
     assert 0.1 < share < 0.2
 
 
@@ -112,7 +119,7 @@ def test_images_without_foreground_do_not_count_for_the_networks_own_dice(with_o
     dark = np.full((64, 80, 3), 40, np.uint8)
     empty = [RewardExample(dark, np.zeros((64, 80), bool), np.zeros((2, 64, 80), bool), f"e{n}") for n in range(2)]
     examples = [*empty, *(example(seed) for seed in range(with_object))]
-    found = measure_agreement(KnowsTheTruth(NETWORK_CONFIG), examples, lambda _, masks: np.zeros(len(masks)), 0, 2, [0])
+    found = measured(examples)
     assert (found["own_dice"], found["without_foreground"]) == (own, 2)
     line = own_dice_line(found)
     assert ("1.000 (2 with an empty true mask are left out)" in line) == bool(with_object)
@@ -129,27 +136,15 @@ def test_coverage_and_half_width_of_intervals_in_numbers():
         assert row["coverage"] is None
 
 
-def test_the_mean_of_the_source_is_a_constant_that_knows_the_answer(result):
-    for rows in result["tables"].values():
-        assert rows[SOURCE_MEAN]["pearson"] is None
-        assert rows[NETWORK]["mae"] < rows[SOURCE_MEAN]["mae"]
-
-
 def test_labels_are_checked_on_the_test_images(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "rl_reward_network.reward_training.agreement.check_labels",
-        lambda pairs: seen.extend(pairs) or LabelCheck(0.9, 3),
-    )
-    examples = [example(n) for n in range(3)]
-    found = measure_agreement(
-        KnowsTheTruth(NETWORK_CONFIG), examples, lambda image, masks: np.zeros(len(masks)), 0.6, 2, [0]
-    )["labels"]
+    seen, examples = [], [example(n) for n in range(3)]
+    monkeypatch.setattr(reward_agreement, "check_labels", lambda pairs: seen.extend(pairs) or LabelCheck(0.9, 3))
+    found = measured(examples)["labels"]
     assert (found["unlabelled_ratio"], found["images"]) == (0.9, 3)
     assert "0.9 times" in found["note"]
-    for (image, truth), given in zip(seen, examples, strict=True):
-        assert image is given.image
-        assert truth is given.truth
+    assert all(
+        image is given.image and truth is given.truth for (image, truth), given in zip(seen, examples, strict=True)
+    )
 
 
 def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
@@ -165,3 +160,20 @@ def test_the_sheet_shows_each_source_in_turn_with_its_true_numbers():
     for row in rows[:3]:
         low, high = row.interval
         assert 0 <= low < row.predicted_dice < high <= 1
+
+
+def test_a_sheet_is_a_picture_with_a_line_for_each_mask(tmp_path):
+    def row(side=30):
+        rng = np.random.default_rng(0)
+        image, mask = rng.integers(0, 256, (side, side, 3), dtype=np.uint8), rng.random((side, side)) > 0.5
+        return SheetRow(image, mask, rng.random((side, side)), ~mask, "Sa2VA", 0.7, (0.6, 0.8), 0.65)
+
+    for count in (1, 3):
+        write_sheet(tmp_path / f"{count}.png", [row(), row(50), row()][:count])
+    one, three = (Image.open(tmp_path / f"{count}.png") for count in (1, 3))
+    assert one.width == three.width
+    scale = SCALE * 90  # pixels of the colour bar
+    assert three.height - scale == pytest.approx(3 * (one.height - scale), abs=3)
+    assert len(np.unique(np.asarray(three.convert("L")))) > 50
+    assert predicted_title(row()) == "predicted Dice 0.70, [0.60, 0.80]"
+    assert predicted_title(row()._replace(interval=None)) == "predicted Dice 0.70, no interval"

@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from rl_reward_network.models.reward_network import LevelCurve, RewardNetwork, RewardNetworkConfig
+from rl_reward_network.reward_training import calibration
 from rl_reward_network.reward_training.calibration import (
-    CAUTIONS,
     CLIMBERS,
+    KS,
     STEP_SIZES,
     QualityTable,
     calibrated,
     choose_ascent_step,
-    choose_caution,
+    choose_k,
     dice_after_ascent,
     fit_interval,
     fit_intervals,
@@ -22,7 +23,6 @@ from rl_reward_network.reward_training.calibration import (
     measure,
     reconfigured,
 )
-from rl_reward_network.reward_training.damage import damage
 from rl_reward_network.reward_training.masks import (
     DAMAGED,
     RIDGE,
@@ -30,13 +30,12 @@ from rl_reward_network.reward_training.masks import (
     SHIFTED,
     SOURCES,
     RewardExample,
+    damage,
     true_dice,
 )
 from rl_reward_network.rewards.learned import ImageScorer
 
 SMALL = RewardNetworkConfig(channels=(8,), packing=2, members=2, caution=3.0)
-
-
 GROUPS = ["p0", "p1", "p2"]  # patients of `examples`
 
 
@@ -50,7 +49,7 @@ class BrightnessNetwork(RewardNetwork):
 
 @pytest.fixture
 def network(monkeypatch):
-    monkeypatch.setattr("rl_reward_network.reward_training.calibration.RewardNetwork", BrightnessNetwork)
+    monkeypatch.setattr(calibration, "RewardNetwork", BrightnessNetwork)
     return BrightnessNetwork(SMALL)
 
 
@@ -65,11 +64,9 @@ def examples():
     return examples
 
 
-def test_the_caution_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(network, examples, monkeypatch):
+def test_k_is_chosen_for_the_weights_of_the_score_at_the_calibrated_level(network, examples, monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "rl_reward_network.reward_training.calibration.choose_caution", lambda *args: calls.append(args) or 1.0
-    )
+    monkeypatch.setattr(calibration, "choose_k", lambda *args: calls.append(args) or 1.0)
     config = replace(SMALL, score_weights=(0.0, 0.0, 0.0, 1.0))
     result = calibrated(reconfigured(network, config), examples, GROUPS, 2, [0])
     scores, true, _ = calls[0]
@@ -78,16 +75,16 @@ def test_the_caution_is_chosen_for_the_weights_of_the_score_at_the_calibrated_le
     np.testing.assert_allclose(true, table.true[:, 3])
 
 
-def test_caution_is_the_largest_with_the_lowest_regret():
+def test_k_is_the_largest_with_the_lowest_regret():
     true, images = np.array([0.9, 0.5, 0.8, 0.4]), np.array([0, 0, 1, 1])
     sure = np.array([[0.7, 0.7], [0.6, 0.6], [0.7, 0.7], [0.6, 0.6]])
-    assert choose_caution(sure, true, images) == max(CAUTIONS)
+    assert choose_k(sure, true, images) == max(KS)
     # the better mask has the higher mean but a large spread: a large k prefers the worse one
     doubt = np.array([[0.6, 0.9], [0.6, 0.6], [0.6, 0.9], [0.6, 0.6]])
-    assert choose_caution(doubt, true, images) == 0.5
+    assert choose_k(doubt, true, images) == 0.5
     # the worse mask has the higher mean but a large spread: only a large k prefers the better one
     fooled = np.array([[0.6, 0.6], [0.55, 0.95], [0.6, 0.6], [0.55, 0.95]])
-    assert choose_caution(fooled, true, images) >= 1
+    assert choose_k(fooled, true, images) >= 1
 
 
 def true_and_predicted(count, rng, masks=20):
@@ -201,27 +198,21 @@ def test_every_mask_of_every_image_is_measured_and_each_image_once(network, exam
     assert len(passes) == 3, "level, caution, intervals and all four step sizes share the maps"
 
 
-def climbs_of(network, examples):
-    return measure(network, examples, 3, [0])[1]
-
-
-def test_the_step_size_that_improves_most_masks_is_chosen(network, examples):
-    assert choose_ascent_step(network, climbs_of(network, examples)) == 0.4
+def test_the_step_size_that_improves_most_masks_is_chosen_and_of_equal_ones_the_largest_gain(
+    network, examples, monkeypatch
+):
+    _, climbs = measure(network, examples, 3, [0])
+    assert choose_ascent_step(network, climbs) == 0.4
     mask = np.zeros((1, 40, 48), dtype=bool)
     mask[0, 5:15, 10:30] = True
     scorer = ImageScorer(network, examples[0].image)
     assert dice_after_ascent(scorer, examples[0].truth, mask, 0.4)[0] > 0.95
-
-
-def test_of_step_sizes_that_improve_as_many_masks_the_largest_gain_wins(network, examples, monkeypatch):
     gains = {0.05: [1, 1, -9], 0.1: [3, 3, 3], 0.2: [2, 2, 2], 0.4: [9, 9, -1]}
-
-    def pretend(_scorer, truth, masks, size):
-        return true_dice(masks, truth) + np.array(gains[size])
-
-    monkeypatch.setattr("rl_reward_network.reward_training.calibration.dice_after_ascent", pretend)
     assert set(gains) == set(STEP_SIZES)
-    assert choose_ascent_step(network, climbs_of(network, examples)) == 0.1
+    monkeypatch.setattr(
+        calibration, "dice_after_ascent", lambda _, truth, masks, size: true_dice(masks, truth) + np.array(gains[size])
+    )
+    assert choose_ascent_step(network, climbs) == 0.1
 
 
 def test_calibrated_ignores_earlier_values_and_keeps_the_weights(network, examples):
@@ -229,8 +220,11 @@ def test_calibrated_ignores_earlier_values_and_keeps_the_weights(network, exampl
     first = calibrated(network, examples, GROUPS, 4, [0])
     again = calibrated(reconfigured(network, replace(first.config, caution=0.0, version=2)), examples, GROUPS, 4, [0])
     assert first.config == again.config
-    assert first.config.caution == max(CAUTIONS), "members agree on the order, so every k has the same regret"
+    assert first.config.caution == max(KS), "members agree on the order, so every k has the same regret"
     assert all(torch.equal(before[name], tensor) for name, tensor in first.state_dict().items())
+    assert tuple(first.config.intervals) == SOURCES
+    of_two = calibrated(network, examples, ["a", "b", "a"], 2, [0]).config.intervals
+    assert all("got 2" in interval.refusal for interval in of_two.values()), "patients, not images"
 
 
 def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, examples):
@@ -244,12 +238,6 @@ def test_the_calibrated_network_predicts_the_dice_of_other_masks(network, exampl
     )
     assert level < 0.75 * raw
     assert level < np.abs(mean - true).mean()
-
-
-def test_every_source_has_an_interval_that_knows_its_patients(network, examples):
-    intervals = calibrated(network, examples, ["a", "b", "a"], 2, [0]).config.intervals
-    assert tuple(intervals) == SOURCES
-    assert all("got 2" in interval.refusal for interval in intervals.values())
 
 
 @pytest.mark.parametrize("count", [9, 12, 24, 60])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.artefacts import read_json
+from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.inputs.unlabelled import Unlabelled
@@ -27,7 +27,7 @@ from rl_reward_network.reward_training.stage import (
     run_reward_stage,
     sized,
 )
-from rl_reward_network.reward_training.windows import LabelledImages
+from rl_reward_network.reward_training.train import LabelledImages
 from rl_reward_network.run import REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 
@@ -66,13 +66,18 @@ def test_the_packing_follows_the_largest_image(size: tuple[int, int], packing: i
 
 
 def test_a_run_finds_the_network_it_would_train_again_and_no_other(inputs: RunInputs, trained: Path) -> None:
-    assert find_reward_network(inputs, plan_of(inputs)) == trained / "best_reward_net"
-    assert find_reward_network(inputs, plan_of(inputs, steps=3)) is None, "other steps"
-    assert find_reward_network(inputs, plan_of(inputs, "full")) is None, "full never uses quick"
-    assert find_reward_network(inputs, reward_plan(inputs.config, "quick", 2, members=2)) is None, "other members"
-    assert find_reward_network(inputs, reward_plan(inputs.config, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5))) is None, (
-        "other score"
-    )
+    network, other_seed = trained / "best_reward_net", replace(inputs, config=replace(inputs.config, seed=5))
+    assert find_reward_network(inputs, plan_of(inputs)) == network
+    assert find_reward_network(inputs, plan_of(inputs), seed=0) == network
+    assert find_reward_network(other_seed, plan_of(other_seed)) == network, "any seed, unless one is named"
+    assert find_reward_network(other_seed, plan_of(other_seed), seed=5) is None
+    for plan in (
+        plan_of(inputs, steps=3),
+        plan_of(inputs, "full"),  # full never uses quick
+        reward_plan(inputs.config, "quick", 2, members=2),
+        reward_plan(inputs.config, "quick", 2, 1, (0.5, 0.0, 0.0, 0.5)),
+    ):
+        assert find_reward_network(inputs, plan) is None
     for change in (
         {"prompts": ("a", "b")},
         {"split": replace(inputs.split, seed=1)},
@@ -82,25 +87,18 @@ def test_a_run_finds_the_network_it_would_train_again_and_no_other(inputs: RunIn
         assert find_reward_network(replace(inputs, **change), plan_of(inputs)) is None, change
 
 
-def test_another_seed_may_use_it_unless_its_own_is_asked_for(inputs: RunInputs, trained: Path) -> None:
-    other = replace(inputs, config=replace(inputs.config, seed=5))
-    assert find_reward_network(other, plan_of(other)) == trained / "best_reward_net"
-    assert find_reward_network(other, plan_of(other), seed=5) is None
-    assert find_reward_network(inputs, plan_of(inputs), seed=0) == trained / "best_reward_net"
-
-
 def test_a_network_of_version_0_11_is_found_by_full_alone(inputs: RunInputs, tmp_path: Path) -> None:
-    elsewhere, plans = replace(inputs, config=replace(inputs.config, output_dir=tmp_path)), {}
+    """It saw no coarse windows, which is how quick trains now."""
+    elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
     for mode in ("quick", "full"):
-        plans[mode] = plan_of(inputs, mode)
-        info = {**origin(inputs, plans[mode]), "seed": 0}
+        plan, run = plan_of(inputs, mode), tmp_path / f"reward_net_{mode}"
+        info = {**origin(inputs, plan), "seed": 0}
         info["settings"] = {name: value for name, value in info["settings"].items() if name != "coarse"}
-        run = tmp_path / f"reward_net_{mode}"
-        RewardNetwork(plans[mode].network, info).save_pretrained(run / "best_reward_net")
-        (run / "config.json").write_text(json.dumps({"stage": "reward network", "version": "0.11.0", "origin": info}))
-        (run / "agreement.json").write_text("{}")
-    assert find_reward_network(elsewhere, plans["full"]) == tmp_path / "reward_net_full" / "best_reward_net"
-    assert find_reward_network(elsewhere, plans["quick"]) is None, "it saw no coarse windows"
+        RewardNetwork(plan.network, info).save_pretrained(run / "best_reward_net")
+        write_json(run / "config.json", {"stage": "reward network", "version": "0.11.0", "origin": info})
+        write_json(run / "agreement.json", {})
+        found = run / "best_reward_net" if mode == "full" else None
+        assert find_reward_network(elsewhere, plan) == found
 
 
 def test_unfinished_and_damaged_networks_are_passed_over(inputs: RunInputs, trained: Path, tmp_path: Path) -> None:
@@ -117,23 +115,26 @@ def test_unfinished_and_damaged_networks_are_passed_over(inputs: RunInputs, trai
     assert find_reward_network(elsewhere, plan_of(inputs)) is None
 
 
-def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
+def test_an_interrupted_run_is_found_and_ends_in_the_same_weights(
     inputs: RunInputs, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
-    cut_off = tmp_path / "reward_net_1"
+    interrupted = tmp_path / "reward_net_1"
     with monkeypatch.context() as patch:
         patch.setattr(reward_stage, "calibrated", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            run_reward_stage(elsewhere, plan_of(inputs), Run(cut_off, REWARD_RUN))
-    assert not (cut_off / "best_reward_net").exists()
-    assert find_unfinished(elsewhere, plan_of(inputs)) == Run(cut_off, REWARD_RUN)
+            run_reward_stage(elsewhere, plan_of(inputs), Run(interrupted, REWARD_RUN))
+    assert not (interrupted / "best_reward_net").exists()
+    assert find_unfinished(elsewhere, plan_of(inputs)) == Run(interrupted, REWARD_RUN)
+    other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
+    for where, plan in ((elsewhere, plan_of(inputs, steps=3)), (other_seed, plan_of(other_seed))):
+        assert find_unfinished(where, plan) is None
     with monkeypatch.context() as patch:
         patch.setattr(training, "_step", lambda *_: pytest.fail("trained again what was trained"))
-        run_reward_stage(elsewhere, plan_of(inputs), Run(cut_off, REWARD_RUN))
-    weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, cut_off)]
+        run_reward_stage(elsewhere, plan_of(inputs), Run(interrupted, REWARD_RUN))
+    weights = [(run / "best_reward_net/model.safetensors").read_bytes() for run in (trained, interrupted)]
     assert weights[0] == weights[1]
-    agreements = [read_json(run / "agreement.json") for run in (trained, cut_off)]
+    agreements = [read_json(run / "agreement.json") for run in (trained, interrupted)]
     seconds = [result.pop("seconds") for result in agreements]
     assert seconds[0].keys() == seconds[1].keys() == {"making masks", "training", "calibrating", "comparing"}
     assert [result.pop("resumed") for result in agreements] == [False, True]
@@ -144,52 +145,21 @@ def test_a_run_that_was_cut_off_is_found_and_ends_in_the_same_weights(
     assert find_unfinished(elsewhere, plan_of(inputs)) is None
 
 
-def test_a_run_of_other_settings_is_not_gone_on_with(inputs: RunInputs, trained: Path, tmp_path: Path) -> None:
-    elsewhere = replace(inputs, config=replace(inputs.config, output_dir=tmp_path))
-    shutil.copytree(trained, tmp_path / "reward_net_1")
-    (tmp_path / "reward_net_1/agreement.json").unlink()
-    assert find_unfinished(elsewhere, plan_of(inputs)) == Run(tmp_path / "reward_net_1", REWARD_RUN)
-    other_seed = replace(elsewhere, config=replace(elsewhere.config, seed=5))
-    for where, plan in ((elsewhere, plan_of(inputs, steps=3)), (other_seed, plan_of(other_seed))):
-        assert find_unfinished(where, plan) is None
-
-
-@pytest.mark.parametrize(
-    ("field", "split", "refused"),
-    [
-        ("train_groups", "reward", False),
-        ("train_groups", "policy", True),
-        ("train_groups", "val", True),
-        ("train_groups", "test", True),
-        ("val_groups", "val", False),
-        ("val_groups", "policy", True),
-        ("val_groups", "test", True),
-    ],
-)
-def test_no_patient_is_judged_by_a_network_that_knows_it(
-    inputs: RunInputs, field: str, split: str, refused: bool
-) -> None:
-    info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [inputs.split.groups[split][0]]}
-    network = RewardNetwork(training_info=info)
-    if refused:
-        with pytest.raises(ValueError, match=f"1 patients of the {split} split"):
-            check_no_leak(inputs.split, network, Path("net"))
-    else:
-        check_no_leak(inputs.split, network, Path("net"))
-
-
 @pytest.mark.parametrize("field", ["train_groups", "val_groups"])
-def test_no_unlabelled_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, field: str) -> None:
-    sample = inputs.samples[0]
-    unlabelled = Unlabelled(Path("new"), (sample,), "fingerprint")
-    network = RewardNetwork(training_info={"train_groups": [], "val_groups": [], field: [sample.group_id]})
-    split = replace(inputs.split, groups={name: [] for name in inputs.split.groups})
-    check_no_leak(split, network, Path("net"))
-    with pytest.raises(ValueError, match="1 patients of --unlabelled_root; leave them out"):
-        check_no_leak(split, network, Path("net"), unlabelled)
+@pytest.mark.parametrize("split", ["reward", "policy", "val", "test", "unlabelled"])
+def test_no_patient_is_judged_by_a_network_that_knows_it(inputs: RunInputs, field: str, split: str) -> None:
+    unlabelled = Unlabelled(Path("new"), (replace(inputs.samples[0], group_id="new"),), "fingerprint")
+    patient = "new" if split == "unlabelled" else inputs.split.groups[split][0]
+    info: dict[str, Any] = {"train_groups": [], "val_groups": [], field: [patient]}
+    check = lambda: check_no_leak(inputs.split, RewardNetwork(training_info=info), Path("net"), unlabelled)  # noqa: E731
+    if split == "reward" or (split, field) == ("val", "val_groups"):
+        check()
+    else:
+        with pytest.raises(ValueError, match=f"1 patients of (the )?(--)?{split}"):
+            check()
 
 
-def test_a_network_that_does_not_say_is_refused(inputs: RunInputs) -> None:
+def test_a_network_without_patients_is_refused(inputs: RunInputs) -> None:
     with pytest.raises(ValueError, match="groups is missing"):
         check_no_leak(inputs.split, RewardNetwork(), Path("net"))
 

@@ -15,10 +15,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig, UNet
 from rl_reward_network.reward_training import train as training
-from rl_reward_network.reward_training.damage import damage
-from rl_reward_network.reward_training.masks import true_dice
-from rl_reward_network.reward_training.train import PRESETS, RewardTrainingConfig, train_reward_network
-from rl_reward_network.reward_training.windows import draw_batch, labelled_images
+from rl_reward_network.reward_training.masks import damage, true_dice
+from rl_reward_network.reward_training.train import (
+    PRESETS,
+    LabelledImages,
+    RewardTrainingConfig,
+    draw_batch,
+    train_reward_network,
+    window_side,
+)
 from rl_reward_network.rewards.learned import predict_mask_quality
 
 SMALL = RewardNetworkConfig(channels=(8, 16), packing=2, members=2)
@@ -36,7 +41,11 @@ def bright_lines(seed, size=(64, 64)):
     return image.astype(np.uint8), truth
 
 
-TRAIN, VAL = labelled_images(map(bright_lines, range(8))), labelled_images(map(bright_lines, range(100, 103)))
+def labelled(*pairs):
+    return LabelledImages(*map(list, zip(*pairs, strict=True)))
+
+
+TRAIN, VAL = labelled(*map(bright_lines, range(8))), labelled(*map(bright_lines, range(100, 103)))
 
 
 def weights(network):
@@ -56,21 +65,11 @@ def test_learns_to_score_masks_it_never_saw(tmp_path):
     assert np.corrcoef(predicted, true)[0, 1] > 0.9
 
 
-def test_equal_seeds_give_equal_weights_and_other_seeds_do_not(tmp_path):
-    runs = {
-        name: weights(train_reward_network(TRAIN, VAL, replace(TINY, seed=seed), tmp_path / name, SMALL))
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    }
-    assert torch.equal(runs["a"], runs["b"])
-    assert not torch.equal(runs["a"], runs["c"])
-    assert (tmp_path / "a/metrics.jsonl").read_text() == (tmp_path / "b/metrics.jsonl").read_text()
-
-
-def test_members_of_an_ensemble_differ_in_start_and_batches(tmp_path):
-    network = train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
-    assert not torch.equal(*(weights(member) for member in network.members))
-    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["member"], row["step"]) for row in rows] == [(0, 2), (1, 2), (0, 4), (1, 4)]
+def test_equal_seeds_give_equal_weights_and_other_seeds_do_not(tmp_path, whole):
+    check_like_whole(whole, tmp_path / "again")
+    other = train_reward_network(TRAIN, VAL, replace(TINY, seed=2), tmp_path / "other", SMALL)
+    assert not torch.equal(weights(whole[1]), weights(other))
+    assert not torch.equal(*(weights(member) for member in other.members)), "members differ in start and batches"
 
 
 @pytest.fixture
@@ -81,7 +80,8 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_members_side_by_side_end_in_the_weights_of_one_after_the_other(tmp_path, monkeypatch, threads):
+@pytest.mark.parametrize("count", [1, 2])
+def test_members_side_by_side_end_in_the_weights_of_one_after_the_other(tmp_path, monkeypatch, threads, whole, count):
     used, step_of = set(), training._step
 
     def noted(*args):
@@ -89,50 +89,43 @@ def test_members_side_by_side_end_in_the_weights_of_one_after_the_other(tmp_path
         return step_of(*args)
 
     monkeypatch.setattr(training, "_step", noted)
-    threads(1)
-    one_by_one = train_reward_network(TRAIN, VAL, TINY, tmp_path / "one", SMALL)
-    assert used == {(threading.get_ident(), 1)}
-    used.clear()
-    threads(2)
-    together = train_reward_network(TRAIN, VAL, TINY, tmp_path / "two", SMALL)
-    assert len(used) == 2
-    assert {count for _, count in used} == {1}
-    assert torch.get_num_threads() == 2
-    assert torch.equal(weights(one_by_one), weights(together))
-    assert (tmp_path / "one/metrics.jsonl").read_text() == (tmp_path / "two/metrics.jsonl").read_text()
+    threads(count)
+    check_like_whole(whole, tmp_path)
+    assert len(used) == count
+    assert {number for _, number in used} == {1}
+    assert torch.get_num_threads() == count
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_a_run_that_was_cut_off_ends_in_the_same_weights(tmp_path, monkeypatch, stop_at):
-    config = replace(TINY, steps=4)
-    whole = train_reward_network(TRAIN, VAL, config, tmp_path / "whole", SMALL)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an uninterrupted run and its network."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train_reward_network(TRAIN, VAL, TINY, folder, SMALL)
 
+
+def check_like_whole(whole, run):
+    """Resume `run`: it ends in the weights and rows of the whole run."""
+    assert torch.equal(weights(whole[1]), weights(train_reward_network(TRAIN, VAL, TINY, run, SMALL)))
+    assert (run / "metrics.jsonl").read_text() == (whole[0] / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 5, 8])
+def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch, capsys, whole, stop_at):
     step_of, calls = training._step, []
 
-    def cut_off(*args):
+    def interrupted(*args):
         calls.append(1)
         if len(calls) == stop_at:
             raise KeyboardInterrupt
         return step_of(*args)
 
-    monkeypatch.setattr(training, "_step", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        train_reward_network(TRAIN, VAL, config, tmp_path / "cut", SMALL)
-    monkeypatch.setattr(training, "_step", step_of)
-    resumed = train_reward_network(TRAIN, VAL, config, tmp_path / "cut", SMALL)
-    assert torch.equal(weights(whole), weights(resumed))
-    assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
-
-
-def test_the_bar_of_a_run_that_goes_on_begins_where_it_was(tmp_path, monkeypatch, capsys):
-    step_of = training._step
-    monkeypatch.setattr(training, "_step", lambda *args: step_of(*args) if args[-1] < 4 else pytest.fail("cut off"))
-    with pytest.raises(pytest.fail.Exception):
-        train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
-    monkeypatch.setattr(training, "_step", step_of)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
     capsys.readouterr()
-    train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
-    assert capsys.readouterr().err.strip().startswith("2 members:  50%|")
+    check_like_whole(whole, tmp_path)
+    assert capsys.readouterr().err.strip().startswith(f"2 members:  {'50' if stop_at > 4 else ' 0'}%|")
 
 
 KILLED = """
@@ -154,16 +147,13 @@ train_reward_network(TRAIN, VAL, TINY, Path(sys.argv[2]), SMALL)
 
 
 @pytest.mark.parametrize("renames", [1, 2])
-def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, renames):
-    whole = train_reward_network(TRAIN, VAL, TINY, tmp_path / "whole", SMALL)
-    arguments = [str(Path(__file__).parents[2]), str(tmp_path / "cut"), str(renames)]
+def test_a_run_that_was_killed_while_it_wrote_ends_in_the_same_weights(tmp_path, whole, renames):
+    arguments = [str(Path(__file__).parents[2]), str(tmp_path), str(renames)]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     time.sleep(1.1)  # TensorBoard orders its files by the second they were opened in
-    resumed = train_reward_network(TRAIN, VAL, TINY, tmp_path / "cut", SMALL)
-    assert torch.equal(weights(whole), weights(resumed))
-    assert (tmp_path / "cut/metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
-    curves = EventAccumulator(str(tmp_path / "cut/logs")).Reload()
+    check_like_whole(whole, tmp_path)
+    curves = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [event.step for event in curves.Scalars("val/dice")] == [2, 4]
 
 
@@ -191,13 +181,13 @@ def test_validation_measures_the_mask_and_the_probabilities():
     assert scores["soft_dice"] == pytest.approx(scores["dice"], abs=1e-3)
 
 
-def test_the_curves_are_means_over_the_members(tmp_path):
-    train_reward_network(TRAIN, VAL, TINY, tmp_path, SMALL)
-    curves = EventAccumulator(str(tmp_path / "logs")).Reload()
+def test_the_curves_are_means_over_the_members(whole):
+    curves = EventAccumulator(str(whole[0] / "logs")).Reload()
     tags = {"train/loss", "train/cross_entropy", "train/dice_loss", "val/dice", "val/soft_dice"}
     assert tags <= set(curves.Tags()["scalars"])
     assert [event.step for event in curves.Scalars("train/loss")] == [1, 2, 3, 4]
-    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(row) for row in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["member"], row["step"]) for row in rows] == [(0, 2), (1, 2), (0, 4), (1, 4)]
     means = [np.mean([row["val"]["soft_dice"] for row in rows if row["step"] == step]) for step in (2, 4)]
     assert [event.value for event in curves.Scalars("val/soft_dice")] == pytest.approx(means)
 
@@ -221,7 +211,7 @@ def test_the_first_steps_see_windows_of_half_the_resolution(tmp_path, monkeypatc
         return step_of(member, optimizer, batch, *args)
 
     monkeypatch.setattr(training, "_step", noted)
-    small = labelled_images([bright_lines(0, (37, 50)), bright_lines(1, (20, 41))])
+    small = labelled(bright_lines(0, (37, 50)), bright_lines(1, (20, 41)))
     config = RewardTrainingConfig(steps=5, batch_size=2, coarse=0.4)
     train_reward_network(small, VAL, config, tmp_path, replace(SMALL, channels=(4, 8, 8), members=1))
     half, whole = (((2, 3, side, side), (2, 1, side, side)) for side in (32, 64))
@@ -230,15 +220,12 @@ def test_the_first_steps_see_windows_of_half_the_resolution(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("has", [{}, {"avx512_f": True}, {"amx_bf16": True}, {"avx512_bf16": True, "amx_bf16": False}])
 def test_mixed_precision_follows_the_hardware(monkeypatch, has):
+    """A GPU that only emulates bfloat16 computes in float32, too."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     with training.mixed_precision(torch.device("cpu")):
         product = torch.ones(2, 2) @ torch.ones(2, 2)
-    fast = has.get("amx_bf16") or has.get("avx512_bf16")
+    fast = bool(has.get("amx_bf16") or has.get("avx512_bf16"))
     assert product.dtype == (torch.bfloat16 if fast else torch.float32)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_a_gpu_that_only_emulates_bfloat16_computes_in_float32(monkeypatch, fast):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or fast)
     monkeypatch.setattr(torch, "autocast", lambda *_, enabled: enabled)
     assert training.mixed_precision(torch.device("cuda")) == fast
@@ -266,10 +253,64 @@ def test_divergence_stops_the_run_and_names_the_remedy(tmp_path, threads, count)
     assert not [thread.name for thread in threading.enumerate() if "Pool" in thread.name], "none is left behind"
 
 
-def test_presets_and_settings():
-    assert (PRESETS["quick"].images, PRESETS["full"].images) == (50, 200)
-    assert PRESETS["full"].coarse == 0
-    with pytest.raises(ValueError, match="steps=0:"):
-        RewardTrainingConfig(steps=0)
-    with pytest.raises(ValueError, match=r"coarse=1\.5: expected 0 to 1"):
-        RewardTrainingConfig(coarse=1.5)
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"steps": 0}, "steps=0:"), ({"coarse": 1.5}, r"coarse=1\.5: .* 0 to 1")]
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RewardTrainingConfig(**settings)
+    assert (PRESETS["quick"].images, PRESETS["full"].images, PRESETS["full"].coarse) == (50, 200, 0)
+
+
+def bars(size=(90, 120), seed=0):
+    """A grey image with bright bars, and their mask."""
+    rng = np.random.default_rng(seed)
+    truth = np.zeros(size, dtype=bool)
+    for column in rng.choice(size[1] - 8, 2, replace=False):
+        truth[:, column : column + 8] = True
+    return np.repeat((60 + 130 * truth[..., None]).astype(np.uint8), 3, axis=2), truth
+
+
+@pytest.mark.parametrize("side", [64, 96, 160])
+def test_image_and_truth_of_a_window_share_their_pose(side):
+    image, truth = draw_batch(labelled(bars(), bars((40, 60), 1)), 6, side, np.random.default_rng(0))
+    assert (image.shape, truth.shape) == ((6, 3, side, side), (6, 1, side, side))
+    assert (image.dtype, truth.dtype) == (torch.float32, torch.float32)
+    assert set(truth.unique().tolist()) == {0.0, 1.0}
+    assert 0 <= image.min() <= image.max() <= 1
+    for grey, bar in zip(image.mean(1), truth[:, 0] > 0, strict=True):
+        middle = (grey.max() + grey.min()) / 2  # half of the step between bar and background
+        assert ((grey > middle) == bar).float().mean() > 0.99
+
+
+def test_poses_differ_and_follow_the_seed():
+    batches = [draw_batch(labelled(bars()), 4, 64, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(batches[0][0], batches[1][0])
+    assert not torch.equal(batches[0][0], batches[2][0])
+    truths = batches[0][1]
+    assert not any(torch.equal(truths[0], other) for other in truths[1:])
+
+
+def test_no_image_is_twice_in_a_batch_while_there_are_enough():
+    data = labelled(*((np.full((32, 32, 3), 20 * n, np.uint8), np.full((32, 32), n % 2 > 0)) for n in range(8)))
+    assert draw_batch(data, 8, 32, np.random.default_rng(3))[1].mean() == 0.5
+    assert len(draw_batch(data, 20, 32, np.random.default_rng(3))[0]) == 20
+    empty = labelled((np.zeros((90, 120, 3), np.uint8), np.zeros((90, 120), bool)))
+    assert not draw_batch(empty, 5, 48, np.random.default_rng(0))[1].any(), "an image without object has windows, too"
+
+
+def test_windows_of_large_images_are_inside_and_mostly_on_the_object():
+    truth = np.zeros((400, 600), dtype=bool)
+    truth[390:400, 0:10] = True
+    centres = np.array([training._centre(truth, 100, np.random.default_rng(seed)) for seed in range(200)])
+    assert (centres >= 50).all()
+    assert (centres <= (550, 350)).all()
+    in_corner = (np.abs(centres - (50, 350)) < 1e-9).all(axis=1)
+    assert 0.65 < in_corner.mean() < 0.85
+    small = np.zeros((30, 50), dtype=bool)
+    assert training._centre(small, 200, np.random.default_rng(0)).tolist() == [25, 15], "small images are centred"
+
+
+def test_the_side_is_that_of_the_largest_image_up_to_a_limit():
+    images = [np.zeros((40, 70, 3)), np.zeros((65, 20, 3))]
+    assert [window_side(images, 512, 64), window_side(images, 64, 64), window_side(images[:1], 512, 4)] == [128, 64, 72]
