@@ -27,7 +27,7 @@ from typing import Any
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.images import DATA_SET, image_header, measured_levels
 from rl_reward_network.data.items import Sample, pseudonym, with_levels
-from rl_reward_network.data.masks import MaskParts, parse_png, parse_polygon, parse_rle
+from rl_reward_network.data.masks import MaskParts, check_mask_size, parse_polygon, parse_rle
 from rl_reward_network.data.splits import one_spelling
 from rl_reward_network.depth import Levels
 
@@ -296,7 +296,10 @@ def _masks(record: dict[str, Any], root: Path, phrases: int, size: tuple[int, in
     if png := record.get("mask_png"):
         files = png if isinstance(png, list) else [png]
         _check_count("`mask_png` has ", len(files), phrases)
-        return [parse_png(_inside(root, file, "mask_png")[1], size) for file in files]
+        paths = [_inside(root, file, "mask_png")[1] for file in files]
+        for path in paths:
+            check_mask_size(path, size)
+        return [MaskParts(pngs=(path,)) for path in paths]
     mask = record.get("mask")
     if mask is None or mask == []:
         return [MaskParts()] * phrases

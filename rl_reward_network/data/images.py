@@ -8,12 +8,12 @@ single hot pixel would turn a frame black.
 import io
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median_low
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -204,15 +204,6 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
     return image.size if turned else (image.height, image.width)
 
 
-def is_turned(path: Path) -> bool:
-    """Whether EXIF says that the picture is to be turned or mirrored.
-
-    Raises:
-        ValueError: as `image_size`.
-    """
-    return Image.Image.getexif(_read(path, decode=False)).get(ExifTags.Base.Orientation, 1) != 1
-
-
 def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
     """The stored numbers of a mask file after EXIF rotation, (H, W) or (H, W, C).
 
@@ -376,18 +367,6 @@ MAX_IMAGES = 64  # measured for the levels of the data set, spread over all
 MAX_FRAMES = 4  # measured per series, whose frames are nearly identical
 
 
-class Levelled(Protocol):
-    """Anything with levels, such as a `Sample`."""
-
-    @property
-    def levels(self) -> Levels | None:
-        """The values that are mapped to 0 and 255; None: 8 bit."""
-
-    @property
-    def levels_key(self) -> str:
-        """The key of these levels."""
-
-
 def measured_levels(images: Mapping[Path, str]) -> dict[str, Levels]:
     """Key -> `robust_levels` of the pixels of its images, with an entry for `DATA_SET`; {} without images.
 
@@ -405,7 +384,7 @@ def measured_levels(images: Mapping[Path, str]) -> dict[str, Levels]:
         files[images[path]].append(path)
     with ThreadPoolExecutor() as threads:  # decoders run beside each other
         bar = tqdm(files.items(), "grey levels", leave=False, unit="series", delay=2)
-        return _with_data_set({key: _levels(key, paths, threads) for key, paths in bar})
+        return with_data_set({key: _levels(key, paths, threads) for key, paths in bar})
 
 
 def given_levels(bit_depth: int | None, grey_levels: dict[str, Levels] | None) -> dict[str, Levels] | None:
@@ -425,16 +404,6 @@ def saved_levels(saved: Mapping[str, Any]) -> dict[str, Levels] | None:
     return {key: Levels(*pair) for key, pair in levels.items()} or None
 
 
-def level_of(levels: Mapping[str, Levels], key: str) -> Levels:
-    """The levels of a key; those of `DATA_SET` for a series that is not in `levels`."""
-    return levels.get(key, levels[DATA_SET])
-
-
-def levels_of(samples: Iterable[Levelled]) -> dict[str, Levels]:
-    """The levels of samples, to be saved with a run; {} if all images are of 8 bit."""
-    return _with_data_set({s.levels_key: s.levels for s in samples if s.levels is not None})
-
-
 def _levels(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> Levels:
     """The levels of the images of one key, measured on a few of them."""
     step = -(-len(paths) // (MAX_IMAGES if key == DATA_SET else MAX_FRAMES))
@@ -444,8 +413,8 @@ def _levels(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> Levels:
     return robust_levels(total)
 
 
-def _with_data_set(levels: dict[str, Levels]) -> dict[str, Levels]:
-    """`levels` with an entry for the data set."""
+def with_data_set(levels: dict[str, Levels]) -> dict[str, Levels]:
+    """`levels` with an entry for `DATA_SET`, the medians, unless it has one; {} without any."""
     if not levels:
         return {}
     median = Levels(*map(median_low, zip(*levels.values(), strict=True)))

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from pycocotools import mask as coco
 
-from rl_reward_network.data.images import DATA_SET, decoded_once, file_stamp, level_of, load_image
+from rl_reward_network.data.images import DATA_SET, decoded_once, file_stamp, load_image, with_data_set
 from rl_reward_network.data.masks import MaskParts, parse_rle, rasterise
 from rl_reward_network.depth import Levels
 
@@ -103,7 +103,7 @@ def with_levels(samples: list[Sample], deep: Mapping[Path, str], levels: Mapping
     """
     keys = [deep.get(sample.image_path) for sample in samples]
     return [
-        sample if key is None else replace(sample, levels=level_of(levels, key), levels_key=key)
+        sample if key is None else replace(sample, levels=levels.get(key, levels[DATA_SET]), levels_key=key)
         for sample, key in zip(samples, keys, strict=True)
     ]
 
@@ -258,6 +258,11 @@ def report_left_out(source: Path | str, regions: list[RegionSample], left_out: C
         )
     if counts:
         warnings.warn(f"{source}: left out {counts}", stacklevel=3)
+
+
+def levels_of(samples: Iterable[Sample]) -> dict[str, Levels]:
+    """The levels of samples, to be saved with a run; {} if all images are of 8 bit."""
+    return with_data_set({s.levels_key: s.levels for s in samples if s.levels is not None})
 
 
 def data_fingerprint(samples: Iterable[Sample]) -> str:

@@ -323,13 +323,3 @@ def _decode_counts(text: bytes) -> np.ndarray:
     for first in (1, 2):
         runs[first::2] = np.cumsum(runs[first::2])
     return runs
-
-
-def parse_png(path: Path, size: tuple[int, int]) -> MaskParts:
-    """A mask in an image file; only the header is read, `load_mask` reads the pixels.
-
-    Raises:
-        ValueError: as `check_mask_size`.
-    """
-    check_mask_size(path, size)
-    return MaskParts(pngs=(path,))

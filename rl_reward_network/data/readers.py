@@ -9,7 +9,7 @@ format is a module of this package with two functions, and one line in `IMAGES` 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rl_reward_network.data.annotations import read_annotations, recognise_annotations
 from rl_reward_network.data.describe_anything import DOWNLOAD, read_describe_anything, recognise_describe_anything
@@ -25,23 +25,11 @@ EXPECTED = (
 )
 
 
-class ReadImages(Protocol):
-    """Reads a folder of images; `grey_levels` is for grey of more than 8 bit, see `images.measured_levels`."""
-
-    def __call__(
-        self, folder: Path, /, group_regex: str | None = None, *, grey_levels: Mapping[str, Levels] | None = None
-    ) -> list[Sample]:
-        """One sample per image and phrase; ValueError with file, field and remedy."""
-
-
-class ReadRegions(Protocol):
-    """Reads captioned regions, at most `limit` of them; `levels` as `decode_image` takes it."""
-
-    def __call__(self, folder: Path, /, limit: int | None = None, levels: Levels | None = None) -> list[RegionSample]:
-        """One sample per captioned mask; ValueError with file, field and remedy."""
-
-
 Recognise = Callable[[Path], str]
+ReadImages = Callable[..., list[Sample]]
+"""(folder, group_regex, *, grey_levels), as `read_annotations`; ValueError with file, field and remedy."""
+ReadRegions = Callable[[Path, int | None, Levels | None], list[RegionSample]]
+"""(folder, limit, levels): at most `limit` captioned regions, levels as `decode_image` takes them."""
 
 IMAGES: dict[str, tuple[Recognise, ReadImages]] = {
     "annotations": (recognise_annotations, read_annotations),

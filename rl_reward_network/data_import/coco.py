@@ -26,12 +26,7 @@ def recognise_coco(source: Path) -> str:
 
 
 def read_coco(source: Path, frames: str = "") -> Found:
-    """One item per image of the JSON files; images without any annotation are unlabelled.
-
-    Args:
-        source: the folder.
-        frames: of no use here.
-    """
+    """One item per image of the JSON files; images without any annotation are unlabelled."""
     finder = _Finder(source)
     found: dict[Path, tuple[Path, OutlineMasks]] = {}
     class_ids: dict[str, str] = {}

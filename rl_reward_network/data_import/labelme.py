@@ -28,12 +28,7 @@ def recognise_labelme(source: Path) -> str:
 
 
 def read_labelme(source: Path, frames: str = "") -> Found:
-    """One item per image; images without a JSON file are unlabelled.
-
-    Args:
-        source: the folder.
-        frames: of no use here.
-    """
+    """One item per image; images without a JSON file are unlabelled."""
     pictures = files_below(source, *IMAGE_SUFFIXES)
     _, masks = images_and_masks(pictures, source)
     images = [path for path in pictures if path not in set(masks)]

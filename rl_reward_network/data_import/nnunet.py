@@ -25,10 +25,6 @@ def recognise_nnunet(source: Path) -> str:
 def read_nnunet(source: Path, frames: str = "") -> Found:
     """One item per case of imagesTr (and of imagesTs, unlabelled without labelsTs).
 
-    Args:
-        source: the folder.
-        frames: of no use here.
-
     Raises:
         ValueError: volumes, several channels per case, or a damaged dataset.json.
     """

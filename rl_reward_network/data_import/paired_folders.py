@@ -51,10 +51,6 @@ def recognise_paired_folders(source: Path) -> str:
 def read_paired_folders(source: Path, frames: str = "") -> Found:
     """One item per image; images without a mask are unlabelled.
 
-    Args:
-        source: the folder.
-        frames: of no use here.
-
     Raises:
         ValueError: no image has a mask.
     """

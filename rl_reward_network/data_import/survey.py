@@ -11,7 +11,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
-from rl_reward_network.data.images import IMAGE_SUFFIXES, is_turned
 from rl_reward_network.data.mask_checks import MaskShape, field_of_view, looks_like_mask, mask_shape
 from rl_reward_network.data_import.files import SHOWN, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
@@ -201,7 +200,6 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     if seen and 0 < len(broken) <= options.skip:
         skipped = tuple(_as_skipped(name, fault, found.private) for name, fault in broken.items())
         found, broken = replace(found, items=[one.item for one in seen]), {}
-    found.notes.extend(_turned_note(source, seen))
     found.faults.extend(_flat_fault(source, seen, found))
     points = _fault_list(source, [*found.faults, *broken.values()], len(broken) if seen else 0)
     groups, groups_from = None, ""
@@ -272,13 +270,6 @@ def _mask_notes(seen: list[Seen], classes: list[str] | None) -> list[str]:
     notes = [f"look: {inverted} mask(s) cover most of the picture and of its border: inverted?"] if inverted else []
     same = field_of_view(shapes)
     return notes + ([f"look: {same}"] if same else [])
-
-
-def _turned_note(source: Path, seen: list[Seen]) -> list[str]:
-    """How many labelled images EXIF turns: their masks' size need not show on which pixels they were drawn."""
-    files = [source / one.item.found_as for one in seen if one.pixels is not None]
-    turned = sum(path.suffix.lower() in IMAGE_SUFFIXES and is_turned(path) for path in files)
-    return [f"{turned} image(s) have an EXIF rotation; masks must be drawn on the upright image"] if turned else []
 
 
 def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:

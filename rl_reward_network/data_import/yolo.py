@@ -32,10 +32,6 @@ def recognise_yolo(source: Path) -> str:
 def read_yolo(source: Path, frames: str = "") -> Found:
     """One item per image; an empty text file is an empty mask, an image without text file is unlabelled.
 
-    Args:
-        source: the folder.
-        frames: of no use here.
-
     Raises:
         ValueError: data.yaml cannot be read.
     """

@@ -10,8 +10,8 @@ from accelerate.utils import broadcast_object_list
 
 from rl_reward_network.data.annotations import compile_group_regex
 from rl_reward_network.data.grasp_any_region import is_hub_id
-from rl_reward_network.data.images import given_levels, levels_of
-from rl_reward_network.data.items import region_fingerprint
+from rl_reward_network.data.images import given_levels
+from rl_reward_network.data.items import levels_of, region_fingerprint
 from rl_reward_network.data.readers import DATASET_NAMES, IMAGES, read_region_data, recognise
 from rl_reward_network.data.splits import Split, load_split, make_split, select, spread
 from rl_reward_network.depth import levels_of_bits

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from rl_reward_network.artefacts import pixels_digest
-from rl_reward_network.data.images import DATA_SET, given_levels, levels_of
-from rl_reward_network.data.items import RegionSample, Sample, region_fingerprint
+from rl_reward_network.data.images import DATA_SET, given_levels
+from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
 from rl_reward_network.data.mask_checks import MaskShape, field_of_view, has_filled_loops, mask_shape
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import locked
 from rl_reward_network.data.annotations import compile_group_regex, phrase_key
-from rl_reward_network.data.images import given_levels, levels_of
-from rl_reward_network.data.items import Sample
+from rl_reward_network.data.images import given_levels
+from rl_reward_network.data.items import Sample, levels_of
 from rl_reward_network.data.readers import READERS, read_images
 from rl_reward_network.data.splits import Split, load_split, make_split, save_split, select, spread
 from rl_reward_network.data_import.files import check_files as check_names

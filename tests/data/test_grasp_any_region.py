@@ -1,7 +1,9 @@
+"""Regions of Grasp-Any-Region: images in any form, captions by the rules, what is left out, what is refused."""
+
 import base64
 import io
 import pickle
-import warnings
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,8 @@ import pytest
 from PIL import ExifTags, Image
 
 from rl_reward_network.data import grasp_any_region
-from rl_reward_network.data.grasp_any_region import arrow_shards, read_grasp_any_region
+from rl_reward_network.data.grasp_any_region import arrow_shards, locate, read_grasp_any_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.embedded.regions import make_scenes, write_regions
 
 SIZE = (12, 16)  # H, W: not square, so that swapped axes show
 TEXT, NUMBER = hf.Value("string"), hf.Value("int64")
@@ -84,43 +85,6 @@ def captions(folder: Path) -> list[str]:
     return [region.caption for region in read_grasp_any_region(folder)]
 
 
-def test_rendered_regions_come_back_as_they_were_drawn(tmp_path: Path) -> None:
-    write_regions(tmp_path / "regions", count=3, seed=5, side=96)
-    scenes = make_scenes(3, seed=5, side=96)
-    found = read_grasp_any_region(tmp_path / "regions")
-    drawn = [(scene, obj) for scene in scenes for obj in scene.objects]
-    assert len(found) == len(drawn) > 6
-    for region, (scene, obj) in zip(found, drawn, strict=True):
-        image, mask = region.load()
-        assert (image == scene.image).all()
-        assert (mask == obj.mask).all()
-        assert region.caption == obj.caption
-    assert len({region.image_id for region in found}) == 3
-    assert len({region.sample_id for region in found}) == len(found)
-
-
-def test_reading_decodes_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "fine", [fine(0, "a dog"), fine(1, "a cat", image={"bytes": b"no picture", "path": None})])
-    dog, cat = read_grasp_any_region(tmp_path / "fine")
-    assert dog.load()[0].shape == (*SIZE, 3)
-    with pytest.raises(ValueError, match=r"data-00000-of-00001\.arrow: row 1: not a readable image"):
-        cat.load()
-
-
-def test_shards_are_read_in_order_with_or_without_their_json(tmp_path: Path) -> None:
-    write(tmp_path / "fine", [fine(seed, f"thing {seed}") for seed in range(5)], shards=3)
-    assert captions(tmp_path / "fine") == [f"thing {seed}" for seed in range(5)]
-    for name in ("state.json", "dataset_info.json"):
-        (tmp_path / "fine" / name).unlink()
-    assert captions(tmp_path / "fine") == [f"thing {seed}" for seed in range(5)]
-
-
-def test_a_partial_folder_gives_what_is_there(tmp_path: Path) -> None:
-    write(tmp_path / "fine", [fine(seed, f"thing {seed}") for seed in range(3)], shards=3)
-    (tmp_path / "fine" / "data-00001-of-00003.arrow").unlink()
-    assert captions(tmp_path / "fine") == ["thing 0", "thing 2"]
-
-
 def test_a_parent_chains_folders_of_different_schema(tmp_path: Path) -> None:
     write(tmp_path / "Fine-Grained-Dataset-Part1", [fine(0, "a dog")])
     write(tmp_path / "Relation-Dataset", [relation(1, 2, "What is it?", "a cat", "And this?", "a cow")])
@@ -156,12 +120,6 @@ def test_an_image_may_be_stored_in_any_form(tmp_path: Path, kind: str) -> None:
     assert region.sample_id == reference.sample_id
 
 
-def test_images_are_found_in_every_batch_of_a_shard(tmp_path: Path) -> None:
-    write_bare(tmp_path, [fine(seed, f"thing {seed}", image=picture(seed)) for seed in range(5)], pa.binary())
-    for seed, region in enumerate(read_grasp_any_region(tmp_path)):
-        assert (region.load()[0] == np.array(Image.open(io.BytesIO(picture(seed))))).all()
-
-
 def test_stored_images_are_not_copied_out_of_the_mapped_shard(tmp_path: Path) -> None:
     """Else grouping a data set by the ends of its images would read the whole of it from the disk."""
     shard = (
@@ -181,12 +139,6 @@ def test_a_shard_written_anew_is_read_anew(tmp_path: Path) -> None:
         new.rename(tmp_path / "data" / "x.arrow")
         (region,) = read_grasp_any_region(tmp_path / "data")
         assert (region.load()[0] == np.array(Image.open(io.BytesIO(picture(seed))))).all()
-
-
-def test_an_empty_image_is_an_error(tmp_path: Path) -> None:
-    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", image={"bytes": b"", "path": None})]))
-    with pytest.raises(ValueError, match=r"arrow: row 0: not a readable image \(the file is empty\)"):
-        region.load()
 
 
 def test_an_image_is_one_group_in_whatever_row_it_is(tmp_path: Path) -> None:
@@ -222,21 +174,6 @@ def test_exif_rotation_is_applied_before_sizes_are_compared(tmp_path: Path) -> N
     assert region.load()[0].shape == (*SIZE, 3)
 
 
-def test_a_mask_of_another_size_than_the_image_is_an_error(tmp_path: Path) -> None:
-    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", mask_rle=to_rle(square(2).T))]))
-    with pytest.raises(
-        ValueError, match=r"arrow: row 0, region 0: mask_rle has size \[16, 12\] .*image \[12, 16\]; resize"
-    ):
-        region.load()
-
-
-def test_a_sample_survives_the_way_to_another_process(tmp_path: Path) -> None:
-    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog")]))
-    image, mask = pickle.loads(pickle.dumps(region)).load()
-    assert (image == region.load()[0]).all()
-    assert (mask == square(2)).all()
-
-
 def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
     write(tmp_path / "x", [fine(0, "a dog"), fine(1, "a cat"), fine(2, "")])  # the third row would be an error
     assert [region.caption for region in read_grasp_any_region(tmp_path / "x", limit=2)] == ["a dog", "a cat"]
@@ -259,12 +196,6 @@ def test_what_is_left_out_is_counted_in_one_warning(tmp_path: Path) -> None:
         "1 answer(s) after that of the last mask, 1 exact repeat(s), 1 mask(s) without a pixel, 2 row(s) without a mask"
     )
     assert [str(warning.message) for warning in caught] == [f"{tmp_path / 'x'}: left out {expected}"]
-
-
-def test_nothing_left_out_is_no_warning(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        captions(write(tmp_path / "x", [relation(0, 2, "?", "a cat", "?", "a dog")]))
 
 
 def test_a_numbered_prompt_chooses_the_mask(tmp_path: Path) -> None:
@@ -302,3 +233,153 @@ def test_prompts_named_before_the_question_count_for_it(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match=r"no region .*left out: 2 turn"):
         read_grasp_any_region(write(tmp_path / "x", [row]))
+
+
+def test_shards_are_read_in_order_with_or_without_their_json(tmp_path: Path) -> None:
+    folder = write(tmp_path / "fine", [fine(seed, f"thing {seed}") for seed in range(5)], shards=3)
+    for name in ("", "state.json", "dataset_info.json"):
+        (folder / name).unlink() if name else None
+        assert captions(folder) == [f"thing {seed}" for seed in range(5)]
+    (folder / "data-00001-of-00003.arrow").unlink()
+    assert captions(folder) == ["thing 0", "thing 1", "thing 4"], "a part gives what is there"
+
+
+def test_images_are_found_in_every_batch_and_in_another_process(tmp_path: Path) -> None:
+    write_bare(tmp_path, [fine(seed, f"thing {seed}", image=picture(seed)) for seed in range(5)], pa.binary())
+    for seed, region in enumerate(read_grasp_any_region(tmp_path)):
+        image, mask = pickle.loads(pickle.dumps(region)).load()
+        assert (image == np.array(Image.open(io.BytesIO(picture(seed))))).all()
+        assert (mask == square(2)).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"image": {"bytes": b"no picture", "path": None}}, "row 0: not a readable image"),
+        ({"image": {"bytes": b"", "path": None}}, r"row 0: not a readable image \(the file is empty\)"),
+        (
+            {"mask_rle": to_rle(square(2).T)},
+            r"row 0, region 0: mask_rle has size \[16, 12\] .*image \[12, 16\]",
+        ),
+    ],
+)
+def test_what_is_decoded_later_is_refused_later(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    (region,) = read_grasp_any_region(write(tmp_path / "x", [fine(0, "a dog", **row)]))
+    with pytest.raises(ValueError, match=rf"data-00000-of-00001\.arrow: {message}"):
+        region.load()
+
+
+def stream(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(folder / "x.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as opened:
+        opened.write_table(table)
+    return folder
+
+
+BAD_RLE = {"size": [12, 16], "counts": "00"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (fine(0, "  "), "row 0, region 0: the caption is empty; write one there"),
+        (fine(0, None), r"row 0, region 0: the caption is missing \(NoneType\)"),
+        (fine(0, "x", conversations=[]), r"row 0: mask_rle holds 1 mask\(s\), but conversations only 0 caption"),
+        (fine(0, "x", conversations=None), r"row 0: mask_rle holds 1 mask\(s\), but conversations only 0 caption"),
+        (relation(0, 3, "?", "a", "?", "b"), r"row 0: mask_rle holds 3 mask\(s\), but conversations only 2 .*add the"),
+        (
+            relation(0, 2, "<Prompt2>?", "a"),
+            "row 0: <Prompt2> is named, but mask_rle holds 2 mask",
+        ),
+        (fine(0, "x", mask_rle=BAD_RLE), r"row 0, region 0: mask_rle: RLE runs must .*got a sum"),
+        (fine(0, "x", image=None), "row 0: column image holds no image file and no path; download the shard again"),
+    ],
+)
+def test_a_bad_row_is_an_error_that_names_shard_row_and_remedy(tmp_path: Path, row: Any, message: str) -> None:
+    write(tmp_path / "x", [row])
+    with pytest.raises(ValueError, match=rf"x/data-00000-of-00001\.arrow: {message}"):
+        read_grasp_any_region(tmp_path)
+
+
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "message"),
+    [
+        (None, STRUCT, "column image holds no image file"),
+        ("data:base64,%%%", pa.string(), "image cannot be opened .*base64"),
+        ("gone.png", pa.string(), r"image cannot be opened .*No such file .*/gone\.png"),
+        ("", pa.string(), "image cannot be opened .*Is a directory"),
+        *(
+            (name, pa.string(), "image cannot be opened .*leaves the folder .*; put the")
+            for name in ("../s.png", "link")
+        ),
+        *((name, pa.string(), "leaves the folder") for name in ("a/../../s.png", "..\\s.png", "{root}/s.png")),
+    ],
+)
+def test_an_image_that_is_not_where_its_row_says_is_an_error(
+    tmp_path: Path, image: str | None, kind: pa.DataType, message: str
+) -> None:
+    (tmp_path / "s.png").write_bytes(b"secret")
+    stored = image and image.format(root=tmp_path)
+    folder = write_bare(tmp_path / "data", [fine(0, "a dog", image=stored)], kind)
+    (folder / "link").symlink_to(tmp_path / "s.png")
+    with pytest.raises(ValueError, match=rf"x\.arrow: row 0: .*{message}"):
+        read_grasp_any_region(folder)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], r"^{folder}: no \*\.arrow file"),
+        (
+            [{"image": b"x", "mask_rle": BAD_RLE, "conversations": "dog"}],
+            "row 0: conversations .* got str",
+        ),
+        ([{"image": "x", "text": "a dog"}], "columns are image, text, expected image, mask_rle, conversations"),
+    ],
+)
+def test_a_folder_of_other_data_is_an_error(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    if rows:
+        stream(tmp_path, rows)
+    with pytest.raises(ValueError, match=message.format(folder=re.escape(str(tmp_path)))):
+        read_grasp_any_region(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 300, 0.3, 0.9])
+def test_a_shard_that_is_cut_off_is_an_error(tmp_path: Path, kept: float) -> None:
+    write(tmp_path / "x", [fine(seed, "a dog") for seed in range(3)])
+    shard = tmp_path / "x" / "data-00000-of-00001.arrow"
+    shard.write_bytes(shard.read_bytes()[: kept if isinstance(kept, int) else int(kept * shard.stat().st_size)])
+    with pytest.raises(ValueError, match=r"data-00000-of-00001\.arrow: cut off, or no Arrow stream .*download"):
+        read_grasp_any_region(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/data", "~/data", "./data", "data", "a/b/c", "../data"])
+def test_what_cannot_be_owner_and_name_is_never_looked_for_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(grasp_any_region, "snapshot_download", lambda *_, **__: pytest.fail("called the hub"))
+    with pytest.raises(ValueError, match=r"no such folder.*owner/name"):
+        locate(name)
+
+
+def test_of_a_hub_id_only_arrow_and_json_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def download(*args: Any, **options: Any) -> str:
+        calls.append((args, options))
+        return str(write(tmp_path / "fine", [fine(0, "a dog")]))
+
+    monkeypatch.setattr(grasp_any_region, "snapshot_download", download)
+    assert [region.caption for region in read_grasp_any_region("owner/name")] == ["a dog"]
+    assert calls == [(("owner/name",), {"repo_type": "dataset", "allow_patterns": ["*.arrow", "*.json"]})]
+
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(grasp_any_region, "snapshot_download", unreachable)
+    with pytest.raises(ValueError, match=r"^owner/name: .*\(ConnectionError\)"):
+        read_grasp_any_region("owner/name")

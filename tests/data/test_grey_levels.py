@@ -1,26 +1,12 @@
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from rl_reward_network.data import images
-from rl_reward_network.data.images import (
-    DATA_SET,
-    given_levels,
-    level_of,
-    levels_of,
-    measured_levels,
-    saved_levels,
-)
+from rl_reward_network.data.images import DATA_SET, given_levels, measured_levels, saved_levels
 from rl_reward_network.depth import Levels
-
-
-@dataclass(frozen=True)
-class Shown:
-    levels: Levels | None
-    levels_key: str = DATA_SET
 
 
 @pytest.fixture
@@ -53,7 +39,7 @@ def test_series_have_their_own_and_their_median_is_the_data_sets(write):
 
 
 def test_without_deep_images_there_is_nothing(write):
-    assert measured_levels({}) == levels_of([Shown(None)]) == levels_of([]) == {}
+    assert measured_levels({}) == {}
 
 
 def test_few_images_are_read(write, monkeypatch):
@@ -87,15 +73,6 @@ def test_levels_of_a_run_go_before_bits(write):
     assert given_levels(10, saved) == given_levels(None, saved) == saved
     with pytest.raises(ValueError, match="bit_depth: got 3; give 8 to 16"):
         given_levels(3, None)
-
-
-def test_samples_tell_their_levels():
-    one, other, plain = Levels(1, 1000), Levels(5, 3000), Levels(2, 500)
-    carried = levels_of([Shown(one, "a"), Shown(None), Shown(other, "b"), Shown(one, "a")])
-    assert carried == {DATA_SET: one, "a": one, "b": other}
-    assert level_of(carried, "b") == other
-    assert level_of(carried, "new") == one
-    assert levels_of([Shown(one, "a"), Shown(plain)]) == {DATA_SET: plain, "a": one}
 
 
 def test_levels_of_a_run_are_read_back_those_of_version_0_11_with_black_at_0():

@@ -7,8 +7,8 @@ from pycocotools import mask as coco
 
 from rl_reward_network.data.masks import (
     MaskParts,
+    check_mask_size,
     load_mask,
-    parse_png,
     parse_polygon,
     parse_rle,
     rasterise,
@@ -51,7 +51,7 @@ def test_union_over_polygon_rle_and_png(tmp_path):
     png, rle = np.zeros((2, *SIZE), dtype=bool)
     png[0, :5], rle[31, 30:] = True, True
     Image.fromarray(png).save(tmp_path / "m.png")
-    parts = parse_polygon(SQUARE, SIZE) + parse_png(tmp_path / "m.png", SIZE)
+    parts = parse_polygon(SQUARE, SIZE) + MaskParts(pngs=(tmp_path / "m.png",))
     parts += parse_rle({"size": list(SIZE), "counts": runs_of(rle)}, SIZE)
     assert rasterise(parts, SIZE).sum() == 100 + 5 + 10
 
@@ -168,7 +168,7 @@ def test_coloured_png_is_refused(tmp_path):
         load_mask(tmp_path / "m.png", (1, 3))
 
 
-@pytest.mark.parametrize("read", [parse_png, load_mask])
+@pytest.mark.parametrize("read", [check_mask_size, load_mask])
 def test_png_of_another_size_is_refused(tmp_path, read):
     Image.new("L", (32, 40)).save(tmp_path / "m.png")
     with pytest.raises(ValueError, match=r"m\.png: mask is 32 x 40 .* image is 40 x 32 .*nearest"):
