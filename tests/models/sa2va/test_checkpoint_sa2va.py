@@ -1,3 +1,5 @@
+"""Folders of both layouts: read, converted there and back bit for bit, and refused where they are damaged."""
+
 import json
 import os
 import pty
@@ -5,103 +7,267 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoProcessor
 
 from rl_reward_network.cli.convert import Args, main
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
+from rl_reward_network.models.sa2va.key_map_sa2va import first_few, to_original, to_ours
+from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint, load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import GOLDEN, needs_golden
+from tests.golden_qwen import CASES, FOLDERS, needs_golden_qwen
+from tests.internlm2 import VIT_6B, write_tiny_internlm2
+from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
 
 POINT = "grounding_encoder.sam2_model.sam_prompt_encoder.point_embeddings.2.weight"
+SAM2, SAM3 = "grounding_encoder.sam2_model.image_encoder.trunk.", "grounding_encoder.sam2_model.backbone."
+TINY = ("internvl", "internlm2", "internlm2 26B", QWEN3, QWEN25)
+OFFICIAL = (
+    pytest.param(GOLDEN, marks=needs_golden),
+    *(pytest.param(FOLDERS[name], marks=needs_golden_qwen) for name in CASES),
+)
+
+
+def write(kind: str, folder: Path, request: pytest.FixtureRequest) -> Path:
+    """An official folder at toy size."""
+    if kind == "internvl":
+        return Path(shutil.copytree(request.getfixturevalue("tiny_checkpoint"), folder))
+    if kind.startswith("internlm2"):
+        return write_tiny_internlm2(folder, VIT_6B if kind.endswith("26B") else None)
+    return write_tiny_qwen(folder, kind)
+
+
+@pytest.fixture(scope="module", params=TINY)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of each kind; tests must not change it."""
+    return write(request.param, tmp_path_factory.mktemp("official") / "model", request)
+
+
+@pytest.fixture
+def broken(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder to damage."""
+    return write(getattr(request, "param", "internvl"), tmp_path / "broken", request)
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
 
 
-def copy_with(source: Path, target: Path, change) -> Path:
-    """A copy of a checkpoint folder whose tensors went through `change(dict)`."""
-    shutil.copytree(source, target)
-    tensors = load_file(target / "model.safetensors")
-    change(tensors)
-    save_file(tensors, target / "model.safetensors")
-    return target
-
-
-@pytest.mark.parametrize("source", ["tiny", pytest.param("golden", marks=needs_golden)])
-def test_converted_folders_load_and_come_back(source: str, tiny_checkpoint: Path, tmp_path: Path) -> None:
-    folder = tiny_checkpoint if source == "tiny" else GOLDEN / "checkpoint"
-    main(Args(str(folder), tmp_path / "ours"))
+def check_round_trip(original: Path, tmp_path: Path) -> None:
+    """Weights, configuration, tokenizer, image processor and chat template, and the model of our layout."""
+    main(Args(str(original), tmp_path / "ours"))
     main(Args(str(tmp_path / "ours"), tmp_path / "back"))
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
-    assert same(before, after)
-    config, back = (json.loads((f / "config.json").read_text()) for f in (folder, tmp_path / "back"))
-    assert {k: v for k, v in config.items() if v is not None} == {k: v for k, v in back.items() if v is not None}
-    ours = Sa2VAForConditionalGeneration.from_pretrained(tmp_path / "ours")
-    assert same(ours.state_dict(), Sa2VAForConditionalGeneration.from_pretrained(folder).state_dict())
-    assert ours.config.seg_token_id == Sa2VAForConditionalGeneration.from_pretrained(folder).config.seg_token_id
+    assert same(load_file(original / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors"))
+    configs = [json.loads((path / "config.json").read_text()) for path in (original, tmp_path / "back")]
+    before, after = ({name: value for name, value in config.items() if value is not None} for config in configs)
+    assert before == after
+    for name in ("preprocessor_config.json", "chat_template.jinja", "tokenizer.model"):
+        if (original / name).exists():
+            assert len({(path / name).read_bytes() for path in (original, tmp_path / "ours", tmp_path / "back")}) == 1
+    (model, processor), (ours, other) = (load_sa2va_model(path) for path in (original, tmp_path / "ours"))
+    assert same(model.state_dict(), ours.state_dict())
+    for name in ("seg_token_id", "image_token_id", "never_sampled_ids"):
+        assert getattr(model.config, name) == getattr(ours.config, name)
+    assert model.config.text_config.to_dict() == ours.config.text_config.to_dict()
+    assert model.config.vision_config.to_dict() == ours.config.vision_config.to_dict()
+    text = processor.prompt_text("Seg  the 血管?")
+    assert other.prompt_text("Seg  the 血管?") == text
+    assert other.token_ids(text) == processor.token_ids(text)
+    assert other.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
 
 
-def test_what_save_pretrained_writes_loads_again(
-    tiny_model: Sa2VAForConditionalGeneration, tiny_processor, tmp_path: Path
-) -> None:
-    tiny_model.save_pretrained(tmp_path)
-    tiny_processor.save_pretrained(tmp_path)
-    loaded = Sa2VAForConditionalGeneration.from_pretrained(tmp_path)
-    assert same(loaded.state_dict(), tiny_model.state_dict())
+def test_converted_folders_come_back_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    check_round_trip(folder, tmp_path)
+    assert {path.name for path in (tmp_path / "back").iterdir()} == {path.name for path in folder.iterdir()}
 
 
-def test_sharded_folders_are_read_by_their_index(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "sharded"
-    shutil.copytree(tiny_checkpoint, folder)
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
+@pytest.mark.parametrize("official", OFFICIAL)
+def test_folders_of_the_official_code_come_back_bit_for_bit(official: Path, tmp_path: Path) -> None:
+    check_round_trip(official / "checkpoint", tmp_path)
+
+
+def test_our_layout_has_the_tokenizer_and_no_code(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_checkpoint, tmp_path / "source"))
+    (source / "modeling_sa2va_chat.py").write_text("raise SystemExit('remote code')")
+    assert convert_checkpoint(str(source), tmp_path / "ours")[0] == "ours"
+    names = {path.name for path in (tmp_path / "ours").iterdir()}
+    assert names == {n.name for n in source.iterdir() if "token" in n.name} | {"config.json", "model.safetensors"}
+
+
+def test_what_save_pretrained_writes_loads_again(folder: Path, tmp_path: Path) -> None:
+    model, processor = load_sa2va_model(folder)
+    model.save_pretrained(tmp_path / "saved")
+    processor.save_pretrained(tmp_path / "saved")
+    again, other = load_sa2va_model(tmp_path / "saved")
+    assert same(again.state_dict(), model.state_dict())
+    assert other.chat == processor.chat
+    assert other.patches is processor.patches is None or vars(other.patches) == vars(processor.patches)
+    if (folder / "tokenizer.model").exists():  # which has no `added_tokens_decoder` then
+        convert_checkpoint(str(tmp_path / "saved"), tmp_path / "back")
+        assert (tmp_path / "back" / "tokenizer.model").read_bytes() == (folder / "tokenizer.model").read_bytes()
+        assert not (tmp_path / "back" / "tokenizer.json").exists()
+        vocabulary = Sa2VAProcessor.from_pretrained(tmp_path / "back").tokenizer.get_vocab()
+        assert vocabulary == processor.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("broken", [QWEN3, QWEN25], indirect=True)
+def test_auto_classes_load_our_processor(broken: Path, tmp_path: Path) -> None:
+    """The base model's files name its own processor, which would be found first."""
+    for name in ("preprocessor_config.json", "tokenizer_config.json"):
+        edit(broken / name, processor_class="Qwen3VLProcessor")
+    main(Args(str(broken), tmp_path / "converted"))
+    Sa2VAProcessor.from_pretrained(broken).save_pretrained(tmp_path / "saved")
+    shutil.copyfile(tmp_path / "converted" / "config.json", tmp_path / "saved" / "config.json")
+    for path in (tmp_path / "converted", tmp_path / "saved"):
+        assert type(AutoProcessor.from_pretrained(path)) is Sa2VAProcessor
+
+
+# ---- names of tensors -----------------------------------------------------------------------------------------------
+
+
+def test_names_map_in_both_directions_in_any_dtype(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    config, tensors = checkpoint.model_config(), checkpoint.tensors()
+    assert any("memory_attention" in key for key in tensors), "the video part must be there to be kept"
+    halves = {key: tensor.bfloat16() if "norm" in key else tensor for key, tensor in tensors.items()}
+    assert same(to_original(to_ours(halves, config), config), halves)
+    ours = to_ours(tensors, config)
+    assert ours.keys() == Sa2VAForConditionalGeneration.from_pretrained(folder).state_dict().keys()
+    with pytest.raises(ValueError, match=r"1 keys .*elsewhere\.weight"):
+        to_ours({"elsewhere.weight": torch.zeros(1)}, config)
+    with pytest.raises(ValueError, match=r"no original name for elsewhere\.weight"):
+        to_original({"elsewhere.weight": torch.zeros(1)}, config)
+    if config.family.body == "qwen_vl":
+        head = "lm_head.norm.weight" if config.text_config.model_type == QWEN3 else "model.language_model.norm.weight"
+        assert torch.equal(ours[head], tensors["model.model.language_model.norm.weight"])
+        assert torch.equal(ours["lm_head.weight"], tensors["model.lm_head.weight"])
+
+
+def test_long_lists_are_cut() -> None:
+    assert first_few(["a", "b"]) == "a, b"
+    assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+# ---- damaged folders and relatives ----------------------------------------------------------------------------------
+
+
+def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def unfit(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[POINT]
+    tensors |= {"something.else": torch.zeros(1), "mlp1.0.bias": torch.zeros(3)}
+
+
+def add_key(key: str) -> Callable[[Path], None]:
+    return lambda path: change_tensors(path, lambda tensors: tensors.update({key: torch.zeros(1)}))
+
+
+def as_sam3(tensors: dict[str, torch.Tensor]) -> None:
+    for key in [key for key in tensors if key.startswith(SAM2)]:
+        tensors[key.replace(SAM2, SAM3 + "vision_backbone.trunk.")] = tensors.pop(key)
+
+
+def shard(path: Path, missing: bool = False, more: str = "") -> None:
+    """The weights in two files and their index."""
+    tensors = load_file(path / "model.safetensors") | ({more: torch.zeros(1)} if more else {})
+    (path / "model.safetensors").unlink()
     names = sorted(tensors)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, keys in shards.items():
-        save_file({key: tensors[key] for key in keys}, folder / file)
-    index = {"weight_map": {key: file for file, keys in shards.items() for key in keys}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert same(open_checkpoint(folder).tensors(), tensors)
-    (folder / "b.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"index\.json: .*b\.safetensors"):
-        check_checkpoint(open_checkpoint(folder))
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, keys in files.items():
+        save_file({key: tensors[key] for key in keys}, path / file)
+    index = {"weight_map": {key: file for file, keys in files.items() for key in keys}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    if missing:
+        (path / "b.safetensors").unlink()
 
 
-def test_missing_surplus_and_misshapen_tensors_are_named_in_one_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        del tensors[POINT]
-        tensors["something.else"] = torch.zeros(1)
-        tensors["mlp1.0.bias"] = torch.zeros(3)
-
-    folder = copy_with(tiny_checkpoint, tmp_path / "broken", change)
-    with pytest.raises(ValueError) as error:
-        Sa2VAForConditionalGeneration.from_pretrained(folder)
-    message = str(error.value)
-    assert POINT in message
-    assert "something.else" in message
-    assert re.search(r"mlp1\.0\.bias \(3,\).*\(128,\)", message)
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: edit(path / "config.json", **changes)
 
 
-def test_a_truncated_file_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "cut"
-    shutil.copytree(tiny_checkpoint, folder)
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"model\.safetensors: "):
-        Sa2VAForConditionalGeneration.from_pretrained(folder)
+def preprocessor(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: edit(path / "preprocessor_config.json", **changes)
 
 
-def test_pickled_weights_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "pickled"
-    shutil.copytree(tiny_checkpoint, folder)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pickled: .*\.safetensors"):
-        Sa2VAForConditionalGeneration.from_pretrained(folder)
+def cut(name: str, keep: int) -> Callable[[Path], Any]:
+    return lambda path: (path / name).write_bytes((path / name).read_bytes()[:keep])
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def template(path: Path) -> None:
+    (path / "chat_template.jinja").write_text("{{ messages[0].content[-1].text }}")
+
+
+PICKLED = r"\.safetensors file; pickled"
+DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("internvl", lambda path: change_tensors(path, unfit), re.escape(POINT)),
+    ("internvl", lambda path: change_tensors(path, unfit), "something.else"),
+    ("internvl", lambda path: change_tensors(path, unfit), r"mlp1\.0\.bias \(3,\).*\(128,\)"),
+    ("internvl", cut("model.safetensors", 5000), r"model\.safetensors: "),
+    ("internvl", lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), PICKLED),
+    ("internvl", lambda path: shard(path, missing=True), r"index\.json: .*b\.safetensors"),
+    ("internvl", config(model_type="llava"), r"model_type.*llava.*sa2va_chat"),
+    ("internlm2", cut("tokenizer.model", 1000), r"tokenizer\.model: not a whole sentencepiece file"),
+    (QWEN3, add_key("mlp1.0.bias"), r"1 not expected: mlp1\.0\.bias"),
+    (QWEN25, drop("preprocessor_config.json"), r"preprocessor_config\.json: is missing; a Qwen-VL needs it"),
+    (QWEN3, cut("preprocessor_config.json", 40), r"preprocessor_config\.json: "),
+    (QWEN3, preprocessor(patch_size=12), "patch_size is 12, the model's is 16; copy the right file"),
+    (QWEN25, preprocessor(patch_size=12), "patch_size is 12, the model's is 14; copy the right file"),
+    (QWEN3, preprocessor(merge_size=4), r"preprocessor_config\.json: merge_size is 4, the model's is 2"),
+    (QWEN3, drop("chat_template.jinja"), "broken.*: the chat template is missing; copy chat_template.jinja again"),
+    (QWEN25, template, r"broken.*chat template does not put <\|vision_start\|><\|image_pad\|><\|vision_end\|> in"),
+    (QWEN3, config(text_config=None), r"text_config\.model_type is None"),
+    (QWEN3, config(text_config={"model_type": "x"}), r"text_config\.model_type is 'x'; supported are .*Qwen3-VL"),
+    (QWEN3, config(vision_config={"model_type": "x"}), r"vision_config\.model_type is 'x', expected 'qwen"),
+    (QWEN25, config(vision_config=None), r"config\.json: vision_config\.model_type is None, expected 'qwen"),
+    (QWEN3, lambda path: change_tensors(path, as_sam3), "this is Sa2VA with SAM 3, which"),
+    (QWEN3, lambda path: shard(path, more=SAM3 + "vision_backbone.trunk.pos_embed"), "this is Sa2VA with SAM 3"),
+    (QWEN3, add_key("grounding_encoder.sam2_model.sam_mask_decoder_modified.iou_token.weight"), "this is Sa2VA-i, "),
+    (QWEN3, config(architectures=["Sa2VAChatModelLlava"]), r"config\.json: Sa2VA on LLaVA is not supported"),
+    (QWEN3, config(auto_map={"AutoModel": "modeling_sa2va_llava.Sa2VAChatModel"}), "Sa2VA on LLaVA is not supported"),
+    (QWEN3, config(auto_map={"AutoModel": "modeling_sasasa2va_chat.X"}), r"config\.json: SaSaSa2VA .*not supported"),
+]
+
+
+@pytest.mark.parametrize(("broken", "damage", "message"), DAMAGES, indirect=["broken"])
+def test_a_damaged_folder_or_a_relative_is_refused_in_one_line(
+    broken: Path, damage: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
+    damage(broken)
+    for load in (load_sa2va_model, lambda path: main(Args(str(path), tmp_path / "out"))):
+        with pytest.raises(ValueError, match=message) as error:
+            load(broken)
+        assert len(str(error.value).splitlines()) == 1
+        assert str(broken) in str(error.value)
+    assert not (tmp_path / "out").exists()
+    if "preprocessor" in message:
+        with pytest.raises(ValueError, match=message):
+            Sa2VAProcessor.from_pretrained(broken)
+
+
+def test_sharded_folders_are_read_by_their_index(broken: Path) -> None:
+    tensors = load_file(broken / "model.safetensors")
+    shard(broken)
+    assert same(open_checkpoint(broken).tensors(), tensors)
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "./nowhere", "owner/name-that-is-not-cached"])
@@ -110,10 +276,18 @@ def test_a_path_that_is_neither_folder_nor_hub_id(path: str) -> None:
         open_checkpoint(path)
 
 
-def test_another_model_is_refused_by_its_type(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(ValueError, match=r"model_type.*llava.*sa2va_chat"):
-        open_checkpoint(tmp_path)
+def test_targets_that_exist_and_models_without_an_official_layout_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("keep")
+    with pytest.raises(ValueError, match=f"target {tmp_path} exists"):
+        convert_checkpoint(str(tiny_checkpoint), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    convert_checkpoint(str(tiny_checkpoint), tmp_path / "ours")
+    edit(tmp_path / "ours" / "config.json", original_config=None)
+    with pytest.raises(ValueError, match=r"config\.json: original_config"):
+        convert_checkpoint(str(tmp_path / "ours"), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
@@ -123,9 +297,8 @@ def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
         "assert sys.stdin.isatty() and sys.stdout.isatty(); load_sa2va_model(sys.argv[1]); print('LOADED')"
     )
     main_end, child_end = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tiny_checkpoint)], stdin=child_end, stdout=child_end, stderr=child_end
-    )
+    words = [sys.executable, "-c", code, str(tiny_checkpoint)]
+    process = subprocess.Popen(words, stdin=child_end, stdout=child_end, stderr=child_end)
     os.close(child_end)
     output = b""
     while process.poll() is None or output[-1:] != b"\n":

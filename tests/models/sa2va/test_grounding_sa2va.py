@@ -1,8 +1,20 @@
+"""SAM 2 driven by `[SEG]` embeddings, and the losses of its masks: closed forms, monai, transformers' decoder."""
+
+import math
 from typing import Any
 
+import pytest
 import torch
+from monai.losses import DiceLoss
 
-from rl_reward_network.models.sa2va.grounding_sa2va import sparse_prompts
+from rl_reward_network.models.sa2va.grounding_sa2va import (
+    iou_head_loss,
+    mask_losses,
+    official_targets,
+    soft_targets,
+    sparse_prompts,
+)
+from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 
 
 def test_no_click_means_two_not_a_point_vectors_before_the_seg(tiny_model: Any) -> None:
@@ -52,3 +64,86 @@ def test_gradients_reach_the_decoder_from_a_mask(tiny_model: Any) -> None:
     assert prompt.grad is not None
     assert prompt.grad.abs().sum() > 0
     tiny_model.zero_grad()
+
+
+def test_losses_have_their_closed_forms() -> None:
+    logits = torch.tensor([[[20.0, -20.0], [-20.0, -20.0]]])
+    truth = torch.tensor([[[1, 0], [0, 0]]], dtype=torch.uint8)
+    losses = mask_losses(logits, truth)
+    assert losses["mask"].item() == pytest.approx(0, abs=1e-6)
+    assert losses["dice"].item() == pytest.approx(0, abs=1e-6)
+    undecided = mask_losses(torch.zeros(1, 2, 2), truth)
+    assert undecided["mask"].item() == pytest.approx(2 * 0.693147, abs=1e-5)
+    assert undecided["dice"].item() == pytest.approx(0.5 * (1 - (2 * 0.5 + 1) / (2 + 1 + 1)))
+
+
+def test_dice_equals_monai() -> None:
+    logits, truth = torch.randn(3, 8, 8), torch.rand(3, 8, 8) > 0.5
+    monai = DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0)(logits[:, None], truth[:, None].float())
+    assert mask_losses(logits, truth)["dice"].item() == pytest.approx(0.5 * monai.item(), abs=1e-6)
+
+
+def test_truth_is_the_share_of_each_cell() -> None:
+    """A vessel 2 pixels wide on cells 4 pixels wide: half a cell, wherever it begins; `nearest` sees all or none."""
+    for start, shares, sampled in ((2, [0.5, 0.0], [0, 0]), (3, [0.25, 0.25], [0, 1]), (4, [0.0, 0.5], [0, 1])):
+        truth = torch.zeros(1, 8, 8, dtype=torch.bool)
+        truth[:, :, start : start + 2] = True
+        assert soft_targets(truth, torch.zeros(1, 2, 2))[0, 0].tolist() == shares
+        assert official_targets(truth, (2, 2))[0, 0].tolist() == sampled
+        loss = mask_losses(torch.tensor([[[-1.0, 2.0]]]), truth, bce_weight=1.0)["mask"].item()
+        cells = [math.log1p(math.exp(x)) - share * x for x, share in zip((-1.0, 2.0), shares, strict=True)]
+        assert loss == pytest.approx(sum(cells) / 2)
+
+
+def test_targets_keep_their_centre() -> None:
+    """The centre of a disc is where it was; sampled by `nearest` it is half a cell off."""
+    rows, columns = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    disc = ((rows - 31.5) ** 2 + (columns - 31.5) ** 2 < 20**2)[None]
+    cells = torch.arange(8) * 8 + 3.5  # centres of the cells, in pixels of the truth
+    for targets, shift in ((soft_targets(disc, torch.zeros(1, 8, 8)), 0.0), (official_targets(disc, (8, 8)), 4.0)):
+        mass = targets[0] / targets.sum()
+        centre = [(mass.sum(1) * cells).sum().item() - 31.5, (mass.sum(0) * cells).sum().item() - 31.5]
+        assert centre == pytest.approx([shift, shift], abs=0.5)
+
+
+def test_the_best_mask_of_a_thin_tree_is_the_tree() -> None:
+    """The mask that minimises the loss, drawn as in prediction, has a higher Dice than that of official targets."""
+    rows, columns = torch.meshgrid(torch.arange(256), torch.arange(256), indexing="ij")
+    tree = (((rows - columns).abs() < 4) | ((rows + 2 * columns - 300).abs() < 8))[None]
+    soft, official = soft_targets(tree, torch.zeros(1, 64, 64)), official_targets(tree, (64, 64))
+    drawn = [upsample_mask_logits(targets - 0.5, (256, 256), 256) > 0 for targets in (soft, official)]
+    dice = [(2 * (mask & tree).sum() / (mask.sum() + tree.sum())).item() for mask in drawn]
+    assert dice[0] > 0.97
+    assert dice[1] < 0.9
+
+
+def test_counts_must_agree() -> None:
+    with pytest.raises(ValueError, match=r"2 .*1 "):
+        mask_losses(torch.zeros(2, 4, 4), torch.zeros(1, 4, 4))
+    with pytest.raises(ValueError, match=r"3 .*1 "):
+        iou_head_loss(torch.zeros(3), torch.zeros(3, 4, 4), torch.zeros(1, 4, 4))
+
+
+def test_the_iou_head_is_compared_with_the_true_iou() -> None:
+    logits = torch.full((3, 2, 2), -5.0)
+    logits[0, 0] = 5.0  # two predicted pixels, one of them true: IoU 1 / 2
+    truth = torch.zeros(3, 2, 2, dtype=torch.bool)
+    truth[0, 0, 0] = True
+    truth[1] = True  # an empty prediction: 0; the third is empty in both: 1
+    assert iou_head_loss(torch.tensor([0.5, 0.0, 1.0]), logits, truth).item() == 0
+    assert iou_head_loss(torch.tensor([0.5, 0.3, 1.0]), logits, truth).item() == pytest.approx(0.3**2 / 3)
+
+
+def test_the_true_iou_is_that_of_the_cells_at_the_size_of_the_truth() -> None:
+    truth = torch.rand(3, 12, 20, generator=torch.Generator().manual_seed(0)) > 0.6
+    logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(1))
+    cells = (logits > 0).repeat_interleave(4, dim=1).repeat_interleave(4, dim=2)
+    iou = (cells & truth).flatten(1).sum(1) / (cells | truth).flatten(1).sum(1)
+    assert iou_head_loss(iou, logits, truth).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_iou_loss_moves_the_head_and_not_the_masks() -> None:
+    scores, logits = torch.rand(2, requires_grad=True), torch.randn(2, 4, 4, requires_grad=True)
+    iou_head_loss(scores, logits, torch.ones(2, 8, 8, dtype=torch.bool)).backward()
+    assert scores.grad is not None
+    assert logits.grad is None

@@ -1,7 +1,8 @@
-"""Sa2VA-8B and 26B at toy size: the language model's reference outputs, and every path from an official folder on."""
+"""Sa2VA-8B and 26B at toy size: reference outputs of the language model, the 26B tower by hand, the tokenizer."""
 
+import importlib.util
 import json
-import math
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,22 +13,31 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from rl_reward_network.models.lora import merge_lora, setup_lora
+from rl_reward_network.artefacts import read_json, write_json
+from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.models.sa2va import checkpoint_sa2va
-from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
-from rl_reward_network.models.sa2va.internlm2 import join_qkv, split_qkv
-from rl_reward_network.models.sa2va.key_map_sa2va import to_original, to_ours
-from rl_reward_network.models.sa2va.loading_sa2va import convert_checkpoint
-from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, expected_shapes
+from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
+from rl_reward_network.models.sa2va.internlm2 import InternLM2Tokenizer, join_qkv, read_sentencepiece, split_qkv
+from rl_reward_network.models.sa2va.key_map_sa2va import to_ours
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from tests.conftest import TINY_SAM, smooth_image
-from tests.internlm2 import GOLDEN_LLM, VIT_6B, tiny_internlm2_config, write_tiny_internlm2
+from tests.grpo.test_recipe import check_texts
+from tests.internlm2 import (
+    GOLDEN_LLM,
+    RESERVED,
+    VIT_6B,
+    sentencepiece_bytes,
+    tiny_internlm2_config,
+    tiny_pieces,
+    write_tiny_internlm2,
+    write_tokenizer,
+)
 
 needs_golden_llm = pytest.mark.skipif(
     not GOLDEN_LLM.exists(), reason="the official InternLM2's reference outputs are not here"
 )
 CONTEXT = 96  # positions of the reference language model
-GAUSSIAN_BUFFER = 256
 
 
 @pytest.fixture(scope="module", params=[None, VIT_6B], ids=["8B", "26B"])
@@ -128,16 +138,6 @@ def test_rows_of_wqkv_by_hand() -> None:
     assert torch.equal(joined[key.format("qkv")], fused)
 
 
-def test_names_and_values_are_kept_in_both_directions(official: Path, model: Any, tmp_path: Path) -> None:
-    tensors = load_file(official / "model.safetensors")
-    assert any(key.endswith("attention.wqkv.weight") for key in tensors)
-    halves = {key: tensor.bfloat16() for key, tensor in tensors.items()}
-    assert to_ours(tensors, model.config).keys() == model.state_dict().keys()
-    back = to_original(to_ours(halves, model.config), model.config)
-    assert back.keys() == halves.keys()
-    assert all(torch.equal(back[key], tensor) and back[key].dtype == tensor.dtype for key, tensor in halves.items())
-
-
 def test_gate_up_and_down_keep_their_roles(official: Path, model: Any) -> None:
     """w2 (silu(w1 x) * w3 x): w1 is the gate."""
     tensors, ours = load_file(official / "model.safetensors"), model.state_dict()
@@ -155,40 +155,6 @@ def test_gate_up_and_down_keep_their_roles(official: Path, model: Any) -> None:
     assert torch.equal(tensors["language_model.output.weight"], ours["lm_head.weight"])
 
 
-def test_folders_are_converted_in_both_directions(official: Path, tmp_path: Path, processor: Sa2VAProcessor) -> None:
-    convert_checkpoint(str(official), tmp_path / "ours")
-    convert_checkpoint(str(tmp_path / "ours"), tmp_path / "back")
-    names = {path.name for path in official.iterdir()}
-    assert {path.name for path in (tmp_path / "back").iterdir()} == names
-    assert {path.name for path in (tmp_path / "ours").iterdir()} == (names | {"tokenizer.json"}) - {"sam2_sizes.json"}
-    for name in names - {"model.safetensors", "config.json", "sam2_sizes.json"}:
-        assert (tmp_path / "back" / name).read_bytes() == (official / name).read_bytes(), name
-    before, after = (load_file(folder / "model.safetensors") for folder in (official, tmp_path / "back"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
-    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads(
-        (official / "config.json").read_text()
-    )
-    ours = Sa2VAProcessor.from_pretrained(tmp_path / "ours")
-    text = processor.prompt_text("Seg  the 血管?")
-    assert ours.prompt_text("Seg  the 血管?") == text
-    assert ours.token_ids(text) == processor.token_ids(text)
-    assert ours.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
-
-
-def test_a_merged_model_goes_back_to_the_official_layout(
-    official: Path, model: Any, processor: Sa2VAProcessor, tmp_path: Path
-) -> None:
-    """What `save_pretrained` writes has no `added_tokens_decoder`; the ids come from `added_tokens.json` then."""
-    model.save_pretrained(tmp_path / "ours")
-    processor.save_pretrained(tmp_path / "ours")
-    convert_checkpoint(str(tmp_path / "ours"), tmp_path / "back")
-    assert (tmp_path / "back" / "tokenizer.model").read_bytes() == (official / "tokenizer.model").read_bytes()
-    assert not (tmp_path / "back" / "tokenizer.json").exists()
-    again = Sa2VAProcessor.from_pretrained(tmp_path / "back")
-    assert again.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
-
-
 def test_a_hub_id_brings_the_tokenizer_and_no_code(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,24 +168,6 @@ def test_a_hub_id_brings_the_tokenizer_and_no_code(
     monkeypatch.setattr(checkpoint_sa2va, "snapshot_download", download)
     assert Sa2VAProcessor.from_pretrained("ByteDance/Sa2VA-8B").prompt_prefix == "<s>"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in official.iterdir()}
-
-
-def test_a_damaged_tokenizer_is_named_before_weights_are_read(official: Path, tmp_path: Path) -> None:
-    shutil.copytree(official, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "tokenizer.model"
-    file.write_bytes(file.read_bytes()[:1000])
-    for load in (Sa2VAForConditionalGeneration.from_pretrained, Sa2VAProcessor.from_pretrained):
-        with pytest.raises(ValueError, match=rf"^{file}: not a whole sentencepiece file"):
-            load(tmp_path)
-    with pytest.raises(ValueError, match=rf"^{file}: not a whole"):
-        convert_checkpoint(str(tmp_path), tmp_path / "ours")
-    assert not (tmp_path / "ours").exists()
-
-
-def test_another_epsilon_of_the_qk_norm_is_refused() -> None:
-    original = tiny_internlm2_config(300, VIT_6B | {"layer_norm_eps": 1e-5})
-    with pytest.raises(ValueError, match=r"config\.json: vision_config\.layer_norm_eps is 1e-05, expected 1e-06"):
-        config_from_original(original, TINY_SAM, "config.json")
 
 
 def test_prediction_and_batches(model: Any, processor: Sa2VAProcessor) -> None:
@@ -239,66 +187,6 @@ def test_generate_ends_with_the_stop_word_and_agrees(model: Any, processor: Sa2V
     inputs = processor("<image>Where?", smooth_image(40, 40))
     ids = model.generate(**inputs, max_new_tokens=16)[0, inputs["input_ids"].shape[1] :].tolist()
     assert processor.text(ids) == "Sure [SEG].<|im_end|>"
-
-
-def test_lora_covers_the_seven_linear_layers_and_merges(official: Path, processor: Sa2VAProcessor) -> None:
-    model: Any = Sa2VAForConditionalGeneration.from_pretrained(official)
-    torch.manual_seed(0)
-    setup_lora(model, r=2, lora_alpha=4, lora_dropout=0.0)
-    adapted = [name.rpartition(".lora_A")[0] for name, _ in model.named_parameters() if ".lora_A" in name]
-    layers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    linear = {name.removesuffix(".base_layer") for name in layers if name.startswith("model.language_model.")}
-    assert len(adapted) == 2 * 7
-    assert set(adapted) == {name for name in linear if "lora_" not in name}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    ids = torch.tensor([processor.token_ids(processor.prompt_text("Hi"))])
-    with torch.no_grad():
-        trained = model(input_ids=ids).logits
-        merge_lora(model)
-        merged = model(input_ids=ids).logits
-    fresh: Any = Sa2VAForConditionalGeneration.from_pretrained(official)
-    with torch.no_grad():
-        assert (fresh(input_ids=ids).logits - trained).abs().max() > 1e-2
-    assert (trained - merged).abs().max() < 1e-4 * trained.abs().max()
-
-
-def released(llm: tuple[int, ...], vision: dict[str, Any]) -> Any:
-    """The configuration of a released size, vocabulary 92,558."""
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    original = tiny_internlm2_config(92558, vision)
-    original["llm_config"] |= dict(zip(names, llm, strict=True)) | {"max_position_embeddings": 32768}
-    return config_from_original(original, HIERA_L, "config.json")
-
-
-VIT_300M = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-REAL_6B = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
-
-
-@pytest.mark.parametrize(
-    ("llm", "vision", "keys", "internvl"),
-    [
-        ((4096, 32, 32, 8, 14336), VIT_300M, 1477, 8_075_365_376),
-        ((6144, 48, 48, 8, 16384), REAL_6B | VIT_6B, 1838, 25_514_186_112),
-    ],
-    ids=["8B", "26B"],
-)
-def test_real_sizes_have_the_parameters_of_the_released_models(
-    llm: tuple[int, ...], vision: dict[str, Any], keys: int, internvl: int
-) -> None:
-    """Source: InternVL2.5-8B and 26B, which Sa2VA adds SAM 2, `text_hidden_fcs` and five words to."""
-    shapes = expected_shapes(released(llm, vision), original=True)
-    added = ("grounding_encoder.", "text_hidden_fcs.")
-    width, kv_rows = llm[0], (llm[2] + 2 * llm[3]) * llm[0] // llm[2]
-    total = sum(math.prod(shape) for key, shape in shapes.items() if not key.startswith(added))
-    assert len(shapes) == keys
-    assert total - 5 * 2 * width == internvl
-    assert shapes["language_model.model.layers.31.attention.wqkv.weight"] == (kv_rows, width)
-    assert shapes["language_model.output.weight"] == shapes["language_model.model.tok_embeddings.weight"]
-    assert ("vision_model.encoder.layers.0.attn.q_norm.weight" in shapes) == (vision["hidden_size"] == 3200)
-    assert ("vision_model.encoder.layers.0.attn.qkv.bias" in shapes) == (vision["hidden_size"] == 1024)
 
 
 def normalised(values: Tensor, weight: Tensor) -> Tensor:
@@ -327,3 +215,217 @@ def test_queries_and_keys_of_the_26b_tower_are_normalised_over_the_full_width(tm
     want = x1 + w["ls2"] * (inner @ w["mlp.fc2.weight"].T + w["mlp.fc2.bias"])
     got = tower.encoder.layer[0](x)
     assert torch.allclose(got[0] if isinstance(got, tuple) else got, want, atol=1e-5)
+
+
+needs_sentencepiece = pytest.mark.skipif(
+    not importlib.util.find_spec("sentencepiece"), reason="sentencepiece is not installed: pip install -e '.[test]'"
+)
+SMALL = smooth_image(20, 20)
+TEXTS = [
+    "Please segment the vessel",
+    "请在图像中分割血管和导管",
+    "def f(x):\n    return [x] * 3",
+    "0123 Ångström",
+    "naïve 🙂",
+]
+PARTS = [
+    *"ab .,!?<>[]()\t\n\r\x00éß漢血管🙂🧠",
+    "    ",
+    "\n\n",
+    "====",
+    "aaaa",
+    "the ",
+    "<s>",
+    "<0x0A>",
+    "👩‍🔬",
+    "a\u0301",
+    "\ufeff",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> InternLM2Tokenizer:
+    return InternLM2Tokenizer.from_pretrained(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def pieces_of(tokenizer: InternLM2Tokenizer, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def strings(count: int) -> list[str]:
+    """Sentences, pieces of them, runs of one character, and characters at random."""
+    rng = random.Random(0)
+    made = []
+    for _ in range(count):
+        text = rng.choice(TEXTS)
+        made.append(
+            rng.choice(
+                [
+                    " " * rng.randrange(4) + text + rng.choice(["", " ", "\n", "  \n"]),
+                    text[rng.randrange(len(text)) :],
+                    rng.choice(PARTS) * rng.randrange(30),
+                    "".join(rng.choices(PARTS, k=rng.randrange(30))),
+                ]
+            )
+        )
+    return made
+
+
+@needs_sentencepiece
+@pytest.mark.parametrize("prefix", [False, True], ids=["without dummy prefix", "with dummy prefix"])
+def test_ids_and_texts_of_a_thousand_strings_are_those_of_sentencepiece(tmp_path: Path, prefix: bool) -> None:
+    import sentencepiece
+
+    corpus, model = tmp_path / "corpus.txt", tmp_path / "tokenizer"
+    corpus.write_text("\n".join(Path(__file__).read_text().splitlines() + TEXTS * 20))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(model),
+        model_type="bpe",
+        vocab_size=700,
+        byte_fallback=True,
+        character_coverage=0.995,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix,
+        allow_whitespace_only_pieces=True,
+        user_defined_symbols=RESERVED,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=f"{model}.model")
+    ours = read_sentencepiece(model.with_suffix(".model"), {})
+    bytes_seen = set()
+    for text in strings(1000):
+        expected = theirs.encode(text)
+        assert ours.encode(text).ids == expected, repr(text)
+        # sentencepiece drops the blank of a dummy prefix, the official classes the first blank of any text
+        assert ours.decode(expected, skip_special_tokens=False) in (text, text.removeprefix(" ")), repr(text)
+        bytes_seen |= {number for number in expected if theirs.is_byte(number)}
+    assert len(bytes_seen) > 20, "strings with characters that the vocabulary does not have"
+
+
+def test_pieces_are_merged_by_score_and_unknown_characters_are_bytes(tokenizer: InternLM2Tokenizer) -> None:
+    assert pieces_of(tokenizer, "seg the") == ["seg", "▁the"]
+    assert pieces_of(tokenizer, "the") == ["th", "e"]  # a dummy prefix would make it "▁the"
+    assert pieces_of(tokenizer, "     血管\n") == ["▁▁▁▁", "▁", "血管", "\n"]
+    assert pieces_of(tokenizer, "é🙂") == ["<0xC3>", "<0xA9>", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
+
+
+def test_added_tokens_take_the_place_of_pieces_in_reserve(tokenizer: InternLM2Tokenizer) -> None:
+    count = len(tiny_pieces())
+    assert tokenizer.convert_tokens_to_ids(["<s>", "<|im_end|>", "<|im_start|>", "<img>"]) == [
+        1,
+        count - 2,
+        count - 1,
+        count,
+    ]
+    assert not set(RESERVED) & set(tokenizer.get_vocab())
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
+    text = "<s><|im_start|>user\n<img><IMG_CONTEXT></img>Seg  the 血管é.<|im_end|>\n[SEG] <p>"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_decoding_drops_one_leading_blank(tokenizer: InternLM2Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer("  two", add_special_tokens=False)["input_ids"]) == " two"
+
+
+def test_a_piece_in_reserve_that_no_token_replaces_is_matched_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_bytes())
+    tokenizer = read_sentencepiece(tmp_path / "tokenizer.model", {})
+    assert tokenizer.encode(f"a{RESERVED[0]}b").tokens == ["a", RESERVED[0], "b"]
+
+
+def test_extra_spaces_are_removed_where_the_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(
+        sentencepiece_bytes(remove_extra_whitespaces=True, add_dummy_prefix=True)
+    )
+    tokenizer = read_sentencepiece(tmp_path / "tokenizer.model", {})
+    assert tokenizer.encode("  a   b ").tokens == ["▁", "a", "▁", "b"]
+
+
+def test_what_is_saved_reads_the_same_and_suits_the_official_layout(
+    tokenizer: InternLM2Tokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    fast = InternLM2Tokenizer.from_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.model").read_bytes() == sentencepiece_bytes()
+    (tmp_path / "tokenizer.json").unlink()
+    again = InternLM2Tokenizer.from_pretrained(tmp_path)
+    text = "<s><|im_start|>seg\n[SEG] 血管<|im_end|>"
+    for other in (fast, again):
+        assert other.get_vocab() == tokenizer.get_vocab()
+        assert other.decode(other(text, add_special_tokens=False)["input_ids"]) == text
+        assert other.eos_token_id == 2
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    whole = sentencepiece_bytes()
+    file = write_tokenizer(tmp_path) / "tokenizer.model"
+    for content in (whole[:-5], whole[: len(whole) // 2], b"", b"no protobuf"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"tokenizer\.model: not a whole sentencepiece file .*again"):
+            InternLM2Tokenizer.from_pretrained(tmp_path)
+    file.write_bytes(sentencepiece_bytes(tiny_pieces()[:-3]))
+    with pytest.raises(ValueError, match=r"tokenizer\.model: holds 347 pieces, but .* has id 348"):
+        InternLM2Tokenizer.from_pretrained(tmp_path)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.model is missing"):
+        InternLM2Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_its_added_tokens_is_refused(tmp_path: Path) -> None:
+    """`<|im_end|>` would be cut into letters: other prompts, and answers without an end."""
+    settings = write_tokenizer(tmp_path) / "tokenizer_config.json"
+    without = {name: value for name, value in read_json(settings).items() if name != "added_tokens_decoder"}
+    for change in (lambda: write_json(settings, without), settings.unlink):
+        change()
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: missing, or '<\|im_end\|>' is not in"):
+            InternLM2Tokenizer.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_is_saved_where_it_was_read(tmp_path: Path) -> None:
+    read = InternLM2Tokenizer.from_pretrained(write_tokenizer(tmp_path))
+    read.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.model").read_bytes() == sentencepiece_bytes()
+    assert InternLM2Tokenizer.from_pretrained(tmp_path)("Seg [SEG]").input_ids == read("Seg [SEG]").input_ids
+
+
+def test_another_kind_of_vocabulary_is_refused(tmp_path: Path) -> None:
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    proto = import_protobuf().ModelProto.FromString(sentencepiece_bytes())
+    proto.trainer_spec.model_type = 1
+    (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
+    with pytest.raises(ValueError, match=r"tokenizer\.model: trainer_spec\.model_type is UNIGRAM, expected BPE"):
+        read_sentencepiece(tmp_path / "tokenizer.model", {})
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer: InternLM2Tokenizer) -> Sa2VAProcessor:
+    return Sa2VAProcessor(tokenizer, "internlm2_chat", prompt_prefix="<s>")
+
+
+def test_the_begin_of_a_prompt_is_marked_once(plain: Sa2VAProcessor) -> None:
+    first = plain.prompt_text("Hi")
+    assert first.startswith("<s><|im_start|>user\n")
+    assert plain(["<image>Hi"], [SMALL])["input_ids"][0].tolist().count(1) == 1
+    answered = first + "Hello<|im_end|>\n"
+    longer = plain.prompt_text("And?", past_text=answered)
+    assert longer == plain.prompt_text("And?", past_text=answered.removeprefix("<s>"))
+    assert longer.count("<s>") == 1
+
+
+def test_training_and_rollouts_start_like_a_prompt(plain: Sa2VAProcessor) -> None:
+    turns = [("<image>\nSeg.", "Sure [SEG]."), ("And?", "No.")]
+    tile = plain.tokens_per_tile
+    taught = plain.tokenize_conversation(turns, tile)
+    prompt = plain.token_ids(plain.prompt_text(turns[0][0], tile))
+    assert taught["input_ids"][: len(prompt)].tolist() == prompt
+    assert taught["input_ids"].tolist().count(1) == 1
+    assert (taught["labels"][: len(prompt)] == -100).all()
+    question = make_question(plain, 0, tile, "\nSeg.")
+    assert question.prefix_ids + question.suffix_ids == prompt
+    check_texts(plain, "internlm2_chat")
+    with pytest.raises(AssertionError):
+        check_texts(Sa2VAProcessor(plain.tokenizer, "internlm2_chat"), "internlm2_chat")
