@@ -1,5 +1,10 @@
-import json
+"""Masks as they are stored: polygons and RLE by one rasteriser, and mask files of every kind."""
 
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,67 +13,64 @@ from pycocotools import mask as coco
 from rl_reward_network.data.masks import (
     MaskParts,
     check_mask_size,
+    load_class_masks,
+    load_joined_masks,
     load_mask,
     parse_polygon,
     parse_rle,
     rasterise,
     to_rle,
 )
+from tests.data_import.sources import SIZE as SMALL
+from tests.data_import.sources import as_255, save, truth
 
 SIZE = (32, 40)  # H, W: not square, so that swapped axes show
 SQUARE = [10, 10, 20, 10, 20, 20, 10, 20]
+EXPECTED = np.zeros(SIZE, dtype=bool)
+EXPECTED[10:20, 10:20] = True  # 100 px; rasterisers that add the outline give 121
+MASK, OTHER = truth(1), np.roll(truth(2), 14, axis=1) & ~truth(1)
+LARGE = np.kron(MASK, np.ones((9, 9), bool))  # edges lie inside the blocks of a JPEG
 
 
-def encoded(mask):
-    return coco.encode(np.asfortranarray(mask, dtype=np.uint8))
-
-
-def runs_of(mask):
+def runs_of(mask: np.ndarray) -> list[int]:
     """Uncompressed COCO runs of a mask, counted from its pixels."""
     flat = mask.ravel(order="F").astype(int)
     edges = np.flatnonzero(np.diff(flat, prepend=0))
     return np.diff(edges, prepend=0, append=flat.size).tolist()
 
 
-def test_square_is_its_area_and_lies_where_it_was_drawn():
-    mask = rasterise(parse_polygon(SQUARE, SIZE), SIZE)
-    expected = np.zeros(SIZE, dtype=bool)
-    expected[10:20, 10:20] = True  # 100 px; rasterisers that add the outline give 121
+@pytest.mark.parametrize(
+    ("polygons", "pixels"),
+    [
+        ([SQUARE], 100),
+        ([[3, 5, 35, 5, 35, 12, 3, 12]], 32 * 7),
+        ([[5, 5, 25, 5, 25, 25, 5, 25], SQUARE], 400),  # a union, not a hole
+        ([[-1, -1, 41, -1, 41, 33, -1, 33]], 32 * 40),  # an overshoot of one pixel is cut at the border
+        *[([values], None) for values in ([], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 1, 2])],  # 4 numbers: a box to COCO
+    ],
+)
+def test_polygons_cover_their_area(polygons: list[list[float]], pixels: int | None) -> None:
+    parts = sum((parse_polygon(list(polygon), SIZE) for polygon in polygons), MaskParts())
+    assert bool(parts) == (pixels is not None)
+    mask = rasterise(parts, SIZE)
     assert mask.dtype == bool
-    assert np.array_equal(mask, expected)
+    assert mask.sum() == (pixels or 0)
+    assert pixels != 100 or (mask == EXPECTED).all()
 
 
-def test_rectangle_area_is_its_closed_form():
-    assert rasterise(parse_polygon([3, 5, 35, 5, 35, 12, 3, 12], SIZE), SIZE).sum() == 32 * 7
-
-
-def test_polygons_inside_each_other_are_a_union_not_a_hole():
-    outer, inner = (parse_polygon(p, SIZE) for p in ([5, 5, 25, 5, 25, 25, 5, 25], SQUARE))
-    assert rasterise(outer + inner, SIZE).sum() == 400
-
-
-def test_union_over_polygon_rle_and_png(tmp_path):
+def test_union_over_polygon_rle_and_png(tmp_path: Path) -> None:
     png, rle = np.zeros((2, *SIZE), dtype=bool)
     png[0, :5], rle[31, 30:] = True, True
-    Image.fromarray(png).save(tmp_path / "m.png")
-    parts = parse_polygon(SQUARE, SIZE) + MaskParts(pngs=(tmp_path / "m.png",))
+    parts = parse_polygon(SQUARE, SIZE) + MaskParts(pngs=(save(tmp_path / "m.png", png),))
     parts += parse_rle({"size": list(SIZE), "counts": runs_of(rle)}, SIZE)
     assert rasterise(parts, SIZE).sum() == 100 + 5 + 10
-
-
-@pytest.mark.parametrize("values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 1, 2]])
-def test_polygon_of_fewer_than_3_points_has_no_part(values):
-    """4 numbers are a trap: pycocotools takes them for a box x, y, width, height."""
-    assert not parse_polygon(values, SIZE)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ([1, 2, 3, 4, 5, 6, 7], "has 7 numbers.*pairs"),
-        ([1, 2, float("nan"), 4, 5, 6], "finite numbers"),
-        ([1, 2, float("inf"), 4, 5, 6], "finite numbers"),
-        ([1, 2, None, 4, 5, 6], "finite numbers"),
+        *(([1, 2, bad, 4, 5, 6], "finite numbers") for bad in (float("nan"), float("inf"), None)),
         (["1", "2", "3", "4", "5", "6"], "finite numbers"),
         ([[1, 2], [3, 4], [5, 6]], "finite numbers"),
         ([1, 2, [3, 4], 5, 6], "finite numbers"),
@@ -78,37 +80,26 @@ def test_polygon_of_fewer_than_3_points_has_no_part(values):
         ([-2, 0, 30, 0, 0, 30], "x -2..30.*rescale"),
     ],
 )
-def test_bad_polygon_is_refused(values, message):
+def test_bad_polygon_is_refused(values: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_polygon(values, SIZE)
 
 
-def test_overshoot_of_one_pixel_is_cut_at_the_border():
-    assert rasterise(parse_polygon([-1, -1, 41, -1, 41, 33, -1, 33], SIZE), SIZE).all()
-
-
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.97, 1.0])
-def test_all_rle_forms_give_the_mask_back(share):
+def test_all_rle_forms_give_the_mask_back(share: float) -> None:
     mask = np.random.default_rng(3).random(SIZE) < share
-    counts = encoded(mask)["counts"]
-    for form in (counts, counts.decode(), runs_of(mask)):
-        parts = parse_rle({"size": list(SIZE), "counts": form}, SIZE)
+    written = json.loads(json.dumps(to_rle(mask)))  # plain JSON
+    for counts in (written["counts"], written["counts"].encode(), runs_of(mask)):
+        parts = parse_rle({"size": list(SIZE), "counts": counts}, SIZE)
+        assert parts, "an empty mask is no missing one"
         assert np.array_equal(rasterise(parts, SIZE), mask)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_written_rle_is_plain_json_and_reads_back(share):
-    mask = np.random.default_rng(4).random(SIZE) < share
-    written = json.loads(json.dumps(to_rle(mask)))
-    assert np.array_equal(rasterise(parse_rle(written, SIZE), SIZE), mask)
-
-
-def test_long_runs_survive_the_compressed_form():
+def test_long_runs_survive_the_compressed_form() -> None:
     size = (3000, 2000)
     mask = np.zeros(size, dtype=bool)
     mask[7, 3] = mask[-1, -1] = True
-    parts = parse_rle({"size": list(size), "counts": encoded(mask)["counts"].decode()}, size)
-    assert np.array_equal(rasterise(parts, size), mask)
+    assert np.array_equal(rasterise(parse_rle(to_rle(mask), size), size), mask)
 
 
 @pytest.mark.parametrize(
@@ -120,74 +111,176 @@ def test_long_runs_survive_the_compressed_form():
         ({"size": [32, 40], "counts": [1300, -20]}, "must be >= 0"),
         ({"size": [32, 40], "counts": [640.0, 640.0]}, "list of integers"),
         ({"size": [32, 40], "counts": None}, "compressed string or a list"),
-        ({"size": [32, 40], "counts": encoded(np.ones((20, 20)))["counts"]}, "got a sum of 400"),
-        ({"size": [32, 40], "counts": ""}, "cut off"),
-        ({"size": [32, 40], "counts": "no RLE!"}, "cut off"),
-        ({"size": [32, 40], "counts": "o"}, "cut off"),  # says that more characters follow
+        ({"size": [32, 40], "counts": to_rle(np.ones((20, 20), bool))["counts"]}, "got a sum of 400"),
+        *(({"size": [32, 40], "counts": text}, "cut off") for text in ("", "no RLE!", "o")),  # "o": more should follow
     ],
 )
-def test_bad_rle_is_refused(rle, message):
+def test_bad_rle_is_refused(rle: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_rle(rle, SIZE)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "LA", "P"])
+def test_digest_follows_the_content(tmp_path: Path) -> None:
+    digests = []
+    for value in (0, 0, 255):
+        path = save(tmp_path / "m.png", np.full(SIZE, value, np.uint8))
+        digests.append(MaskParts(pngs=(path,)).digest())
+    assert digests[0] == digests[1] != digests[2]
+    moved = [SQUARE[0] + 0.25, *SQUARE[1:]]
+    assert parse_polygon(list(SQUARE), SIZE).digest() != parse_polygon(moved, SIZE).digest()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "LA", "P", "CMYK"])
 @pytest.mark.parametrize("foreground", [1, 255])
-def test_binary_png_of_any_mode_is_read(tmp_path, mode, foreground):
+def test_a_binary_file_of_any_mode_is_read(tmp_path: Path, mode: str, foreground: int) -> None:
     expected = np.random.default_rng(1).random(SIZE) < 0.3
-    Image.fromarray(np.where(expected, foreground, 0).astype(np.uint8)).convert(mode, dither=None).save(
-        tmp_path / "m.png"
-    )
+    image = Image.fromarray(np.where(expected, foreground, 0).astype(np.uint8))
+    image = image.convert("RGB") if mode == "CMYK" else image  # whose fourth channel is black ink, not alpha
+    image.convert(mode, dither=None).save(tmp_path / f"m.{'tif' if mode == 'CMYK' else 'png'}")
     if mode == "1" and foreground == 1:
         expected[:] = False  # Pillow's own threshold of 128 leaves nothing
-    assert np.array_equal(load_mask(tmp_path / "m.png", SIZE), expected)
+    assert np.array_equal(load_mask(next(tmp_path.iterdir()), SIZE), expected)
+
+
+def layers(colours: Any, alpha: np.ndarray, channels: int = 3) -> np.ndarray:
+    colour = np.broadcast_to(colours, (*alpha.shape, channels))
+    return np.concatenate([colour, alpha[..., None]], axis=2).astype(np.uint8)
+
+
+RED_GREEN = MASK[..., None] * np.array([255, 0, 16]) + OTHER[..., None] * np.array([0, 128, 0])
+EDGE = MASK & ~np.roll(MASK, 1, axis=0)  # half-transparent
+BOTH = {"#ff0010": MASK, "#008000": OTHER}
 
 
 @pytest.mark.parametrize(
-    ("palette", "indices", "foreground"),
-    [([255] * 3 + [0] * 3, [0, 1], [True, False]), ([0] * 3 + [128, 0, 0], [0, 1], [False, True])],
+    ("grid", "expected"),
+    [
+        (MASK, {"1": MASK}),
+        (MASK * np.uint8(1), {"1": MASK}),
+        (as_255(MASK), {"255": MASK}),
+        (MASK * np.uint8(0), {}),
+        (MASK * np.uint16(1000) + OTHER * np.uint16(7), {"1000": MASK, "7": OTHER}),
+        (RED_GREEN.astype(np.uint8), BOTH),
+        (layers(RED_GREEN, np.full(SMALL, 255)), BOTH),
+        (layers(255, MASK * 200), {"255": MASK}),  # transparent pixels are background
+        (layers(255, MASK * 200, channels=1), {"255": MASK}),
+        (layers(0, MASK * 255), {"255": MASK}),  # black strokes on a transparent ground
+        (layers(0, MASK * 100, channels=1), {"255": MASK}),
+        (layers(0, np.where(EDGE, 60, MASK * 255)), {"255": MASK & ~EDGE}),
+        *((layers(colour, MASK * 0), {}) for colour in (0, 255)),  # an empty layer
+        (layers(as_255(MASK)[..., None], MASK * 0), {"255": MASK}),  # alpha that is constant says nothing
+    ],
 )
-def test_palette_mask_is_read_by_colour_if_grey_and_else_by_index(tmp_path, palette, indices, foreground):
-    image = Image.fromarray(np.array([indices], dtype=np.uint8)).convert("P")
-    image.putdata(indices)
-    image.putpalette(palette)
-    image.save(tmp_path / "m.png")
-    assert load_mask(tmp_path / "m.png", (1, 2)).tolist() == [foreground]
+def test_the_classes_of_a_png(tmp_path: Path, grid: np.ndarray, expected: dict[str, np.ndarray]) -> None:
+    masks = load_class_masks(save(tmp_path / "m.png", grid), SMALL)
+    assert masks.keys() == expected.keys()
+    assert all((masks[name] == mask).all() for name, mask in expected.items())
 
 
-@pytest.mark.parametrize("values", [(0, 128, 255), (0, 1, 255), (0, 2, 0)])
-def test_png_that_is_not_binary_is_refused(tmp_path, values):
-    Image.fromarray(np.array([values], dtype=np.uint8)).save(tmp_path / "m.png")
-    with pytest.raises(ValueError, match=r"m\.png: a mask must hold 0 and 1, or 0 and 255.*threshold"):
-        load_mask(tmp_path / "m.png", (1, 3))
+def save_palette(path: Path, indices: np.ndarray, *colours: list[int], **options: Any) -> Path:
+    image = Image.fromarray(indices.astype(np.uint8), "P")
+    image.putpalette([value for colour in colours for value in colour])
+    image.save(path, **options)
+    return path
 
 
-def test_coloured_png_is_refused(tmp_path):
-    Image.new("RGB", (3, 1), (255, 0, 0)).save(tmp_path / "m.png")
-    with pytest.raises(ValueError, match="got 0, #ff0000"):
-        load_mask(tmp_path / "m.png", (1, 3))
+BLACK, RED, GREEN, GREY, WHITE = [0, 0, 0], [128, 0, 0], [0, 128, 0], [128] * 3, [255] * 3
 
 
-@pytest.mark.parametrize("read", [check_mask_size, load_mask])
-def test_png_of_another_size_is_refused(tmp_path, read):
-    Image.new("L", (32, 40)).save(tmp_path / "m.png")
-    with pytest.raises(ValueError, match=r"m\.png: mask is 32 x 40 .* image is 40 x 32 .*nearest"):
-        read(tmp_path / "m.png", SIZE)
+@pytest.mark.parametrize(
+    ("indices", "colours", "expected"),
+    [
+        (MASK + 2 * OTHER, (BLACK, RED, GREEN), {"#800000": MASK, "#008000": OTHER}),
+        (2 * MASK + OTHER, (BLACK, GREEN, RED), {"#800000": MASK, "#008000": OTHER}),  # optimised: any order
+        (MASK, (BLACK, GREY, RED), {"128": MASK}),
+        (MASK + 2 * OTHER, (BLACK, GREY, RED), {"128": MASK, "#800000": OTHER}),  # the same grey beside a colour
+        (~MASK, (RED, BLACK), {"#800000": MASK}),
+        (~MASK, (WHITE, BLACK), {"255": MASK}),
+    ],
+)
+def test_a_class_of_a_palette_has_one_name_in_every_file(
+    tmp_path: Path, indices: np.ndarray, colours: Any, expected: dict[str, np.ndarray]
+) -> None:
+    masks = load_class_masks(save_palette(tmp_path / "m.png", indices, *colours), SMALL)
+    assert masks.keys() == expected.keys()
+    assert all((masks[name] == mask).all() for name, mask in expected.items())
 
 
-def test_no_part_is_false_and_an_empty_mask_is_not():
-    assert not MaskParts()
-    empty = parse_rle({"size": list(SIZE), "counts": [1280]}, SIZE)
-    assert empty
-    assert not rasterise(empty, SIZE).any()
+def test_the_indices_of_a_palette_may_be_the_classes_and_its_transparent_colour_is_background(tmp_path: Path) -> None:
+    path = save_palette(tmp_path / "m.png", MASK + 2 * OTHER, BLACK, RED, GREEN)
+    assert sorted(load_class_masks(path, SMALL, palette_colours=False)) == ["1", "2"]
+    assert (load_mask(save_palette(path, MASK, BLACK, RED), SMALL) == MASK).all(), "by index"
+    assert (load_mask(save_palette(path, MASK, WHITE, BLACK), SMALL) == ~MASK).all(), "by colour, since grey"
+    for strokes in (BLACK, [255, 0, 0]):
+        (mask,) = load_class_masks(save_palette(path, MASK, WHITE, strokes, transparency=0), SMALL).values()
+        assert (mask == MASK).all()
 
 
-def test_digest_follows_the_content(tmp_path):
-    path = tmp_path / "m.png"
-    Image.new("L", (40, 32)).save(path)
-    first = MaskParts(pngs=(path,)).digest()
-    assert first == MaskParts(pngs=(path,)).digest()
-    Image.new("L", (40, 32), 255).save(path)
-    assert first != MaskParts(pngs=(path,)).digest()
-    moved = [SQUARE[0] + 0.25, *SQUARE[1:]]
-    assert parse_polygon(SQUARE, SIZE).digest() != parse_polygon(moved, SIZE).digest()
+@pytest.mark.parametrize("channels", [None, 3])
+def test_soft_edges_are_cut_at_half_and_classes_are_not(tmp_path: Path, channels: int | None) -> None:
+    fine = np.zeros((8 * SMALL[0], 8 * SMALL[1]), np.uint8)
+    cv2.line(fine, (20, 30), (200, 150), 255, 40)
+    cv2.circle(fine, (180, 60), 35, 255, -1)
+    soft = fine.reshape(SMALL[0], 8, SMALL[1], 8).mean(axis=(1, 3)).round().astype(np.uint8)
+    assert len(np.unique(soft)) > 10
+    classes = np.zeros(SMALL, np.uint8)
+    for number, value in enumerate((50, 100, 150, 255)):
+        classes[2:20, 2 + 7 * number : 8 + 7 * number] = value
+    grids = [np.repeat(grid[..., None], channels, 2) if channels else grid for grid in (soft, classes)]
+    assert (load_mask(save(tmp_path / "m.png", grids[0]), SMALL) == (soft >= 128)).all()
+    assert sorted(load_class_masks(save(tmp_path / "m.png", grids[1]), SMALL)) == ["100", "150", "255", "50"]
+
+
+@pytest.mark.parametrize("name", ["m.webp", "m.jpg"])
+def test_a_lossy_file_is_of_black_and_white_or_refused(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / name, as_255(LARGE), quality=95)
+    assert name == "m.webp" or len(np.unique(Image.open(path))) > 2, "lossy"
+    assert (load_class_masks(path, LARGE.shape)["255"] == LARGE).mean() > 0.999
+    assert load_class_masks(save(path, as_255(LARGE) * 0), LARGE.shape) == {}
+    grey = np.zeros((100, 100), np.uint8)
+    grey[10:90, 40:60], grey[5:17, 5:17] = 255, 128  # a small grey class: 1.4 % of the pixels
+    for grid in (LARGE * np.uint8(20), LARGE * np.uint8(100), grey):
+        with pytest.raises(ValueError, match=rf"{name}: a lossy file.*PNG"):
+            load_class_masks(save(path, grid, quality=95), grid.shape)
+
+
+@pytest.mark.parametrize("values", [(1, 0), (255, 0), (1, 2), (255, 1)])
+def test_a_lossless_webp_keeps_its_values(tmp_path: Path, values: tuple[int, int]) -> None:
+    grid = np.repeat((MASK * values[0] + OTHER * values[1]).astype(np.uint8)[..., None], 3, axis=2)
+    masks = load_class_masks(save(tmp_path / "m.webp", grid, lossless=True), SMALL)
+    assert set(masks) == {str(value) for value in values if value}
+    assert (masks[str(values[0])] == MASK).all()
+
+
+def test_masks_in_several_files_are_joined_class_by_class(tmp_path: Path) -> None:
+    files = [save(tmp_path / f"{name}.png", as_255(mask)) for name, mask in (("a", MASK), ("b", OTHER))]
+    assert (load_joined_masks(files, SMALL)["255"] == (MASK | OTHER)).all()
+
+
+ROW = np.array([[0, 128, 255], [0, 1, 255], [0, 2, 0]], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("read", "grid", "size", "message"),
+    [
+        *((load_mask, row[None], (1, 3), "a mask must hold 0 and 1, or 0 and 255.*threshold") for row in ROW),
+        (load_mask, np.full((1, 3, 3), [255, 0, 0], np.uint8), (1, 3), "got 0, #ff0000"),
+        *((read, EXPECTED.T, SIZE, "mask is 32 x 40 .* image is 40 x 32") for read in (check_mask_size, load_mask)),
+        (load_class_masks, np.arange(768, dtype=np.uint8).reshape(SMALL), SMALL, "holds 256 values"),
+        (load_class_masks, layers(0, ~MASK * 255), SMALL, "black covers 9.% of the picture.*black and white"),
+    ],
+)
+def test_what_is_no_mask_is_refused(tmp_path: Path, read: Any, grid: np.ndarray, size: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"m\.png: .*{message}"):
+        read(save(tmp_path / "m.png", grid), size)
+
+
+def test_a_volume_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.nii.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"m\.nii\.gz: a volume, which is not read; write each slice as PNG"):
+        load_mask(tmp_path / "m.nii.gz", SIZE)
+
+
+def test_rasterising_reads_coco_as_the_library_does() -> None:
+    noise = np.random.default_rng(5).random(SIZE) < 0.4
+    assert to_rle(noise)["counts"].encode() == coco.encode(np.asfortranarray(noise, dtype=np.uint8))["counts"]

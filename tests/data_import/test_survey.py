@@ -1,6 +1,7 @@
 """What is found out before anything is written: faults, classes, groups, leaks."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,16 @@ from PIL import Image
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import.survey import ImportOptions, Survey, report_lines, survey_source
+from rl_reward_network.data_import import survey as surveys
+from rl_reward_network.data_import.survey import (
+    ImportOptions,
+    Survey,
+    chosen_classes,
+    report_lines,
+    survey_source,
+    suspected_leaks,
+    thumbnail,
+)
 from rl_reward_network.data_import.write import write_import
 from tests.data_import.sources import SIZE, as_255, picture, save, truth, write_pairs
 from tests.data_import.test_dicom import write_dicom
@@ -214,3 +224,67 @@ def test_a_dicom_file_of_few_pixels_is_skipped_too(tmp_path: Path) -> None:
     survey = survey_source(tmp_path, ImportOptions("none", skip=1))
     survey.check()
     assert "dicom_00002: the image has 32 x 6 pixels" in survey.skipped[0]
+
+
+def test_the_only_class_is_chosen_and_several_are_asked_for() -> None:
+    assert chosen_classes(None, ["255"], {}) == ["255"]
+    assert chosen_classes(None, ["1", "2"], {}) is None
+    assert chosen_classes("all", ["2", "10", "1"], {}) == ["1", "2", "10"]
+    assert chosen_classes("2", ["1", "2"], {}) == ["2"]
+    assert chosen_classes("2, 1", ["1", "2"], {}) == ["2", "1"]
+    assert chosen_classes("#FF0000", ["#ff0000", "#00ff00"], {}) == ["#ff0000"]
+    ids = {"1": "vessel", "2": "catheter", "3": "1"}
+    assert chosen_classes("2", ["vessel"], ids) == ["catheter"], "by number"
+    assert chosen_classes("1", ["vessel"], ids) == ["1"], "names come before numbers"
+    assert chosen_classes("all", ["all", "b"], {}) == ["all"], "a class of that name"
+    with pytest.raises(ValueError, match=r"label 'tree' is no class .* catheter, vessel.*--label all"):
+        chosen_classes("tree", ["vessel", "catheter"], {})
+
+
+def test_names_that_differ_in_case_only_stay_apart() -> None:
+    assert chosen_classes("Vessel", ["Vessel", "vessel"], {}) == ["Vessel"]
+    assert chosen_classes("vessel", ["Vessel", "vessel"], {}) == ["vessel"]
+    assert chosen_classes("VESSEL", ["vessel"], {}) == ["vessel"]
+    with pytest.raises(ValueError, match="'VESSEL' is no class"):
+        chosen_classes("VESSEL", ["Vessel", "vessel"], {})
+
+
+def scene(number: int) -> np.ndarray:
+    grid = np.random.default_rng(number).integers(0, 255, (40, 48, 3), dtype=np.uint8)
+    return np.kron(grid, np.ones((4, 4, 1), np.uint8))
+
+
+def test_a_thumbnail_has_mean_0_and_norm_1_whatever_brightness_and_depth() -> None:
+    image = scene(0)
+    small = thumbnail(image)
+    assert small.shape == (surveys.SIDE**2,)
+    assert abs(small.mean()) < 1e-6
+    assert np.linalg.norm(small) == pytest.approx(1, abs=1e-5)
+    grey = image.mean(axis=2)
+    assert small @ thumbnail((grey * 200).astype(np.uint16)) > 0.999
+    assert small @ thumbnail((grey / 2 + 60).astype(np.uint8)) > 0.999
+    assert not thumbnail(np.full((9, 9), 77, np.uint8)).any(), "a blank image is like no other"
+
+
+def test_pairs_across_groups_alone_are_counted_the_most_similar_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "BLOCK", 2)  # pairs lie in one block and in two
+    noise = np.random.default_rng(9).normal(0, 20, scene(0).shape)
+    near = np.clip(scene(0) + noise, 0, 255).astype(np.uint8)
+    small = np.stack([thumbnail(image) for image in (scene(0), scene(1), near, scene(2), scene(1))])
+    count, pairs = suspected_leaks(small, ["a", "b", "c", "d", "e"])
+    assert count == 2
+    assert [pair[:2] for pair in pairs] == [(1, 4), (0, 2)]
+    assert pairs[0][2] == pytest.approx(1, abs=1e-5)
+    assert 0.97 < pairs[1][2] < 1
+    assert suspected_leaks(small, ["a", "b", "a", "d", "e"])[0] == 1, "in one group it is no leak"
+    assert suspected_leaks(small, ["a", "b", "c", "d", "e"], limit=1) == (2, pairs[:1])
+
+
+def test_five_thousand_images_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+    small = rng.standard_normal((5000, surveys.SIDE**2), dtype=np.float32)
+    small /= np.linalg.norm(small, axis=1, keepdims=True)
+    small[4000] = small[17]
+    start = time.process_time()
+    assert suspected_leaks(small, [str(n) for n in range(5000)])[1][0][:2] == (17, 4000)
+    assert time.process_time() - start < 20
