@@ -12,7 +12,8 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 RARE = "rare"  # metadata of a flag that only `--help-all` shows
-Value, Args = TypeVar("Value"), TypeVar("Args")
+Value = TypeVar("Value")
+Args = TypeVar("Args")
 Rare = Annotated[Value, RARE]
 
 

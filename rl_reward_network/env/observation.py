@@ -6,7 +6,6 @@ the image and the scales of edges and ridges are relative to its size.
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -25,7 +24,8 @@ STRONG_PERCENTILE = 88  # of the tubeness in an image
 TUBE_SCALES = (1.0, 2.0, 3.0)  # standard deviations in pixels of the reduced image
 
 
-class ObservationEntry(NamedTuple):
+@dataclass(frozen=True)
+class ObservationEntry:
     """One number of the observation: its index, name, unit and bounds (values are clipped)."""
 
     index: int

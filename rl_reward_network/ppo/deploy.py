@@ -9,8 +9,8 @@ import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl_reward_network.artefacts import read_json
-from rl_reward_network.env.observation import EPISODE_FEATURES, observation_table, observe_image
-from rl_reward_network.env.operations import OPERATIONS, EditedImage, GuideImage, Operations
+from rl_reward_network.env.observation import EPISODE_FEATURES, GuideImage, observation_table, observe_image
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
 from rl_reward_network.env.post_process_env import spaces_of as operation_spaces
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
 from rl_reward_network.env.sa2va_finetune_env import spaces_of as prompt_spaces

@@ -15,8 +15,14 @@ from tqdm import tqdm
 
 from rl_reward_network.data.items import Sample
 from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
-from rl_reward_network.env.observation import EPISODE_FEATURES, mask_observation_table, observation_table, observe_image
-from rl_reward_network.env.operations import OPERATIONS, EditedImage, GuideImage, Operations
+from rl_reward_network.env.observation import (
+    EPISODE_FEATURES,
+    GuideImage,
+    mask_observation_table,
+    observation_table,
+    observe_image,
+)
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
 from rl_reward_network.env.post_process_env import PostProcessEnv, observe
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -323,7 +329,7 @@ def labels_used(
 def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
     """The newest run under the output folder with these settings, finished or interrupted."""
     run = Run.find(POST_RUN, inputs.config.output_dir, origin_of(inputs, plan, network))
-    return run and run.path
+    return None if run is None else run.path
 
 
 def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:

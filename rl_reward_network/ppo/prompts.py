@@ -329,7 +329,7 @@ def find_policy_run(
         return network.fingerprint == fingerprint if fingerprint else not differences(network.training_info, trained)
 
     run = Run.find(POLICY_RUN, inputs.config.output_dir, origin_of(inputs, plan), also=of_network)
-    return run and run.path
+    return None if run is None else run.path
 
 
 def has_begun(run: Path) -> bool:

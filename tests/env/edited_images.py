@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rl_reward_network.env.operations import OPERATIONS, EditedImage, GuideImage, apply_operation
+from rl_reward_network.env.observation import GuideImage
+from rl_reward_network.env.operations import OPERATIONS, EditedImage, apply_operation
 
 SIDE = 48
 DILATE, ERODE = OPERATIONS.index("dilate"), OPERATIONS.index("erode")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from rl_reward_network.env.operations import KEPT, OPERATIONS, STOP, GuideImage, apply_operation
+from rl_reward_network.env.observation import GuideImage
+from rl_reward_network.env.operations import KEPT, OPERATIONS, STOP, apply_operation
 from rl_reward_network.rewards.metrics import dice, recall
 from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from stable_baselines3 import PPO
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import evaluate, segment
@@ -84,7 +85,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkey
         return train_prompt_policy(contexts, val, *rest)
 
     def choosing(model: Any, held: Any, *rest: Any) -> Any:
-        if not isinstance(model, stage.BasePolicy):  # of the validation
+        if isinstance(model, PPO):  # of the validation
             judged.append({context.sample_id for context in held})
         return choose_prompts(model, held, *rest)
 
