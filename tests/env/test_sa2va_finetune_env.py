@@ -73,25 +73,6 @@ def test_equal_seeds_give_equal_rollouts(max_steps):
     assert rollout(first, seed=5) != rollout(second, seed=6)
 
 
-@pytest.mark.parametrize(("max_steps", "reward"), RECORDED_CASES)
-def test_steps_are_those_of_version_0_7_to_the_last_bit(max_steps, reward):
-    env = Sa2VAFinetuneEnv(make_contexts(vision=2), max_steps, reward)
-    observations_seen, rewards = [env.reset(seed=3)[0]], []
-    for action in recorded_actions()[:, 0]:
-        observation, value, terminated, _, _ = env.step(action)
-        observations_seen.append(observation)
-        rewards.append(value)
-        if terminated:
-            observations_seen.append(env.reset()[0])
-    np.testing.assert_array_equal(observations_seen, RECORDED[f"{reward}_{max_steps}/single_observations"])
-    np.testing.assert_array_equal(rewards, RECORDED[f"{reward}_{max_steps}/single_rewards"])
-
-
-def test_an_environment_without_contexts_names_how_to_build_them():
-    with pytest.raises(ValueError, match=r"contexts.*contexts_from_run.*contexts_from_masks"):
-        gym.make(ENV_ID)
-
-
 def test_each_pass_shows_every_image_once_in_a_new_order():
     env = Sa2VAFinetuneEnv(make_contexts(count=6))
     names = [env.reset(seed=0)[1]["sample_id"], *(env.reset()[1]["sample_id"] for _ in range(17))]
@@ -156,15 +137,12 @@ def test_each_reward_has_its_closed_form():
     with pytest.raises(ValueError, match=r"reward: got 'best'.*net, dice, iou.*cldice, mix"):
         prompt_rewards(context, "best")
     (bare,) = make_contexts(count=1, labelled=False)
+    env = Sa2VAFinetuneEnv([bare])
+    env.reset(seed=0)
+    assert set(env.step(0)[-1]) == {"sample_id", "prompt", "score"}
     for reward in ("dice", "iou", "mix"):
         with pytest.raises(ValueError, match=f"sample0: reward '{reward}' needs"):
             Sa2VAFinetuneEnv([bare], reward=reward)
-
-
-def test_unlabelled_images_have_no_label_in_info():
-    env = Sa2VAFinetuneEnv(make_contexts(labelled=False))
-    env.reset(seed=0)
-    assert set(env.step(0)[-1]) == {"sample_id", "prompt", "score"}
 
 
 def test_steps_outside_an_episode_and_other_actions_are_refused():
@@ -180,31 +158,42 @@ def test_steps_outside_an_episode_and_other_actions_are_refused():
         env.step(0)
 
 
-def test_contexts_that_do_not_fit_are_refused():
-    contexts = make_contexts()
-    for bad, message in (
-        ([], "contexts is empty"),
-        ([*contexts, make_contexts(prompts=5)[0]], r"scores .*\[4, 5\]"),
-        ([*contexts, make_contexts(vision=3)[0]], r"features .*\[30, 33\]"),
-        ([*contexts, contexts[0]], "sample_id"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Sa2VAFinetuneEnv(bad)
-    with pytest.raises(ValueError, match=r"max_steps.* 0"):
-        Sa2VAFinetuneEnv(contexts, max_steps=0)
+@pytest.mark.parametrize(
+    ("contexts", "more", "message"),
+    [
+        ([], {}, r"contexts is empty.*contexts_from_run.*contexts_from_masks"),
+        ([*make_contexts(), make_contexts(prompts=5)[0]], {}, r"scores .*\[4, 5\]"),
+        ([*make_contexts(), make_contexts(vision=3)[0]], {}, r"features .*\[30, 33\]"),
+        (make_contexts() * 2, {}, "sample_id"),
+        (make_contexts(), {"max_steps": 0}, r"max_steps.* 0"),
+    ],
+)
+def test_contexts_that_do_not_fit_are_refused(contexts, more, message):
+    with pytest.raises(ValueError, match=message):
+        gym.make(ENV_ID, contexts=contexts, **more)
 
 
-def test_a_context_refuses_bad_numbers_and_names_them():
-    good = make_contexts(count=1)[0]
-    outside, missing = good.features.copy(), good.features.copy()
-    outside[3], missing[0] = 2, np.nan
-    for fields, message in (
-        ({"features": outside}, f"a: features: {observation_table()[3].name} is 2.0"),
-        ({"features": missing}, f"a: features: {observation_table()[0].name} is nan"),
-        ({"features": good.features[:-1]}, "a: features: got shape"),
-        ({"scores": np.array([0.5, 1.5])}, r"a: scores: .*1.* is 1\.5"),
-        ({"scores": np.array([0.5])}, "P >= 2"),
-        ({"metrics": {"dice": np.zeros(3)}}, r"a: dice: got shape \(3,\); expected \(4,\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            PromptContext(**{"sample_id": "a", "features": good.features, "scores": good.scores, **fields})
+def changed(values, place, value):
+    values = values.copy()
+    values[place] = value
+    return values
+
+
+GOOD = make_contexts(count=1)[0]
+NAMES = [entry.name for entry in observation_table()]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("features", changed(GOOD.features, 3, 2), f"a: features: {NAMES[3]} is 2.0"),
+        ("features", changed(GOOD.features, 0, np.nan), f"a: features: {NAMES[0]} is nan"),
+        ("features", GOOD.features[:-1], "a: features: got shape"),
+        ("scores", np.array([0.5, 1.5]), r"a: scores: .*1.* is 1\.5"),
+        ("scores", np.array([0.5]), "P >= 2"),
+        ("metrics", {"dice": np.zeros(3)}, r"a: dice: got shape \(3,\); expected \(4,\)"),
+    ],
+)
+def test_a_context_refuses_bad_numbers_and_names_them(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        PromptContext(**{"sample_id": "a", "features": GOOD.features, "scores": GOOD.scores, field: value})
