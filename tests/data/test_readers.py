@@ -35,13 +35,6 @@ def test_each_set_is_recognised_and_told(both: tuple[Path, Path]) -> None:
     assert (len(samples), description) == (15, "describe-anything: LVIS, SAV, 14 images, 15 regions")
 
 
-def test_naming_the_right_set_changes_nothing(both: tuple[Path, Path]) -> None:
-    for folder, name in zip(both, ("gar", "dam"), strict=True):
-        named, found = read_region_data(folder, name), read_region_data(folder)  # type: ignore[arg-type]
-        assert [sample.sample_id for sample in named[0]] == [sample.sample_id for sample in found[0]]
-        assert named[1] == found[1]
-
-
 def test_the_embedded_regions_are_grasp_any_region(tmp_path: Path) -> None:
     write_regions(tmp_path / "regions", count=2, seed=1, side=96)
     samples, description = read_region_data(tmp_path / "regions")
@@ -55,32 +48,28 @@ def test_a_part_of_the_shards_and_a_limit_are_told(both: tuple[Path, Path]) -> N
     assert read_region_data(both[1], limit=2)[1] == "describe-anything: LVIS, SAV, 1 images, 2 regions (the limit)"
 
 
-def test_naming_the_other_set_is_an_error(both: tuple[Path, Path]) -> None:
-    gar, dam = both
-    with pytest.raises(
-        ValueError,
-        match=r"gar: dataset_name is 'dam', .* Grasp-Any-Region.*--dataset_name gar or auto",
-    ):
-        read_region_data(gar, "dam")
-    with pytest.raises(
-        ValueError,
-        match=r"dam: dataset_name is 'gar', .* describe-anything.*--dataset_name dam or auto",
-    ):
-        read_region_data(dam, "gar")
-
-
-def test_an_unknown_name_is_an_error(both: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match="dataset_name is 'GAR', expected auto, gar, dam"):
-        read_region_data(both[0], "GAR")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("folder", "name", "message"),
+    [
+        (0, "dam", "gar: dataset_name is 'dam', .* Grasp-Any-Region.*--dataset_name gar or auto"),
+        (1, "gar", "dam: dataset_name is 'gar', .* describe-anything.*--dataset_name dam or auto"),
+        (0, "GAR", "dataset_name is 'GAR', expected auto, gar, dam"),
+    ],
+)
+def test_another_name_than_that_of_the_set_is_refused(
+    both: tuple[Path, Path], folder: int, name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_region_data(both[folder], name)
 
 
 def test_a_folder_with_both_is_an_error(both: tuple[Path, Path]) -> None:
     write_coco(both[0] / "LVIS")
-    with pytest.raises(
-        ValueError, match=r"gar: holds Grasp-Any-Region.* and describe-anything: LVIS; give --dataset_name gar or dam"
-    ):
+    with pytest.raises(ValueError, match=r"gar: holds Grasp-Any-Region.* and describe-anything: LVIS; give"):
         recognise(both[0])
     assert [recognise(both[0], name) for name in ("gar", "dam")] == ["gar", "dam"]
+    for name, key in (("gar", "sample_id"), ("dam", "image_id")):
+        assert all(getattr(sample, key) for sample in read_region_data(both[0], name)[0])
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,18 @@ def test_a_scene_depends_on_seed_and_index_only() -> None:
     assert len({scene.image.tobytes() for scene in others}) == len(others)
 
 
-def test_three_or_four_different_objects_in_different_places(scenes: list[Scene]) -> None:
+def test_three_or_four_different_objects_in_different_places_and_apart(scenes: list[Scene]) -> None:
     assert {len(scene.objects) for scene in scenes} == {3, 4}
     for scene in scenes:
-        assert scene.image.shape == (SIDE, SIDE, 3)
-        assert scene.image.dtype == np.uint8
+        assert (scene.image.shape, scene.image.dtype) == ((SIDE, SIDE, 3), np.uint8)
         assert len({obj.place for obj in scene.objects}) == len(scene.objects)
         assert len({(obj.colour, obj.shape, obj.size) for obj in scene.objects}) == len(scene.objects)
+        assert sum(obj.mask.astype(int) for obj in scene.objects).max() == 1
+        for obj in scene.objects:
+            assert obj.mask.dtype == bool
+            assert obj.mask.any()
+            assert not obj.mask[[0, -1]].any()
+            assert not obj.mask[:, [0, -1]].any()
 
 
 def test_every_word_is_used_about_equally_often(objects: list[tuple[Scene, RegionObject]]) -> None:
@@ -96,16 +101,6 @@ def test_every_word_is_used_about_equally_often(objects: list[tuple[Scene, Regio
         said = [getattr(obj, attribute) for _, obj in objects]
         for word in words:
             assert 0.6 < said.count(word) * len(words) / len(said) < 1.5
-
-
-def test_masks_are_apart_from_each_other_and_the_border(scenes: list[Scene]) -> None:
-    for scene in scenes:
-        assert sum(obj.mask.astype(int) for obj in scene.objects).max() == 1
-        for obj in scene.objects:
-            assert obj.mask.dtype == bool
-            assert obj.mask.any()
-            assert not obj.mask[[0, -1]].any()
-            assert not obj.mask[:, [0, -1]].any()
 
 
 def test_four_large_neighbours_find_room() -> None:
@@ -125,35 +120,28 @@ def test_the_place_word_is_never_in_doubt(objects: list[tuple[Scene, RegionObjec
         assert (inside < 0.88).all()
 
 
-def test_small_and_large_are_far_apart(objects: list[tuple[Scene, RegionObject]]) -> None:
+def test_objects_look_as_their_words_say(objects: list[tuple[Scene, RegionObject]]) -> None:
+    """Shape: area of the mask over that of the circle around it: 1, 2 / pi, 3 sqrt(3) / (4 pi), and of a cross."""
     extents = {size: [extent(obj.mask) for _, obj in objects if obj.size == size] for size in SIZES}
     areas = {size: [obj.mask.sum() for _, obj in objects if obj.size == size] for size in SIZES}
     assert min(extents["small"]) > 26
     assert min(extents["large"]) - max(extents["small"]) > 8
     assert min(areas["large"]) / max(areas["small"]) > 1.3
-
-
-def test_masks_have_the_shape_they_are_called(objects: list[tuple[Scene, RegionObject]]) -> None:
-    """Area of the mask over the area of the circle around it: 1, 2 / pi, 3 sqrt(3) / (4 pi), and of a cross."""
     cross = (2 * 1.08 * 0.34 - 0.34**2) / (np.pi * regions.OUTER_RADII["cross"] ** 2)
     expected = {"circle": 1.0, "square": 2 / np.pi, "triangle": 3**1.5 / (4 * np.pi), "cross": cross}
-    for _, obj in objects:
+    names, palette = list(COLOURS), np.array(list(COLOURS.values()))
+    for scene, obj in objects:
         y, x = np.nonzero(obj.mask)
         radius = np.hypot(x - x.mean(), y - y.mean()).max() + 0.4
         assert obj.mask.sum() / (np.pi * radius**2) == pytest.approx(expected[obj.shape], rel=0.15)
+        mean = scene.image[obj.mask].mean(axis=0)
+        assert names[np.linalg.norm(palette - mean, axis=1).argmin()] == obj.colour
 
 
 def test_the_mask_is_the_pixels_whose_centres_are_covered() -> None:
     distance = regions._signed_distance("circle", 30.0, np.array([50.0, 40.0]), 0.0, 100)
     y, x = np.mgrid[:100, :100] + 0.5
     assert ((distance <= 0) == (np.hypot(x - 50, y - 40) <= 15)).all()
-
-
-def test_the_colour_inside_the_mask_is_the_named_one(objects: list[tuple[Scene, RegionObject]]) -> None:
-    names, palette = list(COLOURS), np.array(list(COLOURS.values()))
-    for scene, obj in objects:
-        mean = scene.image[obj.mask].mean(axis=0)
-        assert names[np.linalg.norm(palette - mean, axis=1).argmin()] == obj.colour
 
 
 def test_backgrounds_are_nearly_grey_and_of_any_brightness(scenes: list[Scene]) -> None:
@@ -173,21 +161,15 @@ def test_sizes_scale_with_the_side(side: int) -> None:
             assert low < extent(obj.mask) * SIDE / side < high
 
 
-def test_too_small_a_side_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"side is 95 .* at least 96"):
-        render_scene(np.random.default_rng(0), side=95)
-
-
-def test_captions_read_naturally() -> None:
+def test_every_caption_reads_naturally_and_is_read_back() -> None:
     assert RegionObject("red", "circle", "small", "top left", NO_MASK).caption == "a small red circle at the top left"
     assert RegionObject("blue", "cross", "large", "centre", NO_MASK).caption == "a large blue cross in the centre"
-
-
-def test_every_caption_is_read_back() -> None:
     for colour, shape, size, place in product(COLOURS, SHAPES, SIZES, PLACES):
         obj = RegionObject(colour, shape, size, place, NO_MASK)
         assert parse_caption(obj.caption) == {"colour": colour, "shape": shape, "size": size, "place": place}
-        assert caption_correct(obj.caption, obj)
+        assert caption_correct(f"{obj.caption.capitalize()}.", obj)
+        other = RegionObject(colour, shape, size, PLACES[PLACES.index(place) - 1], NO_MASK)
+        assert not caption_correct(other.caption, obj)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +206,6 @@ def test_missing_or_contradicting_words_are_no_caption(text: str) -> None:
     assert parse_caption(text) is None
 
 
-def test_a_caption_is_correct_only_with_all_four_attributes() -> None:
-    obj = RegionObject("red", "circle", "small", "top", NO_MASK)
-    assert caption_correct("A small red circle at the top.", obj)
-    for wrong in ("a small red circle at the top left", "a large red circle at the top", "a small red circle", ""):
-        assert not caption_correct(wrong, obj)
-
-
 def assert_holds(folder: Path, scenes: list[Scene]) -> None:
     """The reader of Grasp-Any-Region gives the images, masks and captions of the scenes."""
     regions = read_grasp_any_region(folder)
@@ -242,11 +217,8 @@ def assert_holds(folder: Path, scenes: list[Scene]) -> None:
     assert len({region.image_id for region in regions}) == len(scenes)
 
 
-def test_written_scenes_are_read_back(folder: Path) -> None:
+def test_the_files_are_those_of_gar_and_read_back(folder: Path) -> None:
     assert_holds(folder, list(make_scenes(5, seed=3, side=128)))
-
-
-def test_the_files_are_those_of_gar(folder: Path) -> None:
     names = ["data-00000-of-00003.arrow", "data-00001-of-00003.arrow", "data-00002-of-00003.arrow"]
     assert sorted(path.name for path in folder.iterdir()) == [*names, "dataset_info.json", "state.json"]
     assert [part["filename"] for part in json.loads((folder / "state.json").read_text())["_data_files"]] == names
@@ -317,7 +289,10 @@ def test_an_older_folder_is_replaced(tmp_path: Path) -> None:
     assert_holds(tmp_path / "regions", list(make_scenes(1, seed=1, side=96)))
 
 
-def test_no_scene_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="count is 0"):
-        write_regions(tmp_path / "regions", count=0, seed=0)
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"count": 0}, "count is 0"), ({"side": 95}, "side is 95 .* at least 96")]
+)
+def test_no_scene_and_too_small_a_side_are_refused(tmp_path: Path, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_regions(tmp_path / "regions", **({"count": 1, "seed": 0} | settings))
     assert list(tmp_path.iterdir()) == []

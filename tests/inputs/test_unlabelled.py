@@ -15,12 +15,13 @@ from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.unlabelled import open_unlabelled, unchanged
 from tests.conftest import tube_image, write_tiny_data
 
+Data = tuple[list[Sample], Split]
+
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample], Split]:
-    folder = write_tiny_data(tmp_path_factory.mktemp("data") / "labelled", images=8, size=48)
-    samples = read_annotations(folder)
-    return folder, samples, make_split(samples, 0)
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    samples = read_annotations(write_tiny_data(tmp_path_factory.mktemp("data") / "labelled", images=8, size=48))
+    return samples, make_split(samples, 0)
 
 
 def write_plain(folder: Path, names: list[str], first: int = 100) -> Path:
@@ -35,12 +36,10 @@ def named_as(patient: int) -> str:
     return f"P{patient:04d}({patient:010d})_2_frame_000001.png"
 
 
-def test_images_of_a_plain_folder_are_groups_of_their_own(
-    data: tuple[Path, list[Sample], Split], tmp_path: Path
-) -> None:
+def test_images_of_a_plain_folder_are_groups_of_their_own(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["a.png", "deeper/a.png", "b.JPG", ".hidden.png"])
     (root / "notes.txt").write_text("no image")
-    unlabelled = open_unlabelled(root, *data[1:])
+    unlabelled = open_unlabelled(root, *data)
     samples = unlabelled.for_training
     assert sorted(sample.image_path.relative_to(root).as_posix() for sample in samples) == [
         *("a.png", "b.JPG", "deeper/a.png")
@@ -52,7 +51,7 @@ def test_images_of_a_plain_folder_are_groups_of_their_own(
     assert unlabelled.summary == "3 unlabelled images of 3 groups"
 
 
-def test_masks_are_read_by_evaluations_alone(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def test_masks_are_read_by_evaluations_alone(data: Data, tmp_path: Path) -> None:
     root = write_tiny_data(tmp_path / "new", images=20, size=48)
     records = json.loads((root / "annotations.json").read_text())[10:]
     (root / "annotations.json").write_text(json.dumps(records))
@@ -60,104 +59,100 @@ def test_masks_are_read_by_evaluations_alone(data: tuple[Path, list[Sample], Spl
         Image.fromarray(tube_image(48, 100 + len(record["image"]) + int(record["mask_png"][6:-4]))[0]).save(
             root / "images" / record["image"]
         )
-    unlabelled = open_unlabelled(root, *data[1:])
+    unlabelled = open_unlabelled(root, *data)
     assert all(not sample.labelled for sample in unlabelled.for_training)
     truths = [sample.load_mask() for sample in unlabelled.samples]
     assert all(truth is not None and truth.any() for truth in truths)
     assert unlabelled.summary.endswith("10 of them with a mask that training does not read")
     (root / "masks" / "12.png").write_bytes((root / "masks" / "13.png").read_bytes())
-    assert open_unlabelled(root, *data[1:]).fingerprint == unlabelled.fingerprint
+    assert open_unlabelled(root, *data).fingerprint == unlabelled.fingerprint
     Image.fromarray(np.zeros((48, 48), np.uint8)).save(root / "images" / records[0]["image"])
-    assert open_unlabelled(root, *data[1:]).fingerprint != unlabelled.fingerprint
+    assert open_unlabelled(root, *data).fingerprint != unlabelled.fingerprint
 
 
-def test_an_image_named_as_one_of_the_data_has_its_own_id(
-    data: tuple[Path, list[Sample], Split], tmp_path: Path
-) -> None:
-    policy = next(s for s in data[1] if s.group_id in data[2].groups["policy"])
+def test_an_image_named_as_one_of_the_data_has_its_own_id(data: Data, tmp_path: Path) -> None:
+    policy = next(s for s in data[0] if s.group_id in data[1].groups["policy"])
     root = write_plain(tmp_path / "new", [policy.image_path.name])
-    (sample,) = open_unlabelled(root, *data[1:]).samples
+    (sample,) = open_unlabelled(root, *data).samples
     assert sample.group_id == policy.group_id
     assert sample.sample_id != policy.sample_id
 
 
 @pytest.mark.parametrize("split", ["reward", "val", "test"])
-def test_patients_of_other_splits_are_refused_with_their_number(
-    data: tuple[Path, list[Sample], Split], tmp_path: Path, split: str
-) -> None:
-    numbers = [n for n in range(8) if pseudonym("group", f"{n:010d}") in data[2].groups[split]]
+def test_patients_of_other_splits_are_refused_with_their_number(data: Data, tmp_path: Path, split: str) -> None:
+    numbers = [n for n in range(8) if pseudonym("group", f"{n:010d}") in data[1].groups[split]]
     root = write_plain(tmp_path / "new", [*map(named_as, numbers), "other.png"])
     message = rf"--unlabelled_root: {len(numbers)} of its {len(numbers) + 1} groups are in the {split} split"
     with pytest.raises(ValueError, match=message):
-        open_unlabelled(root, *data[1:])
+        open_unlabelled(root, *data)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff"])
-def test_copies_of_test_images_are_refused_in_any_format(
-    data: tuple[Path, list[Sample], Split], tmp_path: Path, suffix: str
-) -> None:
+def test_copies_of_test_images_are_refused_in_any_format(data: Data, tmp_path: Path, suffix: str) -> None:
     root = write_plain(tmp_path / "new", ["other.png"])
-    tests = [sample for sample in data[1] if sample.group_id in data[2].groups["test"]]
+    tests = [sample for sample in data[0] if sample.group_id in data[1].groups["test"]]
     Image.open(tests[0].image_path).save(root / f"renamed{suffix}")
     with pytest.raises(ValueError, match="1 images are also in the test split"):
-        open_unlabelled(root, *data[1:])
+        open_unlabelled(root, *data)
 
 
-def test_what_cannot_be_read_is_named(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such folder; --unlabelled_root"):
-        open_unlabelled(tmp_path / "nowhere", *data[1:])
+def test_what_cannot_be_read_is_named(data: Data, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty: --unlabelled_root: no images here"):
-        open_unlabelled(tmp_path / "empty", *data[1:])
-    Image.new("RGB", (9, 9)).save(tmp_path / "empty/a.png")
-    (tmp_path / "empty").rename(tmp_path / "masks")
-    with pytest.raises(ValueError, match=r"no images here \(1 pictures are masks by their folder or name\)"):
-        open_unlabelled(tmp_path, *data[1:])
-    root = write_tiny_data(tmp_path / "new", images=1, size=48)
-    other = [replace(sample, text="airway") for sample in data[1]]
-    with pytest.raises(ValueError, match="other phrases than the data"):
-        open_unlabelled(root, other, data[2])
+    save_mask(tmp_path / "drawn/masks/a.png")
+    other = [replace(sample, text="airway") for sample in data[0]]
+    for root, samples, message in (
+        ("nowhere", data[0], "nowhere: no such folder; --unlabelled_root"),
+        ("empty", data[0], "empty: --unlabelled_root: no images here"),
+        ("drawn", data[0], r"no images here \(1 pictures are masks by their folder or name\)"),
+        (write_tiny_data(tmp_path / "new", images=1, size=48), other, "other phrases than the data"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_unlabelled(tmp_path / root, samples, data[1])
 
 
-def test_a_group_regex_finds_patients_in_plain_names(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def save_mask(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(path)
+
+
+def test_a_group_regex_finds_patients_in_plain_names(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["x-1.png", "x-2.png", "y-1.png"])
-    samples = open_unlabelled(root, *data[1:], group_regex=r"^(?P<group>[a-z])-").samples
+    samples = open_unlabelled(root, *data, group_regex=r"^(?P<group>[a-z])-").samples
     assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
 
 
-def test_deep_grey_has_levels_of_this_folder(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def test_deep_grey_has_levels_of_this_folder(data: Data, tmp_path: Path) -> None:
     root = tmp_path / "deep"
     root.mkdir()
     grey = np.linspace(0, 1000, 48 * 48).reshape(48, 48).astype(np.uint16)
     Image.fromarray(grey).save(root / "a.png")
-    (sample,) = open_unlabelled(root, *data[1:]).samples
+    (sample,) = open_unlabelled(root, *data).samples
     assert sample.levels is not None
     assert 990 <= sample.levels.white <= 1000
-    (given,) = open_unlabelled(root, *data[1:], grey_levels={"data set": Levels(0, 4095)}).samples
+    (given,) = open_unlabelled(root, *data, grey_levels={"data set": Levels(0, 4095)}).samples
     assert given.levels == (0, 4095)
 
 
-def test_other_images_than_in_training_are_told(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
-    unlabelled = open_unlabelled(write_plain(tmp_path / "new", ["a.png"]), *data[1:])
+def test_other_images_than_in_training_are_told(data: Data, tmp_path: Path) -> None:
+    unlabelled = open_unlabelled(write_plain(tmp_path / "new", ["a.png"]), *data)
     assert unchanged(unlabelled, unlabelled.fingerprint)
     assert not unchanged(None, unlabelled.fingerprint)
     with pytest.warns(UserWarning, match="new: other images than in training"):
         assert not unchanged(unlabelled, "another")
 
 
-def test_a_patient_in_another_spelling_is_refused(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
-    test = next(s for s in data[1] if s.group_id in data[2].groups["test"])
+def test_a_patient_in_another_spelling_is_refused(data: Data, tmp_path: Path) -> None:
+    test = next(s for s in data[0] if s.group_id in data[1].groups["test"])
     root = write_plain(tmp_path / "new", [f"x-{int(test.group)}.png", f"x-00{int(test.group)}b.png"])
     with pytest.raises(ValueError, match="1 of its 2 groups are in the test split"):
-        open_unlabelled(root, *data[1:], group_regex=r"^x-(?P<group>.+)\.png")
+        open_unlabelled(root, *data, group_regex=r"^x-(?P<group>.+)\.png")
 
 
-def test_masks_beside_unlabelled_images_are_no_images(data: tuple[Path, list[Sample], Split], tmp_path: Path) -> None:
+def test_masks_beside_unlabelled_images_are_no_images(data: Data, tmp_path: Path) -> None:
     root = write_plain(tmp_path / "new", ["frames/a.png", "frames/b.png"])
     for name in ("truth/a.png", "SegmentationClass/b.png", "frames/b_mask.png"):
-        (root / name).parent.mkdir(exist_ok=True)
-        Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(root / name)
+        save_mask(root / name)
     with pytest.raises(ValueError, match=r"1 of its 3 images hold a few flat colours, as masks do; leave them out"):
-        open_unlabelled(root, *data[1:])
+        open_unlabelled(root, *data)
     (root / "truth/a.png").unlink()
-    assert [sample.image_path.name for sample in open_unlabelled(root, *data[1:]).samples] == ["a.png", "b.png"]
+    assert [sample.image_path.name for sample in open_unlabelled(root, *data).samples] == ["a.png", "b.png"]
