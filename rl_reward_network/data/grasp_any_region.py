@@ -80,7 +80,7 @@ def read_grasp_any_region(
 
 
 class GraspAnyRegionDataset:
-    """Captioned regions, each {image: PIL RGB, mask: bool (H, W), caption: str}, decoded when asked for.
+    """Captioned regions, each {image: PIL RGB, mask: bool (H, W), caption: str}, decoded on demand.
 
     Args:
         path: what `locate` takes.

@@ -1,6 +1,6 @@
 """Paired folders: `images/` and `masks/` (or `labels/`, `annotations/`, `gt/`, ...), equal stems; also in subfolders.
 
-Also `X.png` beside `X_mask.png`. The names that tell images from masks are in `data/roles.py`.
+Also `X.png` beside `X_mask.png`. The names that tell images from masks are in `files.py`.
 """
 
 import re

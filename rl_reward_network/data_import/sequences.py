@@ -60,7 +60,7 @@ class FrameSequence:
         return len(self.names)
 
     def frames(self, indices: Iterable[int] | None = None) -> Iterator[np.ndarray]:
-        """Frames as uint8 (H, W, 3) RGB, each decoded when it is asked for.
+        """Frames as uint8 (H, W, 3) RGB, each decoded on demand.
 
         Args:
             indices: ascending, from 0; None is all.

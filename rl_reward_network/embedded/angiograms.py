@@ -1,7 +1,7 @@
 """Rendered X-ray angiograms: patients x series x frames, each series in one of six looks.
 
 A look is the appearance of a series: contrast, thin branches, calibre, noise, motion blur, polarity, catheter. It is
-the hidden property on which the best prompt depends, see `nano.prompt_targets`.
+the hidden property on which the best prompt depends, see `tools/nano`.
 
 The picture is absorption, as on an X-ray detector: tissue, ribs, spine and diaphragm, then contrast medium along the
 rays through round tubes, motion blur of the heart alone, detector blur and noise, display window, polarity. The ground

@@ -44,7 +44,7 @@ class RunConfig:
     """How images become patches of a Qwen-VL: resized twice, as in its official prediction (the default), or once, as
     in its training. An InternVL cuts images into tiles."""
     unlabelled_root: Path | None = None
-    """Folder of images without masks, of other patients, that join the training where a reward network pays
+    """Folder of images without masks, of other patients, that join the training where a reward network gives the reward
     (UNLABELLED_ROOT): a plain folder of images, or a data folder, whose masks are then not read in training."""
     group_regex: Rare[str | None] = None
     """Regular expression with a group named `group` that finds the patient in an image's name; a field `group` in

@@ -81,13 +81,6 @@ def test_split_follows_the_seed_and_not_the_order():
     assert len({json.dumps(make_split(samples, seed).groups) for seed in range(20)}) > 15
 
 
-def test_fewer_than_4_groups_are_refused_with_a_remedy():
-    with pytest.raises(ValueError, match=r"3 group\(s\) with masks.*--group_regex"):
-        make_split(make_samples(3), seed=0)
-    with pytest.raises(ValueError, match=r"3 group\(s\) with masks"):
-        make_split(make_samples(3) + make_samples(9, parts=None, first=3), seed=0)
-
-
 def test_groups_without_masks_go_to_policy_only():
     bare = make_samples(6, parts=None, first=14)
     split = make_split(make_samples(14) + bare, seed=0)
@@ -152,12 +145,6 @@ def test_split_of_other_data_is_refused(tmp_path):
         load_split(tmp_path / "none.json", redrawn)
 
 
-def test_unknown_split_is_refused():
-    samples = make_samples()
-    with pytest.raises(ValueError, match="'train' is unknown, expected one of reward"):
-        select(samples, make_split(samples, 0), "train")
-
-
 def test_spread_takes_one_of_each_series_before_a_second():
     samples = make_samples(groups=3, series=2, frames=5)  # 6 series
     for count in range(len(samples) + 1):
@@ -167,18 +154,29 @@ def test_spread_takes_one_of_each_series_before_a_second():
         assert max(per_series) - min(per_series) <= 1
 
 
-def test_spread_of_uneven_series_goes_on_with_the_longer_ones():
-    samples = make_samples(1, 1, 5) + make_samples(1, 1, 1, first=1)
-    assert len(spread(samples, 4, seed=0)) == 4
-    assert len(spread(samples, 99, seed=0)) == 6
-
-
 def test_spread_follows_the_seed_and_not_the_order():
     samples = make_samples()
     assert spread(samples, 9, seed=1) == spread(samples[::-1], 9, seed=1) != spread(samples, 9, seed=2)
     assert spread(samples, 0, seed=1) == []
-    with pytest.raises(ValueError, match="count must be >= 0, got -1"):
-        spread(samples, -1, seed=1)
+    uneven = make_samples(1, 1, 5) + make_samples(1, 1, 1, first=1)
+    assert [len(spread(uneven, count, seed=0)) for count in (4, 99)] == [4, 6]
+
+
+BARE = make_samples(9, parts=None, first=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make_split(make_samples(3), seed=0), r"3 group\(s\) with masks.*--group_regex"),
+        (lambda: make_split(make_samples(3) + BARE, seed=0), r"3 group\(s\) with masks"),
+        (lambda: select(BARE, make_split(BARE, 0), "train"), "'train' is unknown, expected one of reward"),
+        (lambda: spread(BARE, -1, seed=1), "count must be >= 0, got -1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.skipif(not CHASE.is_dir(), reason="CHASE_DB1 photographs are not beside this checkout")
@@ -264,16 +262,3 @@ def test_spellings_of_one_patient_are_one_group_with_its_series(tmp_path: Path, 
     assert {name: sample.group_id for name, sample in again.items() if name != "P99"} == {
         name: sample.group_id for name, sample in found.items()
     }, "whatever the order"
-
-
-def test_numbers_of_patients_in_file_names_are_compared_as_numbers(tmp_path: Path) -> None:
-    names = [f"DOE({number})_1_frame_000001.png" for number in ("0000012345", "012345")]
-    (tmp_path / "images").mkdir()
-    for name in names:
-        Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "images" / name)
-    (tmp_path / "annotations.json").write_text(json.dumps([{"image": name, "text": "x"} for name in names]))
-    assert len({sample.group_id for sample in read_annotations(tmp_path)}) == 1
-
-
-def test_a_patient_with_one_spelling_keeps_the_id_that_users_have_stored(tmp_path: Path) -> None:
-    assert read(tmp_path, ["chase_01"])["chase_01"].group_id == "902a4c27706a"

@@ -88,7 +88,7 @@ def answer_sequence(
 
     Args:
         model: Sa2VAForConditionalGeneration.
-        frames: the 1 to 5 frames that the language model sees, all of one size; `data.key_frames` chooses them.
+        frames: the 1 to 5 frames that the language model sees, all of one size; `sequences.key_frames` chooses them.
         text: the user's turn; `<image>` is put in front where it is missing.
         processor: the checkpoint's.
         max_new_tokens: limit of the answer.
