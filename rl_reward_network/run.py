@@ -40,7 +40,7 @@ BEST_REWARD_NET = "best_reward_net"  # of step 1: the trained network
 REWARD_NET = "reward_net"  # of step 2 and GRPO: a copy of the reward network, so that the run can be moved
 RUN_FILE = "SA2VA_RL_RUN_FILE"  # names the file into which a command writes the folder of its run, for shell files
 NONE_YET = "no checkpoint yet"
-UNKNOWN = "0.6 or earlier"  # the version of a run without a version
+OLDEST = (0, 11)  # major and minor version; older runs are not read
 MOST_RUNS, MOST_SETTINGS = 5, 6  # in a message
 LONGEST_VALUE = 15  # letters, in a message: longer values are lists and fingerprints
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "numpy")
@@ -234,6 +234,7 @@ class Run:
         if config.get("stage") != self.kind.stage or not isinstance(config.get("origin"), dict):
             expected = f"expected stage {self.kind.stage!r} and origin"
             raise ValueError(f"{self / CONFIG}: not of a run of this project ({expected})")
+        check_readable({"version": "0.6 or earlier", **config}, self.path)
         return config
 
     @property
@@ -357,7 +358,7 @@ class Run:
             )
 
     def _version(self) -> str:
-        return str(self.config.get("version", UNKNOWN))
+        return str(self.config["version"])
 
     def _of_this_version(self) -> bool:
         """Whether this version, apart from its last number, began the run."""
@@ -446,6 +447,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_readable(config: Mapping[str, Any], folder: Path) -> None:
+    """Raise a ValueError if a run, or a model of it, with this config.json is of a version that is not read."""
+    version = str(config.get("version", ""))
+    if version and tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
+        raise ValueError(f"{folder}: made by version {version}; version 0.12 reads it, this one runs from 0.11 on")
+
+
 def portable(path: Path, run: Path) -> str:
     """A path as written into config.json: relative to the run folder inside the project, else absolute.
 
@@ -464,7 +472,7 @@ def reward_run_files(run: Path, named: str | None) -> dict[str, Path]:
 
     Args:
         run: folder of the run that used the network.
-        named: path and time of the network as in config.json of that run; None for runs without one, or of 0.6.
+        named: path and time of the network as in config.json of that run; None for runs without one.
     """
     path, _, _ = (named or "").rpartition(", of ")
     folder = (run / path).parent

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +212,10 @@ def test_versions_that_differ_in_the_last_number_resume_each_other(tmp_path: Pat
     for version in (__version__, f"{MAJOR}.{MINOR}.99"):
         of_version(run, version).check_same(WANTED)
         assert Run.resume(GRPO_RUN, tmp_path, WANTED) == run
-    for other in (f"{MAJOR}.{int(MINOR) + 1}.0", f"{int(MAJOR) + 1}.{MINOR}.0", "0.6.1", None):
-        name = other or "0.6 or earlier"
-        with pytest.raises(ValueError, match=f"version {name} began this run, .*{__version__}.*checkpoint-<step>"):
+    for other in (f"{MAJOR}.{int(MINOR) + 1}.0", f"{int(MAJOR) + 1}.{MINOR}.0", "0.11.1"):
+        with pytest.raises(ValueError, match=f"version {other} began this run, .*{__version__}.*checkpoint-<step>"):
             of_version(run, other).check_same(WANTED)
-        with pytest.raises(ValueError, match=f"no checkpoint yet; version {name} began it"):
+        with pytest.raises(ValueError, match=f"no checkpoint yet; version {other} began it"):
             Run.resume(GRPO_RUN, tmp_path, WANTED)
 
 
@@ -328,3 +328,15 @@ def test_the_peak_of_memory_remains_after_it_is_freed() -> None:
     assert before < 0.5
     assert 0.9 < after - before < 1.2
     assert 0.01 < peak_memory_gib() < 1000
+
+
+@pytest.mark.parametrize(("version", "read"), [(None, False), ("0.10.3", False), ("0.11.0", True), ("1.2", True)])
+def test_runs_up_to_version_0_10_are_refused_with_the_version_that_reads_them(
+    tmp_path: Path, version: str | None, read: bool
+) -> None:
+    run = begun(REWARD_RUN, tmp_path / "reward_net_1", finished=True)
+    config = {name: value for name, value in run.config.items() if name != "version"}
+    (run / "config.json").write_text(json.dumps(config | ({"version": version} if version else {})))
+    refused = nullcontext() if read else pytest.raises(ValueError, match=r"reward_net_1: .*version 0\.12 reads it")
+    with refused:
+        run.check_same(WANTED)

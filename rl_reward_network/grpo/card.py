@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from peft.utils import CONFIG_NAME
-
 from rl_reward_network.artefacts import read_json, whole_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.validation import kept_weights, notice
@@ -33,22 +31,19 @@ OF_QWEN_VL = ("image_resize", "region_prompt")  # settings, recorded where they 
 CONTROL = "A control run: its rewards were shuffled at random, so it cannot have learned the task."
 
 
-def card_text(
-    config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False, peft: bool = True
-) -> str:
+def card_text(config: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None, merged: bool = False) -> str:
     """The card in Markdown.
 
     Args:
         config: of the run's final_model.
         evaluation: its eval.json, if there is one.
         merged: True for a full checkpoint, False for the trained tensors alone.
-        peft: whether peft can read the trained tensors; False for runs of version 0.7 and earlier.
     """
     base = config["world"]["model_path"]  # a hub id, an embedded model's name, or a folder
     base = Path(base).name if base.startswith((".", "/")) else base  # a card must not contain local paths
     objective = config["origin"]["settings"]["objective"]
     what, command, python = MERGED if merged else ADAPTER
-    if peft and not merged:
+    if not merged:
         python = f"{python}\n\n{LORA_PART}"
     resize = config["world"].get("image_resize")  # of a Qwen-VL; a merged model has it in its config.json
     python = python.format(
@@ -98,8 +93,7 @@ def _first_lines(config: Mapping[str, Any]) -> str:
 
 def write_results(final_model: Path, evaluation: Path) -> None:
     """Rewrite the card of a final_model with the results in its eval.json."""
-    peft = (final_model / "trainable" / CONFIG_NAME).exists()
-    card = card_text(read_json(final_model / "config.json"), read_json(evaluation), peft=peft)
+    card = card_text(read_json(final_model / "config.json"), read_json(evaluation))
     with whole_file(final_model / "README.md") as temporary:
         temporary.write_text(card, encoding="utf-8")
 

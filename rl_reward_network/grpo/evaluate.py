@@ -48,7 +48,7 @@ from rl_reward_network.report.unlabelled import (
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.run import FINAL, REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.run import FINAL, REWARD_NET, reward_run_files
 
 SPLIT = "test"
 QUICK_REGIONS = 120  # test regions of a quick run; the interval is that of so many
@@ -92,8 +92,7 @@ def _evaluate(
     model, processor = load_base(path, config["origin"]["model_fingerprint"], inputs.device, inputs.config.dtype)
     inputs.set_up(processor)
     origin = config["origin"]
-    frozen = bool(origin.get("freeze_embeddings"))  # since version 0.11
-    prepare_model(model, origin["lora_r"], origin["lora_alpha"], freeze_embeddings=frozen)
+    prepare_model(model, origin["lora_r"], origin["lora_alpha"], freeze_embeddings=bool(origin["freeze_embeddings"]))
     cache, longest = FeatureCache(model, processor), config["origin"]["settings"]["max_completion_length"]
     start_weights = copied(model)
     before = measure(model, prompts, cache, longest, desc="before")
@@ -233,9 +232,7 @@ def _origin(inputs: GRPOInputs, config: dict[str, Any], trained: Path, flags: di
     run = trained.parent
     model = f"{Path(config['world']['model_path']).name}, {config['origin']['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {config['data']}, split {SPLIT}"
-    origin = made_by(
-        "evaluate", {"model_path": trained, **flags}, data, model, config.get("version", UNKNOWN), run / "logs"
-    )
+    origin = made_by("evaluate", {"model_path": trained, **flags}, data, model, config["version"], run / "logs")
     files = {"run of the model": run, "its metrics": run / "metrics.jsonl", "model card": run / FINAL / "README.md"}
     return replace(origin, files={**origin.files, **files, **reward_run_files(run, config.get("reward_net"))})
 

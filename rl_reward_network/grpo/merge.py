@@ -17,7 +17,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, check_device, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration, check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.run import FINAL, GRPO_RUN
+from rl_reward_network.run import FINAL, GRPO_RUN, check_readable
 
 
 def merge_run(model_path: Path, output: Path, base_model: str | None = None, dtype: Dtype = "float32") -> None:
@@ -78,7 +78,10 @@ def grpo_model(path: Path) -> Path | None:
 def trained_config(folder: Path) -> dict[str, Any]:
     """The config.json of a final_model; for a checkpoint that of its run, with steps and minutes; empty if missing."""
     if (folder / "config.json").exists():
-        return dict(read_json(folder / "config.json"))
+        config = dict(read_json(folder / "config.json"))
+        if config.get("stage") == GRPO_RUN.stage:
+            check_readable(config, folder)
+        return config
     if not (folder.parent / "config.json").exists() or not (folder / TRAINER_STATE_NAME).exists():
         return {}
     steps = read_json(folder / TRAINER_STATE_NAME)["global_step"]

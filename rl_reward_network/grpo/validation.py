@@ -113,7 +113,7 @@ def kept_weights(config: Mapping[str, Any]) -> str:
 
 
 def saved_outcome(config: Mapping[str, Any]) -> Outcome | None:
-    """The outcome in a config.json; None if the run was not validated, has not ended, or is of 0.8 or earlier."""
+    """The outcome in a config.json; None if the run was not validated, or has not ended."""
     facts = config.get("validation")
     return None if facts is None else Outcome(**facts)
 

@@ -2,8 +2,7 @@
 
 A folder of trained tensors holds LoRA in the format of peft (`adapter_config.json`, `adapter_model.safetensors`), all
 other trained tensors under the model's names (`trainable.safetensors`), and LoRA's sizes with the type of the language
-model (`lora.json`). Up to version 0.10, the type was missing, up to 0.7, LoRA was part of `trainable.safetensors`; such
-folders are read, too.
+model (`lora.json`).
 
 Which layers get LoRA, and what trains beside it, is part of the model's family (`families.FAMILIES`): LoRA, mlp1,
 text_hidden_fcs and the mask decoder in an InternVL; LoRA, the token embeddings, the head, text_hidden_fcs and the mask
@@ -150,7 +149,7 @@ def save_trainable(model: PreTrainedModel, folder: Path) -> None:
 
 
 def read_trainable(folder: Path) -> dict[str, Tensor]:
-    """The tensors that `save_trainable` wrote, by the model's names; folders of earlier versions are read, too.
+    """The tensors that `save_trainable` wrote, by the model's names.
 
     Raises:
         ValueError: a file is missing or broken.
@@ -179,7 +178,7 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
     folder = Path(folder)
     settings = _read_settings(folder, model.config.text_config.model_type)
     state = read_trainable(folder)
-    if settings and (folder / PEFT_CONFIG).exists():  # missing up to version 0.7
+    if settings:
         config = _lora_config(model, **settings)
         _check_adapter(f"{folder / PEFT_CONFIG}: the adapter", read_json(folder / PEFT_CONFIG), config)
     if settings and not getattr(model, "peft_config", None):
@@ -202,7 +201,7 @@ def load_trainable(model: PreTrainedModel, folder: str | Path) -> None:
 def _read_settings(folder: Path, language: str) -> dict[str, Any] | None:
     """Arguments of `setup_lora`, None without LoRA; a ValueError if the adapter is of another language model."""
     settings: dict[str, Any] | None = read_json(folder / SETTINGS)
-    if settings and (trained_on := settings.pop(LANGUAGE, language)) != language:
+    if settings and (trained_on := settings.pop(LANGUAGE)) != language:
         raise ValueError(
             f"{folder / SETTINGS}: the adapter is of a {trained_on!r} language model, this model has a {language!r}; "
             "give the model that the adapter was trained on"

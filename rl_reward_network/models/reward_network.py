@@ -28,8 +28,6 @@ from torch.backends import cudnn
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
 
 VERSION = 3
-VERSION_2 = ("version", "channels", "members", "score_weights", "caution", "interval", "ascent_step")  # its fields
-PACKING_OF_VERSION_2 = 2
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TRAIN_ONE = "train one with `sa2va-rl reward quick`"
 NUMBERS = ("dice", "iou", "precision", "recall")
@@ -131,7 +129,7 @@ class RewardNetworkConfig:
     """Sizes of a reward network and the values chosen on validation images; saved as its config.json."""
 
     version: int = VERSION
-    """Format of the saved folder, 2 or 3; other versions raise a ValueError."""
+    """Format of the saved folder; other versions raise a ValueError."""
     channels: tuple[int, ...] = (24, 48, 96, 128, 128)
     """Channels of each level; each further level has half the size of the previous one."""
     packing: int = 4
@@ -148,8 +146,6 @@ class RewardNetworkConfig:
     """Corrects the level of predicted Dice, IoU, precision and recall; fitted on validation images."""
     intervals: dict[str, DiceInterval] = field(default_factory=dict)
     """The 90 % interval of the Dice by source of masks; fitted on validation images. None can be given for others."""
-    interval: float | None = None
-    """Of version 2, where it was another kind of interval: kept so that such a network is saved as it was read."""
 
     @property
     def stride(self) -> int:
@@ -166,15 +162,6 @@ class RewardNetworkConfig:
             raise ValueError(f"{self.caution=}, {self.ascent_step=}: expected >= 0, (0, 1]")
         if len(self.level) not in (0, len(NUMBERS)):
             raise ValueError(f"level has {len(self.level)} curves, expected one for each of {NUMBERS}, or none")
-
-    @property
-    def saved_fields(self) -> dict[str, Any]:
-        """The fields in config.json, in the order of their version."""
-        values = asdict(self)
-        if self.version == 2:
-            return {name: values[name] for name in VERSION_2}
-        del values["interval"]
-        return values
 
 
 @dataclass(frozen=True)
@@ -351,9 +338,7 @@ class RewardNetwork(nn.Module):
     @property
     def fingerprint(self) -> str:
         """16 hex digits: a hash of weights and config."""
-        config = f"{self.config}"
-        if self.config.version == 2:  # as such networks are known in finished runs
-            config = f"RewardNetworkConfig({', '.join(f'{k}={v!r}' for k, v in self.config.saved_fields.items())})"
+        config = f"{self.config}"[:-1] + ", interval=None)"  # a field until 0.12: runs know networks by this hash
         return hashlib.sha256(f"{weights_fingerprint(self)}{config}".encode()).hexdigest()[:16]
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -367,7 +352,7 @@ class RewardNetwork(nn.Module):
             raise ValueError(f"{folder}: contains {len(foreign)} other files; name a new folder for the reward network")
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with whole_folder(folder) as temporary:
-            write_json(temporary / CONFIG, {**self.config.saved_fields, "training": self.training_info})
+            write_json(temporary / CONFIG, {**asdict(self.config), "training": self.training_info})
             save_file(weights, temporary / WEIGHTS)
 
     @classmethod
@@ -416,12 +401,10 @@ def _read_config(path: Path) -> tuple[RewardNetworkConfig, dict[str, Any]]:
     """Read and check the config and the training info of a config.json."""
     values = read_json(path)
     version = values.get("version") if isinstance(values, dict) else None
-    if version not in (2, VERSION):
-        raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION} and 2; {TRAIN_ONE}")
-    expected = VERSION_2 if version == 2 else RewardNetworkConfig().saved_fields
-    if wrong := {"training", *expected} ^ set(values):
+    if version != VERSION:
+        raise ValueError(f"{path}: field version is {version!r}, this code reads {VERSION}; {TRAIN_ONE}")
+    if wrong := {"training", *asdict(RewardNetworkConfig())} ^ set(values):
         raise ValueError(f"{path}: missing or unknown fields {sorted(wrong)}; {TRAIN_ONE}")
-    values = ({"packing": PACKING_OF_VERSION_2} if version == 2 else {}) | values
     training_info = values.pop("training")
     try:
         values |= {name: tuple(values[name]) for name in ("channels", "score_weights")}

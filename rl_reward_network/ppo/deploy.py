@@ -17,6 +17,7 @@ from rl_reward_network.env.sa2va_finetune_env import spaces_of as prompt_spaces
 from rl_reward_network.models.sa2va.checkpoint_sa2va import refuse_unmerged
 from rl_reward_network.ppo.policy import choose_operations, choose_prompts, load_network
 from rl_reward_network.report.deployment import Deployment
+from rl_reward_network.run import check_readable
 
 
 def policy_folder(path: Path) -> Path:
@@ -171,6 +172,7 @@ def _config(folder: Path, names: tuple[str, ...], remedy: str) -> dict[str, Any]
         config = read_json(path)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from None
+    check_readable(config if isinstance(config, dict) else {}, folder)
     for name in names:
         if not isinstance(config, dict) or name not in config:
             raise ValueError(f"{path}: field {name} is missing; {remedy}")

@@ -46,7 +46,7 @@ from rl_reward_network.report.report import EvaluationResult, write_report
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS
-from rl_reward_network.run import REWARD_NET, UNKNOWN, reward_run_files
+from rl_reward_network.run import REWARD_NET, reward_run_files
 
 FROZEN_CALLS = "evaluation: masks computed / read, images encoded"  # number of calls of Sa2VA
 SPLIT = "test"  # val patients decide what is deployed, so they are no independent test
@@ -250,7 +250,7 @@ def _origin(config: dict[str, Any], inputs: RunInputs, final_model: Path, flags:
     run, model = final_model.parent, f"{Path(config['world']['model_path']).name}, {config['model_fingerprint']}"
     data = f"{inputs.config.data_root.name}: {inputs.summary}, split {SPLIT}"
     flags = {"model_path": final_model, **flags}
-    origin = made_by("evaluate", flags, data, model, config.get("version", UNKNOWN), run / "logs")
+    origin = made_by("evaluate", flags, data, model, config["version"], run / "logs")
     files = {"run of the policy": run, "what it learned from": run / TABLES, "its metrics": run / "metrics.jsonl"}
     return replace(
         origin, files={**origin.files, **files, **reward_run_files(run, config["reward_net_info"].get("named"))}

@@ -13,7 +13,6 @@ from rl_reward_network.models.reward_network import (
     MIDPOINTS,
     NUMBERS,
     STEEPEST,
-    VERSION,
     DiceInterval,
     LevelCurve,
     RewardNetwork,
@@ -73,7 +72,7 @@ def calibrated(
         masks: damaged masks per image and kind, beside the segmenter's masks.
         seed: seed of the damage.
     """
-    network = reconfigured(network, replace(network.config, version=VERSION, level=(), intervals={}, interval=None))
+    network = reconfigured(network, replace(network.config, level=(), intervals={}))
     table, climbs = measure(network, examples, masks, seed)
     level, weights = fit_levels(table), network.config.score_weights
     table = table._replace(predicted=levelled(level, table.predicted))

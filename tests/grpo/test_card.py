@@ -64,13 +64,6 @@ def test_the_lines_of_a_merged_models_card_load_it(run: tuple[Path, Any], image:
     assert names["result"]["prediction"]
 
 
-def test_the_card_of_a_final_model_of_version_0_6_loads_it(image: Path) -> None:
-    """Its LoRA is not in the format of peft, and the card does not show such lines."""
-    old = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs" / "sa2va_grpo_finished" / "final_model"
-    (names,) = run_card(card_text(read_json(old / "config.json"), peft=False), old, image)
-    assert not torch.equal(logits(names["model"]), logits(load_sa2va_model("sa2va-nano")[0]))
-
-
 @pytest.mark.parametrize(("loop1", "rewards"), [(0, "loop2_iou 1, learned 1"), (1, "iou 1, loop2_iou 1, learned 1")])
 def test_a_card_names_the_rewards_of_the_trained_loops_only(run: tuple[Path, Any], loop1: int, rewards: str) -> None:
     config = read_json(run[0] / "final_model" / "config.json")

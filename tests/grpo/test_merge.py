@@ -50,7 +50,7 @@ def write_run(run: Path, plan: GRPOPlan = PLAN, model_path: str = "sa2va-nano") 
         "commit": "0123abc",
     }
     save_trainable(model, run / "final_model" / "trainable")
-    write_json(run / "final_model" / "config.json", config)
+    write_json(run / "final_model" / "config.json", config | {"version": "0.12.0"})
     return model
 
 

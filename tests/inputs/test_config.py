@@ -1,16 +1,12 @@
 """Settings of what a run works on: what is refused, the device of a process, and settings read back from a run."""
 
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from rl_reward_network.artefacts import read_json
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfig, pick_fields
-
-RUNS = Path(__file__).parents[1] / "fixtures" / "run_0_6" / "runs"
+from rl_reward_network.inputs.config import PromptConfig, RegionConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -49,16 +45,3 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [RunConfig(gpu=gpu).rank_device for gpu in (None, 0, -1)] == ["cuda:3", "cuda:3", "cpu"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert (RunConfig().device, RunConfig().rank_device) == ("cpu", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("run", "kind"), [("sa2va_grpo_finished", RegionConfig), ("sa2va_rl_finetune_finished", PromptConfig)]
-)
-def test_settings_of_an_old_run_are_read(run: str, kind: Any) -> None:
-    saved = read_json(RUNS / run / "config.json")["world"]
-    read = {**asdict(pick_fields(RunConfig, saved)), **asdict(pick_fields(kind, saved))}
-    assert {name: read[name] for name in saved} == saved
-    assert read.keys() - saved.keys() <= {
-        *("bit_depth", "grey_levels", "use_flash_attn", "groups", "label", "unlabelled_root", "dtype"),
-        *("feature_cache_gib", "image_resize", "region_prompt"),
-    }, "added after 0.6"

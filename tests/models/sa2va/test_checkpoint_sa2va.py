@@ -310,3 +310,11 @@ def test_loading_on_a_terminal_asks_nothing(tiny_checkpoint: Path) -> None:
         assert b"[y/N]" not in output, output.decode()
     assert process.wait(timeout=60) == 0, output.decode()
     assert b"LOADED" in output
+
+
+@pytest.mark.parametrize("trained", [".", "final_model", "checkpoint-12"])
+def test_what_grpo_trained_is_no_model(tmp_path: Path, trained: str) -> None:
+    (tmp_path / trained / "trainable").mkdir(parents=True)
+    (tmp_path / "checkpoint-2" / "trainable").mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"sa2va-rl merge --model_path {re.escape(str(tmp_path / trained))} --output"):
+        open_checkpoint(str(tmp_path))
