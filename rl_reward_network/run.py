@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -522,3 +522,13 @@ def peak_memory_gib(device: str = "cpu") -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
+
+
+def reset_peak_memory(device: str = "cpu") -> None:
+    """Let `peak_memory_gib` measure from here on, where the system can: on a GPU, and on Linux."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # Linux alone has this file
+        Path("/proc/self/clear_refs").write_text("5")

@@ -1,11 +1,11 @@
-"""Compare every road to better masks on one test split, choose the best and the cheapest, and write one report.
+"""Compare every method for better masks on one test split, choose the best and the cheapest, and write one report.
 
     sa2va-rl compare quick --model_path MODEL --data_root DATA
-    sa2va-rl compare quick --roads prompts post fusion
+    sa2va-rl compare quick --methods prompts post fusion
     sa2va-rl segment --run outputs/compare_<time>/best image.png
 
-Roads: prompt policies (experiments 1 and 3), post-processing (experiment 2), fusion with the reward network, and
-fine-tuned weights (supervised, GRPO). What a road needs is trained by the commands of this program, which are printed;
+Methods: prompt policies (experiments 1 and 3), post-processing (experiment 2), fusion with the reward network, and
+fine-tuned weights (supervised, GRPO). What a method needs is trained in this process, one run after the other; finished
 runs of the same settings under <output_dir> are reused, and interrupted ones are resumed. Best and cheapest are chosen
 on validation patients; the test patients are for the report alone.
 """
@@ -15,29 +15,33 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from rl_reward_network.flags import Rare
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
-from rl_reward_network.methods.methods import GROUPS, Group, methods_of
+from rl_reward_network.methods import GROUPS, Group
+from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.run import COMPARE_RUN, Run, check_folder
 
 if TYPE_CHECKING:
-    from rl_reward_network.methods.stage import ComparePlan
+    from rl_reward_network.grpo.inputs import GRPOInputs
+    from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
+    from rl_reward_network.methods.compare import ComparePlan
+    from rl_reward_network.models.reward_network import RewardNetwork
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compare every road on one test split, and choose the best and the cheapest."""
+    """Compare every method on one test split, and choose the best and the cheapest."""
 
-    mode: tyro.conf.Positional[Literal["quick", "full"]]
-    """quick: below 45 minutes on two cores with the embedded model and data. full: every part in its full mode."""
+    mode: tyro.conf.Positional[Mode]
+    """quick: below 45 minutes on two cores with the embedded model and data. full: every run in its full mode."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
-    roads: tuple[Group, ...] = GROUPS
-    """Groups of roads: prompts, post, fusion, weights, combined; combined needs weights."""
+    methods: Annotated[tuple[Group, ...], tyro.conf.arg(aliases=["--roads"])] = GROUPS
+    """Groups of methods: prompts, post, fusion, weights, combined; combined needs weights."""
     seeds: tuple[int, ...] | None = None
     """Seeds of everything that is trained; by default --seed alone. Values of an image are means over seeds."""
     reward_net: Path | None = None
@@ -54,16 +58,17 @@ def check(args: Args) -> "ComparePlan":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    methods_of(args.roads)
+    if "combined" in args.methods and "weights" not in args.methods:
+        raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
     seeds = args.seeds if args.seeds is not None else (args.inputs.seed,)
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds are {list(seeds)}, expected different numbers of 0 or more")
     check_folder(args.run_folder, COMPARE_RUN, args.resume)
     from rl_reward_network.inputs.loading import check_inputs
-    from rl_reward_network.methods.stage import ComparePlan
+    from rl_reward_network.methods.compare import ComparePlan
     from rl_reward_network.models.sa2va.loading_sa2va import check_first_gpu
 
-    if "weights" in args.roads:
+    if "weights" in args.methods:
         check_first_gpu(args.inputs.gpu)
     check_inputs(args.inputs)
     network = None
@@ -71,15 +76,14 @@ def check(args: Args) -> "ComparePlan":
         from rl_reward_network.models.reward_network import RewardNetwork
 
         network = RewardNetwork.from_pretrained(args.reward_net).fingerprint
-    return ComparePlan(args.mode, tuple(group for group in GROUPS if group in args.roads), tuple(seeds), network)
+    return ComparePlan(args.mode, tuple(group for group in GROUPS if group in args.methods), tuple(seeds), network)
 
 
 def main(args: Args) -> None:
     """Open the inputs, train what is missing, measure, and print the verdict."""
     plan = check(args)
-    from rl_reward_network.cli.compare_parts import PartCommands
     from rl_reward_network.inputs.loading import open_inputs
-    from rl_reward_network.methods.stage import origin_of, run_compare_stage
+    from rl_reward_network.methods.compare import origin_of, run_compare_stage
     from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
@@ -87,11 +91,27 @@ def main(args: Args) -> None:
     run = begin(COMPARE_RUN, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
     run.announce(args.resume)
     print(f"data: {inputs.summary}")
-    commands = PartCommands(args.mode, args.inputs, args.prompting, inputs, args.reward_net)
-    lines = run_compare_stage(inputs, plan, commands, run.path, _typed())
+    lines = run_compare_stage(inputs, plan, args.reward_net, grpo_plan, run, _typed())
     write_index(args.inputs.output_dir)
     print("\n" + "\n".join(lines))
     print(f"\nreport: {run / 'report.html'}")
+
+
+def grpo_plan(
+    mode: Mode,
+    inputs: "GRPOInputs",
+    settings: "GRPOSettings",
+    network: "RewardNetwork | None",
+    max_labelled: int | None,
+) -> "GRPOPlan":
+    """The plan that `sa2va-rl grpo` makes of these settings; without a reward network labels reward GRPO."""
+    from rl_reward_network.cli.grpo_flags import Args as GRPOArgs
+    from rl_reward_network.cli.grpo_flags import RewardArgs, make_plan
+
+    labels = network is None and settings.objective == "grpo"
+    rewards = RewardArgs(loop2_iou_weight=1.0 if labels else None)
+    args = GRPOArgs(mode, inputs.config, inputs.regions, settings, rewards=rewards, max_labelled=max_labelled)
+    return make_plan(args, inputs, network)
 
 
 def _typed() -> str:

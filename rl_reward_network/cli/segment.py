@@ -148,7 +148,7 @@ def show_table(results: "Sequence[Segmented]") -> None:
     same_prompt = len({result.prompt for result in results}) == 1
     has_quality = any(result.quality for result in results)
     has_answer = results[0].segs is not None
-    what = "prompt" if has_answer else "road"
+    what = "prompt" if has_answer else "method"
     table = Table(title=escape(f"{what}: {results[0].prompt}") if same_prompt else None, box=box.SIMPLE)
     heads = ["image", *(["prompt"] * (not same_prompt)), "mask", *(["[SEG]"] * has_answer)]
     heads += ["predicted Dice [90 %]"] * has_quality

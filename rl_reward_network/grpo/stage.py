@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
-from rl_reward_network.data.splits import save_split
+from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.grpo.card import card_text
 from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
@@ -50,6 +50,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
 from rl_reward_network.rewards.functions import (
@@ -194,6 +195,11 @@ def run_grpo_stage(
         peak = peak_memory_gib(inputs.device)
         spent = {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts, "peak_memory_gib": peak}
         spent["seconds"] = with_learning(trainer.phases, trainer.seconds - trainer.earlier_seconds)
+        if trainer.args.should_save:
+            chose = {"val": outcome.labelled if outcome else 0}
+            labels = {"reward": _labels_used(trainer, inputs.split), "weights": chose}
+            trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
+            RunCost({"training": trainer.seconds}, labels, trained, peak, resumed=False).save(run)  # of all processes
         _save(trainer, run, spent)
 
 
@@ -352,7 +358,7 @@ def _begin(
         "world": portable_settings(run.path, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
-        "labels": _labels_used(trainer),
+        "labels": sum(_labels_used(trainer, inputs.split).values()),
         "unlabelled": None if trainer.ood_check is None else trainer.ood_check.facts,
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
@@ -365,12 +371,13 @@ def _begin(
     run.begin(origin, facts)
 
 
-def _labels_used(trainer: Sa2VAGRPOTrainer) -> int:
-    """Number of training prompts whose true mask the training uses."""
+def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
+    """Split -> number of training prompts whose true mask the training uses."""
     rewarded = trainer.rollout_generator.rewards["loop2"].items()
     of_masks = any(term.weight and name in MASK_REWARDS for name, term in rewarded)
-    needed = trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks
-    return sum(prompt.labelled for prompt in trainer.prompts) if needed else 0
+    if not (trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks):
+        return {}
+    return {name: sum(prompt.labelled for prompt in select(trainer.prompts, split, name)) for name in split.groups}
 
 
 def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, TableRow
+from rl_reward_network.methods.view import BASE
 
 LABEL_PIXELS = 12  # about the height of a label at 100 dots per inch
 

@@ -1,4 +1,4 @@
-"""The masks of a road on validation and test images, measured."""
+"""The masks of a method on validation and test images, measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,29 +10,29 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.methods.masks import Tools, masks_of_grid, method_mask
 from rl_reward_network.methods.methods import Method
-from rl_reward_network.methods.views import ImageView
+from rl_reward_network.methods.view import BASE, ImageView, Trained
 from rl_reward_network.report.bootstrap import group_means
-from rl_reward_network.report.cost import Cost, cost_from_json, cost_json
+from rl_reward_network.report.cost import Cost
 from rl_reward_network.rewards.metrics import METRICS, dice, mask_metrics
 
+NO_COST = Cost()
 MakeView = Callable[[np.ndarray], ImageView]
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """A road, measured.
+    """A method, measured.
 
     Args:
-        road: its name.
+        method: its name.
         seed: of what was trained for it.
-        weights: of Sa2VA that the road used.
-        parameter: of its refinement, chosen on validation images; None without one.
+        weights: of Sa2VA that the method used.
+        parameter: from the method's grid, chosen on validation images; None without one.
         val: Dice of each validation image.
         test: metric of `METRICS`, and `score` with a reward network -> value of each test image.
         answers: of Sa2VA that one image needs, mean over test images.
-        cost: of training.
+        cost: of training; not part of the file, since each run has its own.
         deploys: what a trained policy deploys, in words; empty without one.
     """
 
@@ -43,59 +43,51 @@ class MethodResult:
     val: tuple[float, ...]
     test: dict[str, tuple[float, ...]]
     answers: float
-    cost: Cost
+    cost: Cost = NO_COST
     deploys: str = ""
 
 
 def measure_method(
     method: Method,
-    tools: Tools,
-    weights: str,
+    trained: Trained,
     samples: dict[str, list[Sample]],
     make_view: MakeView,
-    cost: Cost,
-    seed: int,
+    seed: int = 0,
+    weights: str = BASE,
     deploys: str = "",
 ) -> MethodResult:
-    """Choose the road's parameter on validation images, then measure its masks on the test images.
+    """Choose the parameter of a method on validation images, then measure its masks on the test images.
 
     Args:
-        road: what to measure.
-        tools: trained parts.
-        weights: of Sa2VA, by name.
+        method: what to measure.
+        trained: the runs that it uses.
         samples: labelled samples of `val` and `test`.
         make_view: from an image to its view.
-        cost: of training.
-        seed: of what was trained.
-        deploys: what a trained policy deploys.
+        seed, weights, deploys: as in `MethodResult`.
     """
-    val = _val_dice(method, tools, weights, samples["val"], make_view)
+    val = _val_dice(method, trained, samples["val"], make_view)
     groups = [sample.group_id for sample in samples["val"]]
     best = int(np.argmax([group_means(column, groups).mean() for column in val.T]))
     parameter = method.grid[best] if method.grid else None
     columns: dict[str, list[float]] = {}
-    asked = []
+    answers = []
     for sample in tqdm(samples["test"], f"{method.name}: test", unit="image", leave=False):
-        view, truth = make_view(sample.load_image()), _truth(sample)
-        mask = method_mask(method, view, tools, weights, parameter)
-        asked.append(len(view.answers))
-        for name, value in (mask_metrics(mask, truth) | _score(view, mask)).items():
+        view = make_view(sample.load_image())
+        mask = method.predict(view, trained, parameter) > 0.5
+        answers.append(len(view.answers))
+        for name, value in (mask_metrics(mask, _truth(sample)) | _score(view, mask)).items():
             columns.setdefault(name, []).append(value)
     test = {name: tuple(values) for name, values in columns.items()}
-    return MethodResult(
-        method.name, seed, weights, parameter, tuple(val[:, best].tolist()), test, float(np.mean(asked)), cost, deploys
-    )
+    found = tuple(val[:, best].tolist()), test, float(np.mean(answers))
+    return MethodResult(method.name, seed, weights, parameter, *found, deploys=deploys)
 
 
-def _val_dice(method: Method, tools: Tools, weights: str, samples: Sequence[Sample], make_view: MakeView) -> np.ndarray:
-    """float64 (N, G): Dice of each validation image for each parameter of the road's grid, or for its only mask."""
+def _val_dice(method: Method, trained: Trained, samples: Sequence[Sample], make_view: MakeView) -> np.ndarray:
+    """float64 (N, G): Dice of each validation image for each parameter of the grid, or for the only mask."""
     rows = []
     for sample in tqdm(samples, f"{method.name}: val", unit="image", leave=False):
         view, truth = make_view(sample.load_image()), _truth(sample)
-        if method.grid:
-            masks = masks_of_grid(method, view, tools, weights)
-        else:
-            masks = method_mask(method, view, tools, weights, None)[None]
+        masks = np.stack([method.predict(view, trained, value) > 0.5 for value in method.grid or (None,)])
         rows.append(dice(masks, np.broadcast_to(truth, masks.shape)))
     return np.stack(rows)
 
@@ -115,7 +107,7 @@ def _truth(sample: Sample) -> np.ndarray:
 
 def save_result(path: Path, result: MethodResult) -> None:
     """Write a result as JSON, whole or not at all."""
-    write_json(path, asdict(result) | {"cost": cost_json(result.cost)})
+    write_json(path, {name: value for name, value in asdict(result).items() if name != "cost"})
 
 
 def load_result(path: Path) -> MethodResult:
@@ -128,8 +120,7 @@ def load_result(path: Path) -> MethodResult:
         value: dict[str, Any] = dict(read_json(path))
         test = {name: tuple(numbers) for name, numbers in value["test"].items()}
         assert METRICS.keys() <= test.keys()
-        return MethodResult(
-            **{**value, "val": tuple(value["val"]), "test": test, "cost": cost_from_json(value["cost"])}
-        )
+        return MethodResult(**value | {"val": tuple(value["val"]), "test": test})
     except (KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"{path}: not the result of a road ({error!r}); delete it, and --resume measures it") from None
+        remedy = "delete it, and --resume measures it"
+        raise ValueError(f"{path}: not the result of a method ({error!r}); {remedy}") from None

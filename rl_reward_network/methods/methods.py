@@ -1,26 +1,36 @@
-"""The roads of the comparison: which weights, which source of a soft mask, what is done to it.
-
-A road is a source and a refinement, so combinations need no code of their own.
-"""
+"""The table of methods: what each is called, what it needs, how it is trained, and how it makes a mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
-Group = Literal["prompts", "post", "fusion", "weights", "combined"]
-GROUPS: tuple[Group, ...] = ("prompts", "post", "fusion", "weights", "combined")
-Source = Literal["default", "fixed", "policy", "best of", "mean", "weighted mean", "flips", "network"]
-Refinement = Literal["", "threshold", "sequence", "policy", "fusion", "ascent"]
+from rl_reward_network.grpo.settings import GRPOSettings
+from rl_reward_network.methods import Group
+from rl_reward_network.methods.augmentation import flips_and_scales
+from rl_reward_network.methods.fusion import ASCENT_STEPS, FUSION_WEIGHTS, ascent, fused, own_segmentation
+from rl_reward_network.methods.operations import fixed_sequence, operations_policy, threshold
+from rl_reward_network.methods.prompts import (
+    Predict,
+    best_of_prompts,
+    default_prompt,
+    fixed_prompt,
+    mean_of_prompts,
+    prompt_policy,
+    weighted_mean,
+)
+from rl_reward_network.methods.training import (
+    REWARD_NET,
+    Train,
+    train_operations,
+    train_prompt_policy,
+    train_reward_net,
+    train_weights,
+)
+from rl_reward_network.methods.view import BASE
 
-BASE = "base"  # the model as it is: its weights, and the road of its default prompt
-REWARD_NET, PROMPTS_LABELS, PROMPTS_NET, POST = "reward_net", "experiment1", "experiment3", "experiment2"
-SUPERVISED, GRPO_LABELS, GRPO_NET, GRADIENT = "supervised", "grpo_labels", "grpo_net", "gradient"
-AFTER = "supervised_grpo_net"
+PROMPTS_LABELS, PROMPTS_NET, POST = "experiment1", "experiment3", "experiment2"
+SUPERVISED, AFTER = "supervised", "supervised_grpo_net"
 FINE_TUNED = "fine_tuned"  # the weights that are best on validation patients; decided when they are measured
-WEIGHTS = (SUPERVISED, GRPO_LABELS, GRPO_NET, GRADIENT, AFTER)
-
-FUSION_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of the reward network's map
-ASCENT_STEPS = (0.05, 0.1, 0.2, 0.5, 1.0)  # largest change of a pixel in one of ten steps
 
 
 @dataclass(frozen=True)
@@ -28,91 +38,105 @@ class Method:
     """One way to a mask.
 
     Args:
-        name: of the road, unique; part of file names.
-        group: of the road, for `--roads`; None for the model as it is.
-        title: the road in words.
-        parts: what must be trained for it, is charged to it, and makes its masks.
-        weights: of Sa2VA: `BASE`, one of `WEIGHTS`, or `FINE_TUNED`.
-        source: of the soft mask.
-        policy: part whose prompt policy (or whose best fixed prompt) is the source.
-        refinement: of the soft mask.
-        grid: values of the refinement's parameter; validation patients choose one.
-        trained_with: further parts that the commands of `parts` ask for; neither charged nor used.
+        name: unique; part of file names, and name of the run that `train` makes.
+        group: for `--methods`; None for the base model.
+        title: the method in words.
+        needs: runs that it uses and is charged for, by name; `FINE_TUNED` is the best run of the group weights.
+        predict: the soft mask of an image.
+        grid: values of the parameter of `predict`; validation patients choose one.
+        weights: of Sa2VA: `BASE`, the run of the group weights that trained them, or `FINE_TUNED`.
+        train: finds or makes the run of this name; None for methods that use the runs of others.
+        searched: uses what a run has found by search before it trained its policy.
     """
 
     name: str
     group: Group | None
     title: str
-    parts: tuple[str, ...] = ()
-    weights: str = BASE
-    source: Source = "default"
-    policy: str = ""
-    refinement: Refinement = ""
+    needs: tuple[str, ...] = ()
+    predict: Predict = default_prompt
     grid: tuple[float, ...] = ()
-    trained_with: tuple[str, ...] = ()
-
-    @property
-    def searched(self) -> bool:
-        """Whether the road uses what a part found by search before it trained its policy."""
-        return self.source == "fixed" or self.refinement in ("threshold", "sequence")
+    weights: str = BASE
+    train: Train | None = None
+    searched: bool = False
 
 
-NET, EXP1, EXP3 = (REWARD_NET,), (PROMPTS_LABELS,), (REWARD_NET, PROMPTS_NET)
+NET = (REWARD_NET,)
 METHODS = (
     Method(BASE, None, "the model as it is, default prompt"),
     Method(
-        "fixed_prompt", "prompts", "best fixed prompt", EXP1, source="fixed", policy=PROMPTS_LABELS, trained_with=NET,
+        "fixed_prompt", "prompts", "best fixed prompt", (PROMPTS_LABELS,), fixed_prompt(PROMPTS_LABELS), searched=True
     ),
     Method(
-        PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", EXP1, source="policy", policy=PROMPTS_LABELS,
-        trained_with=NET,
-    ),
-    Method(PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", EXP3, source="policy", policy=PROMPTS_NET),
-    Method("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, source="best of"),
-    Method("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", source="mean"),
-    Method("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, source="weighted mean"),
-    Method("flips_and_scales", "prompts", "mean over flips and scales", source="flips"),
-    Method("threshold", "post", "best threshold", (POST,), refinement="threshold"),
-    Method("sequence", "post", "best fixed sequence of operations", (POST,), refinement="sequence"),
-    Method(POST, "post", "experiment 2: post-processing policy", (POST,), refinement="policy"),
-    Method("own", "fusion", "the reward network's own segmentation", NET, source="network"),
-    Method("fusion", "fusion", "fusion with the reward network's map", NET, refinement="fusion", grid=FUSION_WEIGHTS),
-    Method("ascent", "fusion", "ten steps up the reward network's score", NET, refinement="ascent", grid=ASCENT_STEPS),
-    Method(SUPERVISED, "weights", "supervised LoRA and mask decoder", (SUPERVISED,), SUPERVISED),
-    Method(GRPO_LABELS, "weights", "GRPO, labels", (GRPO_LABELS,), GRPO_LABELS),
-    Method(GRPO_NET, "weights", "GRPO, reward network", (REWARD_NET, GRPO_NET), GRPO_NET),
-    Method(GRADIENT, "weights", "gradient of the reward network", (REWARD_NET, GRADIENT), GRADIENT),
-    Method(AFTER, "weights", "supervised, then GRPO, reward network", (REWARD_NET, SUPERVISED, AFTER), AFTER),
-    Method(
-        "prompt_post", "combined", "experiment 3, then experiment 2", (*EXP3, POST),
-        source="policy", policy=PROMPTS_NET, refinement="policy",
+        PROMPTS_LABELS, "prompts", "experiment 1: prompts, labels", (PROMPTS_LABELS,), prompt_policy(PROMPTS_LABELS),
+        train=partial(train_prompt_policy, reward="dice"),
     ),
     Method(
-        "fine_tuned_prompts", "combined", "best weights, prompts of experiment 3", (*EXP3, FINE_TUNED), FINE_TUNED,
-        source="policy", policy=PROMPTS_NET,
+        PROMPTS_NET, "prompts", "experiment 3: prompts, reward network", (*NET, PROMPTS_NET),
+        prompt_policy(PROMPTS_NET), train=train_prompt_policy,
+    ),
+    Method("best_of_prompts", "prompts", "best of all prompts by the reward network", NET, best_of_prompts),
+    Method("mean_of_prompts", "prompts", "mean of the soft masks of all prompts", (), mean_of_prompts),
+    Method("weighted_mean", "prompts", "the same, weighted by predicted quality", NET, weighted_mean),
+    Method("flips_and_scales", "prompts", "mean over flips and scales", (), flips_and_scales),
+    Method("threshold", "post", "best threshold", (POST,), threshold(POST), searched=True),
+    Method("sequence", "post", "best fixed sequence of operations", (POST,), fixed_sequence(POST), searched=True),
+    Method(
+        POST, "post", "experiment 2: post-processing policy", (POST,), operations_policy(POST), train=train_operations
+    ),
+    Method("own", "fusion", "the reward network's own segmentation", NET, own_segmentation),
+    Method("fusion", "fusion", "fusion with the reward network's map", NET, fused, FUSION_WEIGHTS),
+    Method("ascent", "fusion", "ten steps up the reward network's score", NET, ascent, ASCENT_STEPS),
+    Method(
+        SUPERVISED, "weights", "supervised LoRA and mask decoder", (SUPERVISED,), weights=SUPERVISED,
+        train=partial(train_weights, settings=GRPOSettings(objective="supervised")),
+    ),
+    Method("grpo_labels", "weights", "GRPO, labels", ("grpo_labels",), weights="grpo_labels", train=train_weights),
+    Method(
+        "grpo_net", "weights", "GRPO, reward network", (*NET, "grpo_net"), weights="grpo_net",
+        train=partial(train_weights, learned=True),
     ),
     Method(
-        "fine_tuned_fusion", "combined", "best weights, fusion with the reward network", (*NET, FINE_TUNED), FINE_TUNED,
-        refinement="fusion", grid=FUSION_WEIGHTS,
+        "gradient", "weights", "gradient of the reward network", (*NET, "gradient"), weights="gradient",
+        train=partial(train_weights, settings=GRPOSettings(caption_to_mask_weight=0.0), learned=True),
+    ),
+    Method(
+        AFTER, "weights", "supervised, then GRPO, reward network", (*NET, SUPERVISED, AFTER), weights=AFTER,
+        train=partial(train_weights, learned=True, after=SUPERVISED),
+    ),
+    Method(
+        "prompt_post", "combined", "experiment 3, then experiment 2", (*NET, PROMPTS_NET, POST),
+        operations_policy(POST, prompt_policy(PROMPTS_NET)),
+    ),
+    Method(
+        "fine_tuned_prompts", "combined", "best weights, prompts of experiment 3", (*NET, PROMPTS_NET, FINE_TUNED),
+        prompt_policy(PROMPTS_NET), weights=FINE_TUNED,
+    ),
+    Method(
+        "fine_tuned_fusion", "combined", "best weights, fusion with the reward network", (*NET, FINE_TUNED), fused,
+        FUSION_WEIGHTS, FINE_TUNED,
     ),
 )  # fmt: skip
+TRAINED = {REWARD_NET: train_reward_net, **{method.name: method.train for method in METHODS if method.train}}
+"""Name of a run -> how it is made, in an order in which each comes after those that it needs."""
+WEIGHTS = tuple(method.name for method in METHODS if method.group == "weights")
+TRAINED_WITH = {PROMPTS_LABELS: REWARD_NET}  # the report of its run shows the network, which is not charged
 
 
 def methods_of(groups: Sequence[Group]) -> tuple[Method, ...]:
-    """The model as it is, and the roads of these groups, in the order of the table.
+    """The base model, and the methods of these groups, in the order of the table.
 
-    The best weights are known only where roads of the group `weights` are measured.
+    The best weights are known only where methods of the group `weights` are measured.
 
     Raises:
         ValueError: the group `combined` without `weights`.
     """
     if "combined" in groups and "weights" not in groups:
-        raise ValueError("roads: combined needs the best of the fine-tuned weights; give weights as well")
+        raise ValueError("methods: combined needs the best of the fine-tuned weights; give weights as well")
     return tuple(method for method in METHODS if method.group is None or method.group in groups)
 
 
-def parts_of(methods: Sequence[Method]) -> tuple[str, ...]:
-    """The parts that must be trained for these roads, each once, those that others need first."""
-    order = (REWARD_NET, PROMPTS_LABELS, PROMPTS_NET, POST, *WEIGHTS)
-    needed = {part for method in methods for part in (*method.parts, *method.trained_with)}
-    return tuple(part for part in order if part in needed)
+def runs_of(methods: Sequence[Method]) -> tuple[str, ...]:
+    """The runs that these methods need, each once, in the order of training."""
+    needed = {run for method in methods for run in method.needs}
+    needed |= {also for run, also in TRAINED_WITH.items() if run in needed}
+    return tuple(run for run in TRAINED if run in needed)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl_reward_network.methods.measure import MethodResult
-from rl_reward_network.methods.methods import BASE, METHODS, Method
+from rl_reward_network.methods.methods import METHODS, Method
+from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.bootstrap import MIN_PATIENTS, Estimate, few_patients_note, group_means, mean_interval
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.max_t import LEVEL, MaxT, max_t

@@ -30,6 +30,7 @@ from rl_reward_network.ppo.policy import choose_operations, policy_kwargs, save_
 from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
 from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
 from rl_reward_network.ppo.train import Task, train_ppo
+from rl_reward_network.report.cost import RunCost
 from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -134,14 +135,16 @@ def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, r
             model = fit(train, val, plan, run)
         with clock(seconds, "decision"):
             deployment = decide_operations((train, val), searched, sequences, plan)
+        labels, peak = labels_used(inputs, (train, val), searched, plan), peak_memory_gib(inputs.config.device)
+        RunCost(seconds, labels, sum(tensor.numel() for tensor in model.policy.parameters()), peak, resume).save(run)
         description = {
             "deployment": asdict(deployment),
             "fixed_sequence": list(fixed),
             "best_threshold": threshold,
             "sequences": [list(operations) for operations in for_ridge],
-            "labels": labels_used(inputs, (train, val), searched, plan),
+            "labels": labels,
             "seconds": seconds,
-            "peak_memory_gib": peak_memory_gib(inputs.config.device),
+            "peak_memory_gib": peak,
             "resumed": resume,
         }
         vision = default_answer(inputs, samples["val"][0].load_image()).vision_features

@@ -28,6 +28,7 @@ from rl_reward_network.ppo.contexts import (
 from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs, save_network
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
 from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_ppo
+from rl_reward_network.report.cost import RunCost
 from rl_reward_network.report.deployment import (
     FOLDS,
     Deployment,
@@ -136,13 +137,15 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             model = fit(tables, plan, run)
         with clock(seconds, "decision"):
             deployment = decide_prompts(tables, plan)
+        labels, peak = labels_used(tables, plan), peak_memory_gib(inputs.config.device)
+        RunCost(seconds, labels, sum(tensor.numel() for tensor in model.policy.parameters()), peak, resume).save(run)
         description = {
             "deployment": asdict(deployment),
             "seconds": seconds,
             "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
             "resumed": resume,
-            "labels": labels_used(tables, plan),
-            "peak_memory_gib": peak_memory_gib(inputs.config.device),
+            "labels": labels,
+            "peak_memory_gib": peak,
             "unlabelled": None if ood_check is None else ood_check.facts,
         }
         vision = tables["policy"][0].context.vision_features

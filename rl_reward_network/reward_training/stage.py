@@ -16,6 +16,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run
 from rl_reward_network.inputs.unlabelled import Unlabelled
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
+from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.agreement import measure_agreement, sheet_rows, write_sheet
 from rl_reward_network.reward_training.baseline import train_pooled_cnn
 from rl_reward_network.reward_training.calibration import calibrated
@@ -79,8 +80,8 @@ def reward_plan(
 def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNetwork:
     """Train a reward network in `run`, test it on test patients, and return it.
 
-    Writes best_reward_net/, sheet.png, agreement.json, config.json, split.json, metrics.jsonl and logs/. An interrupted
-    run is resumed from its last checkpoint.
+    Writes best_reward_net/, sheet.png, agreement.json, cost.json, config.json, split.json, metrics.jsonl and logs/. An
+    interrupted run is resumed from its last checkpoint.
 
     Args:
         inputs: data, split and frozen model.
@@ -120,13 +121,18 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             result = measure_agreement(network, examples, pooled, mean, DAMAGED_MASKS, stream)
             shown = RewardExamples(inputs, picked["test"][:SHEET_ROWS], "pictures")
             write_sheet(run / "sheet.png", sheet_rows(network, shown, stream))
+        used, peak = {name: _count(samples) for name, samples in picked.items()}, peak_memory_gib(config.device)
+        of_network = {name: value for name, value in seconds.items() if name != "comparing"}
+        labels = {"reward": {name: used[name]["images"] for name in ("reward", "val")}}
+        parameters = sum(tensor.numel() for tensor in network.parameters())
+        RunCost(of_network, labels, parameters, peak, resumed).save(run.path)
         about = {
-            "used": {name: _count(samples) for name, samples in picked.items()},
+            "used": used,
             "bank": {"computed": inputs.bank.computed, "reused": inputs.bank.reused},
             "notes": import_notes(inputs.config.data_root),
             "seconds": seconds,
             "resumed": resumed,
-            "peak_memory_gib": peak_memory_gib(config.device),
+            "peak_memory_gib": peak,
         }
         write_json(run / AGREEMENT, {**about, **result})
         run.finish()

@@ -1,4 +1,4 @@
-"""Segment images by the road that a comparison has chosen."""
+"""Segment images by the method that a comparison has chosen."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from rl_reward_network.segment.maker import Segmented
 
 @dataclass(frozen=True)
 class MethodMaker:
-    """A road of a comparison, ready for new images.
+    """A method of a comparison, ready for new images.
 
     Args:
-        road: the road.
+        method: the method.
         levels: of grey images above 8 bit; None: percentiles of the image.
     """
 
@@ -27,7 +27,7 @@ class MethodMaker:
     levels: Levels | None
 
     def __call__(self, target: Target) -> Segmented:
-        """Make the mask of an image by the road, and write it."""
+        """Make the mask of an image by the method, and write it."""
         title = self.method.method.title
         check_free(target, title)
         image, note = load_for_model(target.image, self.levels)
@@ -39,7 +39,7 @@ class MethodMaker:
 
 
 def load_method_maker(run: Path, device: str | None = None, bit_depth: int | None = None) -> MethodMaker:
-    """Load the road in the folder best/ or cheapest/ of a comparison.
+    """Load the method in the folder best/ or cheapest/ of a comparison.
 
     Args:
         run: the folder.
@@ -47,8 +47,8 @@ def load_method_maker(run: Path, device: str | None = None, bit_depth: int | Non
         bit_depth: of grey images above 8 bit.
 
     Raises:
-        ValueError: the folder holds no road, something that it needs is missing, or `bit_depth` is refused.
+        ValueError: the folder holds no method, something that it needs is missing, or `bit_depth` is refused.
     """
     method = load_deployed(run, device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    print(f"road: {method.method.title}")
+    print(f"method: {method.method.title}")
     return MethodMaker(method, image_levels(bit_depth, method.grey_levels))

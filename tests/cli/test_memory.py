@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.random_checkpoint import TINY_SAM2, official_config
 from rl_reward_network.cli import doctor, grpo, memory
-from rl_reward_network.cli.compare_parts import parsed
 from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.flags import parse
 from rl_reward_network.memory import advice
 from rl_reward_network.memory.advice import Fit
 from rl_reward_network.memory.predict import GIB, Stage
@@ -26,7 +26,7 @@ SMALL = ["--memory", "--device", "cpu"]
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
     """Exit status and text, the latter in one line."""
     with pytest.raises(SystemExit) as stop:
-        doctor.main(parsed(doctor.Args, [*SMALL, *words]))
+        doctor.main(parse(doctor.Args, [*SMALL, *words]))
     return stop.value.code, " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
@@ -67,7 +67,7 @@ def test_flags_that_are_unknown_or_without_effect_are_not_passed_over(capsys: py
 
 def test_the_device_may_be_named_as_in_training(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        doctor.main(parsed(doctor.Args, ["--memory", "--gpu", "0", "--memory_gib", "10"]))
+        doctor.main(parse(doctor.Args, ["--memory", "--gpu", "0", "--memory_gib", "10"]))
     assert "sa2va-nano on cuda, 10.0 GiB" in capsys.readouterr().out
 
 
@@ -104,7 +104,7 @@ def test_merging_may_need_a_smaller_number_format(monkeypatch: pytest.MonkeyPatc
 
 def test_the_flags_that_are_printed_exist() -> None:
     words = [word for name in memory.TRAINING_FLAGS for word in example(name)]
-    args = parsed(grpo.Args, ["full", *words])
+    args = parse(grpo.Args, ["full", *words])
     assert (args.lora.lora_r, args.grpo.activation_checkpointing, args.regions.max_dynamic_patch) == (4, True, 2)
 
 
@@ -117,7 +117,7 @@ def example(name: str) -> list[str]:
 
 def test_a_folder_that_is_no_model_is_refused() -> None:
     with pytest.raises(ValueError, match="nowhere: no such folder"):
-        doctor.main(parsed(doctor.Args, [*SMALL, "--model_path", "nowhere"]))
+        doctor.main(parse(doctor.Args, [*SMALL, "--model_path", "nowhere"]))
 
 
 @pytest.mark.parametrize("damage", ["missing", "wrong type"])
@@ -129,7 +129,7 @@ def test_a_damaged_configuration_is_refused(tmp_path: Path, damage: str) -> None
         config["text_config"]["hidden_size"] = "128"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"config\.json: (text_config is missing|damaged)"):
-        doctor.main(parsed(doctor.Args, [*SMALL, "--model_path", str(tmp_path)]))
+        doctor.main(parse(doctor.Args, [*SMALL, "--model_path", str(tmp_path)]))
 
 
 def test_tiles_are_no_flag_of_a_model_without_them() -> None:

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from rl_reward_network.env.mask_bank import FrozenAnswer
-from rl_reward_network.methods.masks import Tools
 from rl_reward_network.methods.measure import load_result, measure_method, save_result
-from rl_reward_network.methods.methods import BASE, METHODS
-from rl_reward_network.methods.views import FrozenModel, ImageView
-from rl_reward_network.report.cost import Cost
+from rl_reward_network.methods.methods import METHODS
+from rl_reward_network.methods.view import BASE, FrozenModel, ImageView, Trained
 from rl_reward_network.rewards.metrics import dice
 
 SIDE = 24
@@ -41,13 +39,13 @@ def view(image: np.ndarray) -> ImageView:
         foreground_prob=np.where(truth, 0.999, 0.001).astype(np.float32),
         quality=lambda masks: {"score": dice(masks > 0.5, np.broadcast_to(truth, masks.shape)).astype(np.float32)},
     )
-    return ImageView(image, lambda weights: FrozenModel(answer, lambda masks, size: masks), lambda pixels: scorer)
+    return ImageView(image, FrozenModel(answer, lambda masks, size: masks), lambda pixels: scorer)  # type: ignore[arg-type, return-value]
 
 
 def measured(name: str) -> Any:
     method = next(method for method in METHODS if method.name == name)
     samples = {"val": [sample(0), sample(1)], "test": [sample(2), sample(3), sample(4)]}
-    return measure_method(method, Tools(("a", "b")), BASE, samples, view, Cost(2.0, (("reward", 5),), 7), 3), samples
+    return measure_method(method, Trained(("a", "b"), {}), samples, view, 3), samples
 
 
 def test_dice_of_the_base_is_that_of_its_masks() -> None:
@@ -90,7 +88,7 @@ def test_empty_masks_everywhere_are_measured() -> None:
         one.load_image, one.load_mask = (lambda empty=empty: empty), (lambda: np.zeros((SIDE, SIDE), bool))
     for name in (BASE, "fusion", "own"):
         method = next(method for method in METHODS if method.name == name)
-        result = measure_method(method, Tools(("a",)), BASE, samples, view, Cost(), 0)
+        result = measure_method(method, Trained(("a",), {}), samples, view)
         assert result.test["dice"] == (1.0,)
         assert result.test["hd95"] == (0.0,)
         assert result.test["betti0"] == (0.0,)

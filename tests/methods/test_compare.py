@@ -4,8 +4,9 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +16,22 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import segment
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
-from rl_reward_network.methods import stage
+from rl_reward_network.methods import compare
+from rl_reward_network.methods.compare import ComparePlan, Progress, run_compare_stage
 from rl_reward_network.methods.deployed import load_deployed
 from rl_reward_network.methods.measure import measure_method
-from rl_reward_network.methods.methods import POST, PROMPTS_LABELS, PROMPTS_NET, REWARD_NET, SUPERVISED
-from rl_reward_network.methods.parts import PartCommand, part_digest
-from rl_reward_network.methods.stage import ComparePlan, run_compare_stage
+from rl_reward_network.methods.methods import METHODS, POST, PROMPTS_LABELS, PROMPTS_NET, TRAINED, Method
+from rl_reward_network.methods.training import REWARD_NET, digest
+from rl_reward_network.methods.view import FrozenModel, ImageView, Trained
+from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.operations import post_plan, run_post_stage
 from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
 from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.report.cost import COST
 from rl_reward_network.reward_training.stage import run_reward_stage
-from rl_reward_network.run import REWARD_RUN, Run
+from rl_reward_network.rewards.learned import ImageScorer
+from rl_reward_network.run import COMPARE_RUN, REWARD_RUN, Run
 from tests.conftest import write_tiny_data
 from tests.reward_training.test_stage import plan_of
 
@@ -50,7 +55,7 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 
 @pytest.fixture(scope="module")
 def runs(inputs: RunInputs) -> dict[str, Path]:
-    """A tiny run of each part."""
+    """A tiny run of each kind."""
     output = inputs.config.output_dir
     found = {REWARD_NET: output / "reward_net_1", POST: output / "sa2va_post_process_1"}
     found |= {PROMPTS_LABELS: output / "sa2va_rl_finetune_1", PROMPTS_NET: output / "sa2va_rl_finetune_3"}
@@ -66,7 +71,10 @@ def runs(inputs: RunInputs) -> dict[str, Path]:
 
 def compared(inputs: RunInputs, runs: Mapping[str, Path], name: str, plan: ComparePlan = PLAN) -> Path:
     run = inputs.config.output_dir / name
-    run_compare_stage(inputs, plan, lambda part, seed, made: PartCommand(part, (), lambda: runs[part]), run, "typed")
+    with pytest.MonkeyPatch.context() as patch:
+        for needed, path in runs.items():
+            patch.setitem(TRAINED, needed, lambda job, path=path: (path, True))
+        run_compare_stage(inputs, plan, None, None, Run(run, COMPARE_RUN), "typed")  # type: ignore[arg-type]
     return run
 
 
@@ -80,7 +88,7 @@ def table(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_road_stands_in_the_table_with_its_cost(run: Path) -> None:
+def test_every_method_stands_in_the_table_with_its_cost(run: Path) -> None:
     rows = {row["road"]: row for row in table(run)}
     assert len(rows) == 14
     assert rows["base"]["dice_minus_base_mean"] == "0"
@@ -95,7 +103,7 @@ def test_every_road_stands_in_the_table_with_its_cost(run: Path) -> None:
     assert float(rows["experiment3"]["masks_per_image"]) <= 2
 
 
-def test_the_report_is_one_file_with_every_road_on_the_same_images(run: Path) -> None:
+def test_the_report_is_one_file_with_every_method_on_the_same_images(run: Path) -> None:
     page = (run / "report.html").read_text()
     assert len(re.findall("<figure>", page)) == 3 * (2 + 14)
     assert "typed" in page
@@ -108,7 +116,7 @@ def test_the_report_is_one_file_with_every_road_on_the_same_images(run: Path) ->
 def test_what_was_measured_is_not_measured_again(
     inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "measure_method", None)
+    monkeypatch.setattr(compare, "measure_method", None)
     again = compared(inputs, runs, "compare_2")
     assert (again / "table.csv").read_text() == (run / "table.csv").read_text()
 
@@ -117,10 +125,10 @@ class Killed(BaseException):
     pass
 
 
-def test_killed_between_two_roads_it_ends_in_the_same_table(
+def test_killed_between_two_methods_it_ends_in_the_same_table(
     inputs: RunInputs, runs: dict[str, Path], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = inputs.config.output_dir / stage.RESULTS
+    results = inputs.config.output_dir / compare.RESULTS
     for path in results.glob("fusion_*"):
         path.unlink()
     for path in results.glob("ascent_*"):
@@ -132,7 +140,7 @@ def test_killed_between_two_roads_it_ends_in_the_same_table(
         return measure_method(method, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "measure_method", killed)
+        patch.setattr(compare, "measure_method", killed)
         with pytest.raises(Killed):
             compared(inputs, runs, "compare_3")
     assert not (inputs.config.output_dir / "compare_3" / "report.html").exists()
@@ -162,7 +170,7 @@ def test_best_and_cheapest_segment_new_images(run: Path, tmp_path: Path, capsys:
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(tmp_path / "new.png")
     segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", device="cpu"))
     assert Image.open(tmp_path / "new_mask.png").size == (70, 50)
-    assert "road: " in capsys.readouterr().out
+    assert "method: " in capsys.readouterr().out
     with pytest.raises(ValueError, match="has settled --prompt"):
         segment.main(segment.Args((tmp_path / "new.png",), run=run / "best", prompt="x"))
     with pytest.raises(ValueError, match=r"holds no road\.json"):
@@ -176,7 +184,7 @@ def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> No
     write_json(run / "other" / "road.json", saved | {"road": POST, "runs": runs, "trained": {POST: "of before"}})
     with pytest.raises(ValueError, match="was trained again since"):
         load_deployed(run / "other", "cpu")
-    trained = {part: part_digest(part, Path(path)) for part, path in runs.items()}
+    trained = {part: digest(Path(path)) for part, path in runs.items()}
     other = saved | {"road": POST, "runs": runs, "trained": trained, "model_fingerprint": "of another model"}
     write_json(run / "other" / "road.json", other)
     with pytest.warns(UserWarning, match="measured with other weights"):
@@ -186,14 +194,13 @@ def test_what_was_trained_again_is_not_deployed(run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "method", ["base", "experiment1", "experiment3", "experiment2", "fusion", "own", "weighted_mean"]
 )
-def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
-    """Whatever road it is."""
+def test_a_deployed_method_gives_the_mask_that_was_measured(inputs: RunInputs, run: Path, method: str) -> None:
     saved = read_json(run / "best" / "road.json")
     row = next(row for row in read_json(run / "eval.json")["rows"] if row["road"] == method)
     runs = {part: f"../{path}" for part, path in read_json(run / "eval.json")["config"]["runs"].items()}
     runs = {part: path.removeprefix("../") for part, path in runs.items()}
     parameter = float(row["deploys"]) if method == "fusion" else None
-    trained = {part: part_digest(part, run / path) for part, path in runs.items()}
+    trained = {part: digest(run / path) for part, path in runs.items()}
     changed = {"road": method, "parameter": parameter, "runs": runs, "trained": trained, "weights": "base"}
     write_json(run / "one" / "road.json", saved | changed)
     deployed = load_deployed(run / "one", "cpu")
@@ -206,17 +213,44 @@ def test_a_deployed_road_gives_the_mask_that_was_measured(inputs: RunInputs, run
     assert overlap == pytest.approx(float(line["dice"]), abs=2e-3)
 
 
-def test_weights_are_merged_again_where_they_were_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def merge(final_model: Path, output: Path) -> None:
-        assert not output.exists(), "merge_run would refuse it"
-        write_json(output / "config.json", read_json(final_model / "config.json"))
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_makes_one_mask_of_an_image_alone(method: Method, inputs: RunInputs, runs: dict[str, Path]) -> None:
+    """Of the image's size, the same twice, from a folder without true masks; each value of the grid gives one."""
+    model = FrozenModel(inputs.segmenter.segment, inputs.segmenter.upsample)
+    scorer = partial(ImageScorer, RewardNetwork.from_pretrained(runs[REWARD_NET] / "best_reward_net"))
+    image = np.random.default_rng(3).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+    trained = Trained(inputs.prompts, runs)
+    for parameter in method.grid or (None,):
+        once, again = (method.predict(ImageView(image.copy(), model, scorer), trained, parameter) for _ in range(2))
+        assert once.shape == (40, 56)
+        assert np.issubdtype(once.dtype, np.floating)
+        assert np.isfinite(once).all()
+        assert (once == again).all()
 
-    monkeypatch.setattr(stage, "merge_run", merge)
-    for steps in (1, 1, 2):
-        write_json(tmp_path / "final_model" / "config.json", {"steps": steps})
-        stage.merge_part(SUPERVISED, tmp_path)
-        assert read_json(tmp_path / stage.MERGED / "config.json") == {"steps": steps}
-    monkeypatch.setattr(stage, "merge_run", None)
-    stage.merge_part(SUPERVISED, tmp_path)
+
+def test_every_run_has_written_its_cost(runs: dict[str, Path]) -> None:
+    for run in runs.values():
+        cost: dict[str, Any] = read_json(run / COST)
+        assert min(cost["seconds"].values()) > 0
+        assert cost["parameters"] > 0
+        assert cost["peak_memory_gib"] > 0
+        assert not cost["resumed"]
+    assert read_json(runs[REWARD_NET] / COST)["labels"]["reward"].keys() == {"reward", "val"}
+    assert "PPO" in read_json(runs[POST] / COST)["seconds"]
+
+
+def test_minutes_left_are_the_means_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 600.0, 601.0, 661.0, 841.0, 842.0])
+    progress = Progress({"run": 2, "method": 3}, lambda: next(times))
+    progress.done("run", "reward_net: trained", reused=False)  # 10 minutes
+    progress.done("run", "experiment1: reused", reused=True)  # no example of how long training takes
+    progress.done("method", "base: measured", reused=False)  # 1 minute
+    progress.done("method", "own: measured", reused=False)  # 3 minutes
+    progress.done("method", "fusion: measured before", reused=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "reward_net: trained; 1 run and 3 methods left",
+        "experiment1: reused; 3 methods left",
+        "base: measured; 2 methods left, about 2 min",
+        "own: measured; 1 method left, about 2 min",
+        "fusion: measured before; nothing left",
+    ]

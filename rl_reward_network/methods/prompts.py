@@ -1,0 +1,90 @@
+"""Methods that choose among the masks of several prompts, or take their mean."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from rl_reward_network.artefacts import read_json
+from rl_reward_network.methods.view import ImageView, Trained
+from rl_reward_network.ppo.deploy import deployed_prompt, load_policy, read_policy_config
+from rl_reward_network.report.deployment import AS_IT_IS, Deployment
+from rl_reward_network.run import FINAL
+
+LEAST_WEIGHT = 1e-4  # of a mask in a weighted mean
+Predict = Callable[[ImageView, Trained, float | None], np.ndarray]
+"""(image, runs, parameter) -> soft mask, float (H, W); above 0.5 is the mask. No method sees the true mask."""
+Chooser = Callable[[ImageView, Trained], int]
+
+
+def default_prompt(view: ImageView, trained: Trained, parameter: float | None = None) -> np.ndarray:
+    """The soft mask of the default prompt."""
+    return _of(0, view, trained)
+
+
+def fixed_prompt(run: str) -> Predict:
+    """The prompt that a run found best for all images."""
+
+    def predict(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+        return _of(trained.load(run, deployment_of).best_fixed, view, trained)
+
+    return predict
+
+
+def prompt_policy(run: str) -> Predict:
+    """The prompt that a run deploys for the image: its policy's, or one for all images."""
+
+    def predict(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+        return _of(trained.load(run, _chooser)(view, trained), view, trained)
+
+    return predict
+
+
+def best_of_prompts(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The soft mask with the highest score of the reward network."""
+    soft = view.soft(trained.prompts)
+    best: np.ndarray = soft[_scores(view, soft).argmax()]
+    return best
+
+
+def mean_of_prompts(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The mean of the soft masks of all prompts."""
+    return np.asarray(view.soft(trained.prompts).mean(axis=0))
+
+
+def weighted_mean(view: ImageView, trained: Trained, parameter: float | None) -> np.ndarray:
+    """The mean of the soft masks of all prompts, weighted by the reward network's score."""
+    soft = view.soft(trained.prompts)
+    weights = np.maximum(_scores(view, soft), LEAST_WEIGHT)
+    return np.asarray(np.average(soft, axis=0, weights=weights), np.float32)
+
+
+def deployment_of(run: Path) -> Deployment:
+    """What the run of a policy deploys."""
+    return Deployment.from_json(read_json(run / FINAL / "config.json")["deployment"])
+
+
+def _of(index: int, view: ImageView, trained: Trained) -> np.ndarray:
+    return view.soft(trained.prompts[index : index + 1])[0]
+
+
+def _scores(view: ImageView, soft: np.ndarray) -> np.ndarray:
+    """float32 (P,): the reward network's score of the mask of each soft mask (P, H, W)."""
+    return view.scorer.quality((soft > 0.5).astype(np.float32))["score"]
+
+
+def _chooser(run: Path) -> Chooser:
+    """The policy of a run, or the one prompt that it deploys."""
+    deployment = deployment_of(run)
+    if deployment.choice != "policy":
+        index = deployment.best_fixed if deployment.choice == "fixed" else AS_IT_IS
+        return lambda view, trained: index
+    config, policy = read_policy_config(run / FINAL), load_policy(run / FINAL)
+
+    def choose(view: ImageView, trained: Trained) -> int:
+        def score(index: int) -> float:
+            return float(_scores(view, view.soft(trained.prompts[index : index + 1]))[0])
+
+        return deployed_prompt(policy, config, view.image, view.features(trained.prompts[0]), score)
+
+    return choose

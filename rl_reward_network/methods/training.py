@@ -1,0 +1,281 @@
+"""What methods need to be trained: runs of the other commands' stages, found or made in this process."""
+
+import gc
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rl_reward_network.artefacts import read_json, weights_fingerprint, write_json
+from rl_reward_network.data.splits import Split, select
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings
+from rl_reward_network.inputs.config import RegionConfig
+from rl_reward_network.inputs.loading import RunInputs
+from rl_reward_network.models.default import is_small
+from rl_reward_network.models.reward_network import RewardNetwork
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.ppo import operations, prompts
+from rl_reward_network.ppo.deploy import load_policy, load_policy_of_run
+from rl_reward_network.ppo.settings import Mode
+from rl_reward_network.report.cost import COST, Cost, RunCost
+from rl_reward_network.reward_training.stage import (
+    check_no_leak,
+    find_reward_network,
+    find_unfinished,
+    origin_and_seed,
+    reward_plan,
+    run_reward_stage,
+)
+from rl_reward_network.reward_training.train import PRESETS
+from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.run import (
+    AGREEMENT,
+    BEST_REWARD_NET,
+    FINAL,
+    GRPO_RUN,
+    POLICY_RUN,
+    POST_RUN,
+    REWARD_RUN,
+    Kind,
+    Run,
+    reset_peak_memory,
+)
+
+if TYPE_CHECKING:
+    from rl_reward_network.grpo.inputs import GRPOInputs
+
+REWARD_NET = "reward_net"  # name of the run that trains the reward network
+SUPERVISED_STEPS = {"quick": 200, "full": 300}  # of a model of the embedded one's size; others train for epochs
+GRPO_STEPS = {"quick": 60, "full": 140}
+MERGED = "merged"  # in the folder of a GRPO run: the checkpoint that the comparison segments with
+MERGED_FROM = "merged_from.json"  # in `MERGED`: the digest of the final model
+
+MakeGRPOPlan = Callable[[Mode, "GRPOInputs", GRPOSettings, RewardNetwork | None, int | None], GRPOPlan]
+"""(mode, inputs, settings, reward network, most labelled images) -> complete settings of a GRPO run."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the training of a run starts from.
+
+    Args:
+        mode: quick or full.
+        inputs: data, split and frozen model, with the seed of the run.
+        reward_net: reward network that the user names; None finds or trains one.
+        runs: name -> finished run, of those before.
+        grpo_plan: makes the settings of GRPO complete.
+    """
+
+    mode: Mode
+    inputs: RunInputs
+    reward_net: Path | None
+    runs: Mapping[str, Path]
+    grpo_plan: MakeGRPOPlan
+
+    @property
+    def network(self) -> Path:
+        """Folder of the reward network."""
+        return self.runs[REWARD_NET] / BEST_REWARD_NET
+
+    @property
+    def labelled(self) -> "Job":
+        """The job without unlabelled images, for stages that need true masks."""
+        inputs = replace(self.inputs, config=replace(self.inputs.config, unlabelled_root=None), unlabelled=None)
+        return replace(self, inputs=inputs)
+
+
+Train = Callable[[Job], tuple[Path, bool]]
+"""Finds the newest run of these settings, resumes it or trains a new one: (its folder, whether it was finished)."""
+
+
+def train_reward_net(job: Job) -> tuple[Path, bool]:
+    """The reward network that the user named, or one of the preset of the mode."""
+    if job.reward_net is not None:
+        return named_run(job.reward_net), True
+    inputs = job.labelled.inputs
+    plan = reward_plan(inputs.config, job.mode)
+    if folder := find_reward_network(inputs, plan, inputs.config.seed):
+        return folder.parent, True
+    unfinished = find_unfinished(inputs, plan)
+    found, settings = unfinished.path if unfinished else None, origin_and_seed(inputs, plan)
+    return _completed(job, REWARD_RUN, settings, found, lambda run, resume: run_reward_stage(inputs, plan, run))
+
+
+def train_prompt_policy(job: Job, reward: RewardName = "net") -> tuple[Path, bool]:
+    """A prompt policy; unlabelled images join where the reward network alone rewards it."""
+    inputs = job.inputs if reward == "net" else job.labelled.inputs
+    plan = prompts.policy_plan(job.mode, reward=reward, seed=inputs.config.seed)
+    found = prompts.find_policy_run(inputs, plan, reward_plan(inputs.config, job.mode), job.network)
+    kind = replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if reward in OF_LABELS else POLICY_RUN
+
+    def train(run: Run, resume: bool) -> None:
+        prompts.run_policy_stage(inputs, plan, job.network, run.path, resume)
+
+    return _completed(job, kind, prompts.origin_of(inputs, plan), found, train)
+
+
+def train_operations(job: Job) -> tuple[Path, bool]:
+    """The post-processing policy of experiment 2, rewarded by labels."""
+    inputs = job.labelled.inputs
+    plan = operations.post_plan(job.mode, seed=inputs.config.seed)
+    found = operations.find_post_run(inputs, plan)
+
+    def train(run: Run, resume: bool) -> None:
+        operations.run_post_stage(inputs, plan, None, run.path, resume)
+
+    return _completed(job, POST_RUN, operations.origin_of(inputs, plan), found, train)
+
+
+def train_weights(
+    job: Job, settings: GRPOSettings | None = None, learned: bool = False, after: str | None = None
+) -> tuple[Path, bool]:
+    """Fine-tuned weights of Sa2VA.
+
+    Args:
+        job: what the training starts from.
+        settings: of GRPO, or of supervised training, which uses as many labels as the reward network.
+        learned: whether the reward network rewards, else labels do; unlabelled images then join.
+        after: run whose merged weights are trained further, in place of the base model.
+    """
+    from rl_reward_network.grpo.inputs import open_grpo_inputs  # here, since `segment --run` needs no trainer
+    from rl_reward_network.grpo.stage import find_grpo_run, run_grpo_stage, wanted_settings
+
+    job = job if learned else job.labelled
+    settings = settings or GRPOSettings()
+    supervised = settings.objective == "supervised"
+    config = job.inputs.config
+    if is_small(config.model_path):
+        settings = replace(settings, max_steps=(SUPERVISED_STEPS if supervised else GRPO_STEPS)[job.mode])
+    if after is not None:
+        config = replace(config, model_path=str(job.runs[after] / MERGED))
+    question, tiles = job.inputs.prompts[0], job.inputs.prompt_config.max_tiles
+    inputs = open_grpo_inputs(config, RegionConfig(segment_question=question, max_dynamic_patch=tiles))
+    network = None
+    if learned:
+        network = RewardNetwork.from_pretrained(job.network)
+        check_no_leak(inputs.split, network, job.network, inputs.unlabelled)
+    plan = job.grpo_plan(job.mode, inputs, settings, network, _label_budget(job) if supervised else None)
+    weights = job.inputs.segmenter.fingerprint
+    if after is not None:  # as they are loaded to be trained
+        weights = weights_fingerprint(load_sa2va_model(config.model_path, config.device, dtype=config.dtype)[0])
+    found = find_grpo_run(inputs, plan, lambda run: weights.startswith(run.settings["model_fingerprint"]))
+
+    def train(run: Run, resume: bool) -> None:
+        run_grpo_stage(inputs, plan, run.path, resume, network=network)
+
+    return _completed(job, GRPO_RUN, wanted_settings(inputs, plan), found, train)
+
+
+def _label_budget(job: Job) -> int:
+    """The labelled images that the reward network learned from."""
+    if job.reward_net is None:
+        return PRESETS[job.mode].images
+    return int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])
+
+
+def _completed(
+    job: Job, kind: Kind, settings: Mapping[str, Any], found: Path | None, train: Callable[[Run, bool], object]
+) -> tuple[Path, bool]:
+    """A run of a kind, and whether it was finished; else it is resumed, or trained anew."""
+    run = Run(found, kind) if found else Run.create(kind, job.inputs.config.output_dir, settings)
+    if run.finished:
+        return run.path, True
+    print(f"\n{run.line(found is not None)}", flush=True)
+    reset_peak_memory(job.inputs.config.device)
+    train(run, found is not None)
+    free_memory(job.inputs.config.device)
+    return run.path, False
+
+
+def free_memory(device: str) -> None:
+    """Free what nothing refers to any longer."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def named_run(reward_net: Path) -> Path:
+    """The run of a reward network that the user names.
+
+    Raises:
+        ValueError: the folder is not that of a finished run; its split and its cost would be unknown.
+    """
+    run = reward_net.resolve().parent
+    if not ((run / AGREEMENT).exists() and (run / "split.json").exists()):
+        raise ValueError(
+            f"--reward_net {reward_net}: name the folder {BEST_REWARD_NET} of a finished run reward_net_<time>; a copy "
+            "tells neither the split nor the cost of its training"
+        )
+    return run
+
+
+def check_split(name: str, run: Path, split: Split) -> None:
+    """Check that a run was trained with the same split of patients.
+
+    Raises:
+        ValueError: it has another split; names the run.
+    """
+    groups = {part: sorted(ids) for part, ids in read_json(run / "split.json")["groups"].items()}
+    if groups != {part: sorted(ids) for part, ids in split.groups.items()}:
+        raise ValueError(
+            f"{run}: {name} was trained with another split of the patients, so its results cannot stand in one table; "
+            "move the run away, or compare with the --split_seed and data of that run"
+        )
+
+
+def digest(run: Path) -> str:
+    """A digest of what a run has trained: another training, of the same settings too, has another."""
+    if (run / BEST_REWARD_NET).exists():
+        return RewardNetwork.from_pretrained(run / BEST_REWARD_NET).fingerprint
+    return hashlib.sha256((run / FINAL / "config.json").read_bytes()).hexdigest()
+
+
+def merge(run: Path) -> None:
+    """Merge the final model of a GRPO run into `MERGED`, unless the merged one is of these weights."""
+    from rl_reward_network.grpo.merge import merge_run
+
+    note, of = run / MERGED / MERGED_FROM, {"final_model": digest(run)}
+    if not note.exists() or read_json(note) != of:
+        shutil.rmtree(run / MERGED, ignore_errors=True)
+        merge_run(run / FINAL, run / MERGED)
+        write_json(note, of)
+
+
+def cost_of(run: Path, inputs: RunInputs, searched: bool = False) -> Cost:
+    """What the training of a run cost.
+
+    Args:
+        run: a finished run.
+        inputs: of the comparison.
+        searched: only what was found by search before PPO counts.
+    """
+    return (RunCost.load(run) if (run / COST).exists() else _cost_of_0_12(run, inputs)).total(searched)
+
+
+def _cost_of_0_12(run: Path, inputs: RunInputs) -> RunCost:
+    """The cost of a run of version 0.11 or 0.12, which wrote no cost.json."""
+    if (run / AGREEMENT).exists():
+        result = read_json(run / AGREEMENT)
+        seconds = {name: value for name, value in result["seconds"].items() if name != "comparing"}
+        labels = {"reward": {name: result["used"][name]["images"] for name in ("reward", "val")}}
+        parameters = _count(RewardNetwork.from_pretrained(run / BEST_REWARD_NET))
+        return RunCost(seconds, labels, parameters, result.get("peak_memory_gib"), result.get("resumed", False))
+    config = read_json(run / FINAL / "config.json")
+    seconds, labels, peak = config["seconds"], config["labels"], config.get("peak_memory_gib")
+    if "parameters" in config:  # of GRPO
+        first = sum(sample.labelled for sample in select(inputs.samples, inputs.split, "reward"))
+        reward, chose = min(labels, first), (config.get("validation") or {}).get("labelled", 0)
+        used = {"reward": {"reward": reward, "policy": labels - reward}, "weights": {"val": chose}}
+        trained = sum(count for _, _, count in config["parameters"])
+        return RunCost({"training": 60 * config["minutes"]}, used, trained, peak, resumed=False)
+    policy = load_policy_of_run(run / FINAL)[0] if "operations" in config else load_policy(run / FINAL)
+    labels = labels if "choice" in config["deployment"] else {"reward": labels}  # of 0.11
+    return RunCost(seconds, labels, _count(policy), peak, config.get("resumed", False))
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.parameters())
