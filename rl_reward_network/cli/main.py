@@ -13,7 +13,7 @@ COMMANDS = {
     "prompts": "step 2: train the prompt policy by PPO",
     "operations": "experiment 2: train a policy that edits masks by operations",
     "grpo": "train the weights by GRPO, or by supervision for comparison",
-    "compare": "compare every road to better masks, and choose the best and the cheapest",
+    "compare": "compare every method for better masks, and choose the best and the cheapest",
     "evaluate": "compare a trained model or policy with its baselines on test patients",
     "merge": "merge LoRA weights into a whole checkpoint",
     "convert": "convert a checkpoint between the official layout and ours",
