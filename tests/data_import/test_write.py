@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,9 +61,12 @@ def test_files_are_copied_and_deep_ones_stay_deep(tmp_path: Path) -> None:
 
 
 def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
-    source, to = write_pairs(tmp_path / "source"), tmp_path / "to"
+    source, to = write_pairs(tmp_path / "Jane Doe"), tmp_path / "to"
     save(source / "images/3.png", picture(1))
     write_import(survey_source(source, OWN), to)
+    text = (to / "import.json").read_text()
+    assert "Doe" not in text, "no path"
+    assert json.loads(text)["layout"] == "paired"
     (note,) = import_notes(to)
     assert "Possible leak" in note
     assert "--groups none" in note
@@ -70,13 +74,6 @@ def test_groups_none_are_told_ever_after(tmp_path: Path) -> None:
     (to / "import.json").write_text('{"format_version": 7}')
     with pytest.raises(ValueError, match=r"import\.json: expected format_version 1 or 2"):
         import_notes(to)
-
-
-def test_import_json_holds_no_path(tmp_path: Path) -> None:
-    write_import(survey_source(write_pairs(tmp_path / "Jane Doe"), OWN), tmp_path / "to")
-    text = (tmp_path / "to/import.json").read_text()
-    assert "Doe" not in text
-    assert json.loads(text)["layout"] == "paired"
 
 
 def test_a_target_that_would_harm_something_is_refused(tmp_path: Path) -> None:
@@ -108,10 +105,10 @@ def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_images_that_share_a_stem_keep_two_masks(tmp_path: Path) -> None:
-    assert write._mask_names([item for item in survey_source(write_pairs(tmp_path / "a"), OWN).found.items]) == {
-        f"{number}.png": f"{number}.png" for number in range(5)
-    }
+def test_images_that_share_a_stem_keep_two_masks() -> None:
+    items = [SimpleNamespace(name=name) for name in ("a.png", "a.jpg", "b.png")]
+    expected = {"a.png": "a.png.png", "a.jpg": "a.jpg.png", "b.png": "b.png"}
+    assert write._mask_names(items) == expected  # type: ignore[arg-type]
 
 
 KILLED = """
