@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_reward_network.flags import check_at_least
+from rl_reward_network.run import CONFIG, FINAL, POST_RUN, read_object
 
 if TYPE_CHECKING:
     from rl_reward_network.ppo.post_evaluate import PostResult
@@ -58,7 +59,7 @@ def main(args: Args) -> None:
     folder = newest(args.model_path)
     if final_model := grpo_model(folder):
         report = _evaluate_grpo(final_model, args)
-    elif _edits_masks(folder):
+    elif _stage(folder) == POST_RUN.stage:
         report = _evaluate_operations(folder, args)
     else:
         report = _evaluate_policy(folder, args)
@@ -69,7 +70,6 @@ def main(args: Args) -> None:
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     from rl_reward_network.grpo.card import write_results
     from rl_reward_network.grpo.evaluate import run_grpo_evaluation
-    from rl_reward_network.run import FINAL
 
     if args.show_names:
         raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
@@ -90,19 +90,16 @@ def _evaluate_policy(folder: Path, args: Args) -> Path:
     return report
 
 
-def _edits_masks(folder: Path) -> bool:
-    """Whether this is a run of experiment 2, or its final_model."""
-    from rl_reward_network.artefacts import read_json
-
-    config = next((path for path in (folder / "config.json", folder.parent / "config.json") if path.exists()), None)
-    return config is not None and dict(read_json(config)).get("stage") == "post-processing policy"
+def _stage(folder: Path) -> str | None:
+    """What has trained a run, or a final_model."""
+    config = next((path for path in (folder / CONFIG, folder.parent / CONFIG) if path.exists()), None)
+    return None if config is None else read_object(config).get("stage")
 
 
 def _evaluate_operations(folder: Path, args: Args) -> Path:
     from rl_reward_network.ppo.post_evaluate import evaluate_post
     from rl_reward_network.ppo.post_report import write_post_report
     from rl_reward_network.report.page import made_by
-    from rl_reward_network.run import FINAL
 
     if args.show_names:
         raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")

@@ -120,7 +120,7 @@ def show_agreement(run: Run) -> None:
             f"in the mean from {ascent['dice_before']:.3f} to {ascent['dice_after']:.3f}"
         )
     console.print(own_dice_line(result))
-    for note in result.get("notes", ()):  # runs of 0.8 have none
+    for note in result["notes"]:
         console.print(note)
     if note := result["labels"]["note"]:
         console.print(note, soft_wrap=True)
@@ -134,7 +134,7 @@ def show_agreement(run: Run) -> None:
 
 def own_dice_line(result: dict[str, Any]) -> str:
     """The Dice of the network's own segmentation, from agreement.json."""
-    empty = result.get("without_foreground", 0)  # runs before 0.12 count such images, with Dice 1 or 0
+    empty = result["without_foreground"]
     if result["own_dice"] is None:
         return f"no true mask of the {empty} test images has foreground: how well the network segments is unknown"
     left_out = f" ({empty} with an empty true mask are left out)" if empty else ""
