@@ -390,7 +390,7 @@ def wanted_settings(inputs: GRPOInputs, plan: GRPOPlan) -> dict[str, Any]:
 def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool]) -> Path | None:
     """The newest run under the output folder with these settings and data for which `also` holds."""
     run = Run.find(GRPO_RUN, inputs.config.output_dir, wanted_settings(inputs, plan), also=also)
-    return run and run.path
+    return None if run is None else run.path
 
 
 def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:

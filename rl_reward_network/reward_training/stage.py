@@ -190,7 +190,7 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
         return not differences(RewardNetwork.from_pretrained(run / BEST_REWARD_NET).training_info, wanted)
 
     run = Run.find(REWARD_RUN, inputs.config.output_dir, {}, "finished", trained_alike)
-    return run and run / BEST_REWARD_NET
+    return None if run is None else run / BEST_REWARD_NET
 
 
 def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
