@@ -22,7 +22,7 @@ from rl_reward_network.grpo.settings import (
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RegionConfig, RunConfig
 from rl_reward_network.models.default import is_small
 from rl_reward_network.rewards.judge_client import JudgeConfig
-from rl_reward_network.rewards.table import WeightedName
+from rl_reward_network.rewards.table import WeightedName, needs_truth
 
 if TYPE_CHECKING:
     from rl_reward_network.grpo.inputs import GRPOInputs
@@ -246,7 +246,8 @@ def _check_unlabelled(args: Args) -> None:
         return
     rewards = args.rewards
     needed = ["--objective supervised"] if args.grpo.objective == "supervised" else []
-    needed += [f"--{name}" for name in ("loop2_iou_weight", "loop2_mask_rewards") if getattr(rewards, name)]
+    needed += ["--loop2_iou_weight"] if rewards.loop2_iou_weight else []
+    needed += ["--loop2_mask_rewards"] if any(map(needs_truth, rewards.loop2_mask_rewards or ())) else []
     if needed:
         raise ValueError(f"--unlabelled_root has no masks, but {needed[0]} needs them; leave one of them out")
     if rewards.reward_net is None:

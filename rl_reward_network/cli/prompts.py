@@ -17,7 +17,7 @@ from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
-from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.rewards.table import OF_LABELS, RewardName, needs_truth
 from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Kind, Run, check_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
     Raises:
         ValueError: settings that do not go together, a GPU or data that are missing.
     """
-    if args.inputs.unlabelled_root is not None and args.reward != "net":
+    if args.inputs.unlabelled_root is not None and needs_truth(args.reward):
         raise ValueError(
             f"--unlabelled_root has no masks, but --reward {args.reward} needs them; leave one of them out"
         )

@@ -22,8 +22,8 @@ class PromptContext:
         sample_id: name of the image, in our runs a hash; unique among the contexts of an environment.
         features: float32 (F,), from `observe_image`.
         scores: float32 (P,) in [0, 1], the reward network's score of each action's mask.
-        metrics: name -> float (P,) in [0, 1], the mask rewards (`rewards.table.MASK_REWARDS`) of each action's mask;
-            empty when unlabelled.
+        metrics: name -> float (P,) in [0, 1], the rewards of `rewards.table` (`MASK_REWARDS` where labelled,
+            `IMAGE_REWARDS`) of each action's mask.
 
     Raises:
         ValueError: a shape, a range, or a feature outside the bounds of `observation_table`; names sample and field.

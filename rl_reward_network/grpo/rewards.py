@@ -35,7 +35,7 @@ from rl_reward_network.rewards.functions import (
 )
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import iou
-from rl_reward_network.rewards.table import MASK_REWARDS, WITH_OWN_FLAG
+from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS, WITH_OWN_FLAG
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,14 @@ def mask_reward_terms(weights: Mapping[str, float]) -> dict[str, Reward]:
     """Terms of mask rewards by name.
 
     Raises:
-        ValueError: a name that is not in `MASK_REWARDS`, or iou, which has separate flags; or a negative weight.
+        ValueError: a name that is in neither `MASK_REWARDS` nor `IMAGE_REWARDS`, or iou, which has separate flags; or a
+            negative weight.
     """
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight of the mask reward {name} is {weight}, expected 0 or more")
-        if name not in MASK_REWARDS or name == WITH_OWN_FLAG:
-            known = ", ".join(MASK_REWARDS)
+        if name not in MASK_REWARDS | IMAGE_REWARDS or name == WITH_OWN_FLAG:
+            known = ", ".join(MASK_REWARDS | IMAGE_REWARDS)
             raise ValueError(f"mask reward {name!r}: expected one of {known}; iou has separate flags, --iou_weight")
     return {name: Reward(mask_reward(name), weight) for name, weight in weights.items()}
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
-from rl_reward_network.rewards.table import RewardName
+from rl_reward_network.rewards.table import IMAGE_REWARDS, RewardName
 
 TABLES = "tables.json"  # in the folder of a run
 Tables = dict[str, list["PromptTable"]]  # split -> its images
@@ -38,16 +38,19 @@ class PromptTable:
         table: score and metrics of every prompt's mask.
         own_dice: Dice of the reward network's foreground probability, thresholded at 0.5; None when unlabelled, or the
             true mask is empty.
+        image_rewards: name in `IMAGE_REWARDS` -> float64 (P,) in [0, 1], for each prompt's mask.
     """
 
     features: np.ndarray
     table: SampleTable
     own_dice: float | None = None
+    image_rewards: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def context(self) -> PromptContext:
         """The image as a context of the environment."""
-        return PromptContext(self.table.sample_id, self.features, self.table.scores, self.table.metrics or {})
+        rewards = {**self.image_rewards, **(self.table.metrics or {})}
+        return PromptContext(self.table.sample_id, self.features, self.table.scores, rewards)
 
 
 def prompt_tables(
@@ -78,7 +81,8 @@ def _prompt_table(inputs: RunInputs, sample: Sample, maps: ForegroundMaps, visio
     own_dice = (
         None if truth is None or not truth.any() else float(dice(scorer.foreground_prob[None] > 0.5, truth[None])[0])
     )
-    return PromptTable(observe_image(image, answer.vision_features if vision_features else None), table, own_dice)
+    features = observe_image(image, answer.vision_features if vision_features else None)
+    return PromptTable(features, table, own_dice, {name: of(masks, image) for name, of in IMAGE_REWARDS.items()})
 
 
 def ridge_choices(train: Sequence[PromptTable], new: Sequence[PromptTable], reward: RewardName) -> np.ndarray:
@@ -133,6 +137,7 @@ def _to_json(entry: PromptTable) -> dict[str, Any]:
         "scores": table.scores.tolist(),
         "own_dice": entry.own_dice,
         "metrics": {name: values.tolist() for name, values in table.metrics.items()} if table.metrics else None,
+        **{name: values.tolist() for name, values in entry.image_rewards.items()},
     }
 
 
@@ -144,7 +149,8 @@ def _from_json(entry: dict[str, Any]) -> PromptTable:
         np.array(entry["scores"], dtype=np.float32),
         {name: np.array(values) for name, values in metrics.items()} if metrics else None,
     )
-    return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"])
+    image_rewards = {name: np.array(entry[name]) for name in IMAGE_REWARDS}
+    return PromptTable(np.array(entry["features"], dtype=np.float32), table, entry["own_dice"], image_rewards)
 
 
 def contexts_from_model(config: RunConfig, reward_net: str | Path, images: int = 20) -> list[PromptContext]:

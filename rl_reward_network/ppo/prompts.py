@@ -42,7 +42,7 @@ from rl_reward_network.report.deployment import (
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
-from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.rewards.table import OF_LABELS, RewardName, needs_truth
 from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
 
 IMAGES = {"quick": 20, "full": 100}
@@ -113,7 +113,7 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
             reward needs labels and there are none, or there are unlabelled images; `run` holds another run, one of
             another version, or another process works in it.
     """
-    if inputs.unlabelled is not None and plan.reward != "net":
+    if inputs.unlabelled is not None and needs_truth(plan.reward):
         raise ValueError(
             f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
         )
@@ -250,7 +250,7 @@ def labels_used(tables: Tables, plan: PolicyPlan) -> Labels:
     """The labelled images, besides those of the reward network; with a learned reward `val` chooses the weights."""
     count = {name: len(_labelled(entries)) for name, entries in tables.items()}
     uses = {
-        "reward": {} if plan.reward == "net" else {"policy": count["policy"]},
+        "reward": {} if not needs_truth(plan.reward) else {"policy": count["policy"]},
         "weights": {"val": count["val"]} if plan.learned else {},
         "deployment": {name: count[name] for name in ("policy", "val")},
     }
@@ -264,7 +264,7 @@ def policy_samples(inputs: RunInputs, plan: PolicyPlan) -> dict[str, list[Sample
         ValueError: there are none, none is labelled although the reward needs it, or a file is damaged.
     """
     return {
-        "policy": inputs.pick("policy", plan.images, labelled=plan.reward != "net"),
+        "policy": inputs.pick("policy", plan.images, labelled=needs_truth(plan.reward)),
         "val": inputs.pick("val", plan.val_images),
     }
 

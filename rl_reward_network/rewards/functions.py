@@ -5,7 +5,7 @@ differs from 0. A reward that is the estimate of an ensemble may return `Ensembl
 its noise is known. Columns, each a list with one entry per generation:
 
 - `prompts`: questions to the model.
-- `completions`: captions, of the policy in loop 1, of the partner in loop 2.
+- `completions`: captions, of the policy in loop 1, of the EMA teacher in loop 2.
 - `completion_ids`: their tokens, as generated, the stop token included.
 - `captions`: reference captions.
 - `images`: uint8 (H, W, 3).
@@ -25,7 +25,7 @@ import numpy as np
 from rl_reward_network.rewards.captions import meteor
 from rl_reward_network.rewards.combine import caption_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.rewards.table import MASK_REWARDS
+from rl_reward_network.rewards.table import IMAGE_REWARDS, MASK_REWARDS
 
 
 class EnsembleScores(NamedTuple):
@@ -67,16 +67,21 @@ class CaptionJudge(Protocol):
 
 
 def mask_reward(name: str) -> RewardFunction:
-    """The mask reward `name` of `MASK_REWARDS` as a function of columns, in [0, 1]; None without ground truth."""
-    overlap = MASK_REWARDS[name]
+    """A reward of `MASK_REWARDS` or `IMAGE_REWARDS` as a function of columns, in [0, 1]; None without its truth."""
+    of_image = name in IMAGE_REWARDS
+    function = IMAGE_REWARDS[name] if of_image else MASK_REWARDS[name]
 
-    def of_one_truth(truth: Mask, predicted: Sequence[Mask]) -> Sequence[float | None]:
-        if truth is None:
+    def of_one(given: Mask, predicted: Sequence[Mask]) -> Sequence[float | None]:
+        """Rewards of masks on one image, from its true mask or, `of_image`, from the image."""
+        if given is None:
             return [None] * len(predicted)
-        return _scores(predicted, truth.shape, lambda stack: overlap(stack, np.broadcast_to(truth, stack.shape)))
+        stack = np.stack([np.zeros(given.shape[:2], dtype=bool) if mask is None else mask for mask in predicted])
+        values = function(stack, given if of_image else np.broadcast_to(given, stack.shape))
+        return [0.0 if mask is None else float(value) for mask, value in zip(predicted, values, strict=True)]
 
-    def reward(*, predicted_masks: Sequence[Mask], masks: Sequence[Mask], **_: Any) -> list[float | None]:
-        return [value for group in _runs(masks, predicted_masks) for value in of_one_truth(*group)]
+    def reward(*, predicted_masks: Sequence[Mask], **columns: Any) -> list[float | None]:
+        given = columns["images" if of_image else "masks"]
+        return [value for group in _runs(given, predicted_masks) for value in of_one(*group)]
 
     return reward
 
@@ -86,12 +91,6 @@ def _runs(keys: Sequence[Any], masks: Sequence[Mask]) -> Iterator[tuple[Any, lis
     for _, group in groupby(zip(keys, masks, strict=True), key=lambda pair: id(pair[0])):
         pairs = list(group)
         yield pairs[0][0], [mask for _, mask in pairs]
-
-
-def _scores(masks: Sequence[Mask], shape: tuple[int, ...], score: Callable[[np.ndarray], np.ndarray]) -> list[float]:
-    """Scores of masks of one image, computed together; 0 without a mask."""
-    stack = np.stack([np.zeros(shape, dtype=bool) if mask is None else mask for mask in masks])
-    return [0.0 if mask is None else float(value) for mask, value in zip(masks, score(stack), strict=True)]
 
 
 iou_reward = mask_reward("iou")

@@ -1,9 +1,11 @@
 """The rewards of a mask by name: one table for PPO (`--reward`), GRPO (`--mask_rewards`) and the evaluation.
 
-They are the metrics in [0, 1] of which higher is better; `rewards/metrics.py` says how to add one.
+Those that need the true mask are the metrics in [0, 1] of which higher is better; `rewards/metrics.py` says how to add
+one. A reward that needs the image alone is a function and an entry of `IMAGE_REWARDS`, both here: PPO and GRPO then
+take its name, on unlabelled images too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,15 +14,24 @@ from rl_reward_network.rewards.metrics import METRICS
 
 MASK_REWARDS = {name: metric.function for name, metric in METRICS.items() if metric.is_reward}
 
+IMAGE_REWARDS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {}
+"""Name -> function of masks bool (N, H, W) and their image uint8 (H, W, 3), to float64 (N,) in [0, 1]."""
+
 # PPO's rewards as weighted columns: `score` is the reward network's, the others are the mask rewards.
 PROMPT_REWARDS: dict[str, dict[str, float]] = {
     "net": {"score": 1.0},
-    **{name: {name: 1.0} for name in MASK_REWARDS},
+    **{name: {name: 1.0} for name in (*MASK_REWARDS, *IMAGE_REWARDS)},
     "mix": {"score": 0.5, "dice": 0.5},
     "dice+recall": {"dice": 0.5, "recall": 0.5},
 }
 
-OF_LABELS = tuple(name for name, columns in PROMPT_REWARDS.items() if "score" not in columns)
+
+def needs_truth(name: str) -> bool:
+    """Whether a reward of `PROMPT_REWARDS`, or a mask reward, needs the true mask."""
+    return any(column in MASK_REWARDS for column in PROMPT_REWARDS[name])
+
+
+OF_LABELS = tuple(name for name, columns in PROMPT_REWARDS.items() if needs_truth(name) and "score" not in columns)
 
 WITH_OWN_FLAG = "iou"  # --iou_weight and --loop2_iou_weight, from the original specification
 
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
     WeightedName = str
 else:  # the choices of `--reward`, and of `--mask_rewards` and `--loop2_mask_rewards`
     RewardName = Literal[tuple(PROMPT_REWARDS)]
-    WeightedName = Literal[tuple(name for name in MASK_REWARDS if name != WITH_OWN_FLAG)]
+    WeightedName = Literal[tuple(name for name in (*MASK_REWARDS, *IMAGE_REWARDS) if name != WITH_OWN_FLAG)]
 
 
 def prompt_reward(name: RewardName, scores: np.ndarray, metrics: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -38,7 +49,7 @@ def prompt_reward(name: RewardName, scores: np.ndarray, metrics: Mapping[str, np
     Args:
         name: one of `PROMPT_REWARDS`.
         scores: float32 (P,), the reward network's scores.
-        metrics: mask reward -> float64 (P,); empty without ground truth.
+        metrics: mask reward -> float64 (P,); those that need the ground truth are missing without it.
 
     Raises:
         ValueError: an unknown name, or a reward that needs the ground truth where there is none.

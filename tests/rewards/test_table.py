@@ -9,11 +9,17 @@ import tyro
 
 from rl_reward_network.cli.grpo_flags import RewardArgs
 from rl_reward_network.cli.prompts import Args
-from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv
+from rl_reward_network.env.sa2va_finetune_env import Sa2VAFinetuneEnv, prompt_rewards
 from rl_reward_network.grpo.rewards import mask_reward_terms
-from rl_reward_network.ppo.contexts import PromptTable
+from rl_reward_network.ppo.contexts import PromptTable, load_tables, save_tables
 from rl_reward_network.report.metrics import measure_sample
-from rl_reward_network.rewards.table import MASK_REWARDS, PROMPT_REWARDS, prompt_reward
+from rl_reward_network.rewards.table import (
+    IMAGE_REWARDS,
+    MASK_REWARDS,
+    PROMPT_REWARDS,
+    needs_truth,
+    prompt_reward,
+)
 from tests.env.test_sa2va_finetune_env import make_contexts
 
 LINE = np.zeros((20, 20), dtype=bool)
@@ -65,6 +71,29 @@ def test_cldice_rewards_grpo():
     assert terms["cldice"].function(**columns) == [1.0, pytest.approx(CLDICE), 0.0, None]
     assert terms["dice"].function(**columns) == [1.0, pytest.approx(DICE), 0.0, None]
     assert [term.weight for term in terms.values()] == [0.5, 2.0]
+
+
+def test_a_reward_of_the_image_alone_rewards_ppo_and_grpo_without_labels(monkeypatch, tmp_path):
+    """It is one function and one entry."""
+
+    def bright(masks, image):
+        return (masks * image[..., 0]).sum(axis=(1, 2)) / 255 / LINE.sum()
+
+    image = np.full((20, 20, 3), 255, np.uint8)
+    monkeypatch.setitem(IMAGE_REWARDS, "bright", bright)
+    monkeypatch.setitem(PROMPT_REWARDS, "bright", {"bright": 1.0})
+    assert not needs_truth("bright")
+    assert all(needs_truth(name) == (name != "net") for name in PROMPT_REWARDS if name != "bright")
+    masks = np.stack([LINE, HALF_LINE])
+    table = measure_sample("a", "g", np.zeros(2, np.float32), masks, None)
+    entry = PromptTable(make_contexts(count=1)[0].features, table, None, {"bright": bright(masks, image)})
+    assert prompt_rewards(entry.context, "bright").tolist() == [1, 0.5]
+    save_tables(tmp_path / "tables.json", {"policy": [entry]})
+    (again,) = load_tables(tmp_path / "tables.json")["policy"]
+    assert prompt_rewards(again.context, "bright").tolist() == [1, 0.5]
+    terms = mask_reward_terms({"bright": 1.0})
+    columns = {"predicted_masks": [LINE, HALF_LINE, None], "masks": [None] * 3, "images": [image] * 3}
+    assert terms["bright"].function(**columns) == [1.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("name", ["iou", "speed"])
