@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data_import.sequences import FrameSequence, KeyFrames, key_frames
-from rl_reward_network.env.sequence_bank import SequenceBank, StoredAnswer
+from rl_reward_network.env.mask_bank import StoredAnswer, sequence_answer
 from rl_reward_network.inputs.segmenter import answers_fingerprint
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.models.sa2va.memory_sa2va import check_memory
@@ -65,8 +65,8 @@ class SequenceMaker:
     def __call__(self, checked: CheckedSequence) -> SegmentedSequence:
         """Answer, write what is missing of the masks, then the animation, frames.csv and sequence.json."""
         chosen = self._chosen(checked)
-        bank = SequenceBank(checked.target.answers, self._ask, self.fingerprint)
-        answer = bank.answer(list(checked.frames.frames(chosen)), self.maker.prompt)
+        frames = list(checked.frames.frames(chosen))
+        answer = sequence_answer(checked.target.answers, self._ask, self.fingerprint, frames, self.maker.prompt)
         if not len(answer.seg_embeddings):
             warnings.warn(
                 f"{checked.target.source}: no [SEG] in the answer {answer.answer!r:.100}; its masks are empty",
