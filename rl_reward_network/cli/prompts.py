@@ -136,7 +136,7 @@ def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "Re
     ):
         why = "the reward network"
         raise Run.nothing_to_resume(POLICY_RUN, args.inputs.output_dir, origin_of(inputs, plan), why)
-    return run and Run(run, POLICY_RUN)
+    return None if run is None else Run(run, POLICY_RUN)
 
 
 def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
