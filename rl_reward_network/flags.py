@@ -20,7 +20,7 @@ Rare = Annotated[Value, RARE]
 def parse(args_type: Callable[..., Args], words: Sequence[str], **settings: Any) -> Args:
     """The arguments of a command from its flags.
 
-    Where they have a method `presets`, which returns them with the defaults of their mode, those are the defaults.
+    Where they have a method `presets`, which returns the defaults of their mode, those are the defaults.
 
     Args:
         args_type: a dataclass.

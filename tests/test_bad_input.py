@@ -286,11 +286,6 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "n_envs 0": (nothing, ("--n_envs", "0"), ("n_envs is 0",)),
     "negative steps": (nothing, ("--total_timesteps", "-5"), ("total_timesteps is -5",)),
     "negative steps of step 1": (nothing, ("--reward_steps", "-5"), ("steps=-5:",)),
-    "batch larger than the rollout": (
-        nothing,
-        ("--batch_size", "500"),
-        ("batch_size is 500", "at most 256", "n_steps x n_envs"),
-    ),
     "segment_batch 0": (nothing, ("--segment_batch", "0"), ("segment_batch is 0",)),
     "group_regex without a group": (
         nothing,
@@ -318,7 +313,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], tuple[str, ...], tuple[str, ...]]] = {
     "run folder is no run": (
         nothing,
         ("--resume", "--run_folder", "data"),
-        ("data/config.json: file not found; name a folder sa2va_rl_finetune_<time> that step 2 has written",),
+        ("--resume: data holds no run; leave --resume out to begin one there",),
     ),
 }
 

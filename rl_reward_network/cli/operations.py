@@ -7,7 +7,7 @@ bridge gaps along ridges, smooth along edges. Sa2VA stays frozen. The reward is 
 score of a reward network. With --resume the newest run of the same settings is resumed.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,8 +43,8 @@ class Args:
     """Resume the newest run of these settings, or that of --run_folder."""
 
     def presets(self) -> "Args":
-        """These arguments with PPO's defaults of the mode."""
-        return replace(self, ppo=operation_settings(self.mode))
+        """The defaults of the mode."""
+        return Args(self.mode, ppo=operation_settings(self.mode))
 
 
 def check(args: Args) -> "PostPlan":

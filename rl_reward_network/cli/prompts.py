@@ -55,8 +55,8 @@ class Args:
     """Resume the newest run of these settings, or that of --run_folder; a run interrupted in step 1 resumes there."""
 
     def presets(self) -> "Args":
-        """These arguments with PPO's defaults of the mode and the preset."""
-        return replace(self, ppo=prompt_settings(self.mode, self.preset))
+        """The defaults of the mode and the preset."""
+        return Args(self.mode, ppo=prompt_settings(self.mode, self.preset))
 
 
 def check(args: Args) -> "tuple[PolicyPlan, RewardPlan]":
