@@ -31,14 +31,14 @@ from rl_reward_network.data.masks import to_rle
 from rl_reward_network.data.splits import make_split, select
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.loading import check_files
+from rl_reward_network.ppo.baselines import POLICY, RIDGE, compare
 from rl_reward_network.ppo.contexts import PromptTable, load_tables, ridge_choices, save_tables
 from rl_reward_network.ppo.policy import choose_prompts
+from rl_reward_network.ppo.prompt_report import EvaluationResult, write_report
 from rl_reward_network.ppo.prompts import train_prompt_policy
 from rl_reward_network.ppo.settings import PPOSettings
-from rl_reward_network.report.baselines import POLICY, RIDGE, compare
 from rl_reward_network.report.deployment import Deployment, decide, stack
 from rl_reward_network.report.metrics import SampleTable
-from rl_reward_network.report.report import EvaluationResult, write_report
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 SIDE, PER_PATIENT, PROMPTS, VISION = 64, 4, 11, 128  # pixels, images, prompts, features of Sa2VA's

@@ -32,7 +32,7 @@ from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.report.figures import png
+from rl_reward_network.report.page import png
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
 
 SPREADS = {

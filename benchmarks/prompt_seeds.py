@@ -26,11 +26,7 @@ from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_choices
-from rl_reward_network.ppo.policy import choose_prompts, load_weights
-from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
-from rl_reward_network.ppo.train import LAST_WEIGHTS
-from rl_reward_network.report.baselines import (
+from rl_reward_network.ppo.baselines import (
     DEFAULT,
     DEPLOYED,
     FIXED,
@@ -42,7 +38,11 @@ from rl_reward_network.report.baselines import (
     Comparison,
     compare,
 )
-from rl_reward_network.report.bootstrap import few_patients_note
+from rl_reward_network.ppo.contexts import PromptTable, prompt_tables, ridge_choices
+from rl_reward_network.ppo.policy import choose_prompts, load_weights
+from rl_reward_network.ppo.prompts import PolicyPlan, decide_prompts, policy_plan, train_prompt_policy
+from rl_reward_network.ppo.train import LAST_WEIGHTS
+from rl_reward_network.report.statistics import few_patients_note
 from rl_reward_network.reward_training.stage import check_no_leak, find_reward_network, reward_plan
 from rl_reward_network.rewards.learned import ForegroundMaps
 
@@ -140,16 +140,17 @@ def measured(tables: Tables, plan: PolicyPlan) -> Comparison:
 
 def summary(comparison: Comparison) -> dict[str, Any]:
     """The numbers of one seed."""
-    deployed, default = comparison.row(DEPLOYED), comparison.row(DEFAULT)
+    row, difference = comparison.results.row, comparison.results.difference
+    deployed, default, policy = (row(name) for name in (DEPLOYED, DEFAULT, POLICY))
     return {
-        "dice": {name: comparison.row(name).means["dice"].mean for name in ROWS},
-        "closed": {name: comparison.row(name).gap_closed for name in (RIDGE, POLICY, DEPLOYED)},
+        "dice": {name: row(name).estimates["dice"].mean for name in ROWS},
+        "closed": {name: comparison.closed(row(name)) for name in (RIDGE, POLICY, DEPLOYED)},
         "deployed": comparison.deployment.words("best fixed prompt"),
-        "deployed_minus_fixed": asdict(deployed.to_fixed),
-        "ppo_minus_fixed": asdict(comparison.row(POLICY).to_fixed),
-        "dice_minus_default": deployed.to_default.mean,
-        "recall_minus_default": deployed.means["recall"].mean - default.means["recall"].mean,
-        "most_chosen": float(comparison.row(POLICY).weights.mean(axis=0).max()),
+        "deployed_minus_fixed": asdict(difference(deployed, FIXED)),
+        "ppo_minus_fixed": asdict(difference(policy, FIXED)),
+        "dice_minus_default": difference(deployed, DEFAULT).mean,
+        "recall_minus_default": deployed.estimates["recall"].mean - default.estimates["recall"].mean,
+        "most_chosen": float(comparison.weights[POLICY].mean(axis=0).max()),
         "verdict": comparison.verdict.label,
     }
 

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.app import run
-from rl_reward_network.report.bootstrap import few_patients_note, group_means, mean_interval
+from rl_reward_network.report.statistics import few_patients_note, group_means, mean_interval
 from rl_reward_network.run import AGREEMENT, BEST_REWARD_NET, FINAL
 
 BUDGETS, SEEDS = (20, 50, 195), (0, 1, 2)

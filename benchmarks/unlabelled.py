@@ -43,7 +43,7 @@ from rl_reward_network.inputs.loading import read_samples
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.bootstrap import few_patients_note, mean_interval
+from rl_reward_network.report.statistics import few_patients_note, mean_interval
 from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice

@@ -11,19 +11,10 @@ without --images the results of a GRPO run are added to its model card, too, fin
 import glob
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import Literal
 
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.run import CONFIG, FINAL, POST_RUN, read_object
-
-if TYPE_CHECKING:
-    from rl_reward_network.ppo.post_evaluate import PostResult
-    from rl_reward_network.report.before_after import BeforeAfter
-    from rl_reward_network.report.report import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -70,6 +61,7 @@ def main(args: Args) -> None:
 def _evaluate_grpo(final_model: Path, args: Args) -> Path:
     from rl_reward_network.grpo.card import write_results
     from rl_reward_network.grpo.evaluate import run_grpo_evaluation
+    from rl_reward_network.report.before_after import show_changes
 
     if args.show_names:
         raise ValueError("--show_names: the report of a GRPO run shows no names; leave it out")
@@ -82,11 +74,13 @@ def _evaluate_grpo(final_model: Path, args: Args) -> Path:
 
 def _evaluate_policy(folder: Path, args: Args) -> Path:
     from rl_reward_network.ppo.deploy import policy_folder
-    from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
+    from rl_reward_network.ppo.evaluate import FROZEN_CALLS, MovedInputs, run_evaluation_stage
+    from rl_reward_network.ppo.prompt_report import show_comparison
 
     moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
     result, report = run_evaluation_stage(policy_folder(folder), moved, args.images, args.show_names)
     show_comparison(result)
+    print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")
     return report
 
 
@@ -97,51 +91,16 @@ def _stage(folder: Path) -> str | None:
 
 
 def _evaluate_operations(folder: Path, args: Args) -> Path:
-    from rl_reward_network.ppo.post_evaluate import evaluate_post
-    from rl_reward_network.ppo.post_report import write_post_report
-    from rl_reward_network.report.page import made_by
+    from rl_reward_network.ppo.evaluate import MovedInputs
+    from rl_reward_network.ppo.post_evaluate import run_post_evaluation, show_operations
 
     if args.show_names:
         raise ValueError("--show_names: the report of experiment 2 shows no names; leave it out")
     final_model = folder / FINAL if (folder / FINAL).is_dir() else folder
-    result, run = evaluate_post(final_model, args.data_root, args.base_model, args.gpu, args.images), final_model.parent
-    config = result.config
-    flags = {"model_path": final_model, "images": args.images, "data_root": args.data_root, "gpu": args.gpu}
-    data, model = f"{config['images']} images", f"{Path(config['world']['model_path']).name}"
-    origin = made_by("evaluate", flags, data, model, config["version"], run / "logs")
-    suffix = "" if args.images is None else f"_{len(result.images)}"
-    report = write_post_report(run / f"evaluation{suffix}", result, origin)
+    moved = MovedInputs(args.data_root, args.base_model, args.gpu, args.segment_batch)
+    result, report = run_post_evaluation(final_model, moved, args.images)
     show_operations(result)
     return report
-
-
-def show_operations(result: "PostResult") -> None:
-    """Print the rows of experiment 2 and the verdict."""
-    table = Table(title="mean Dice over patients, less best fixed sequence", box=box.SIMPLE)
-    for name in ("", "Dice [95 %]", "-sequence", "closed"):
-        table.add_column(name, no_wrap=True)
-    for row in result.rows:
-        closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
-        table.add_row(row.name, f"{row.means['dice']}".replace("[", r"\["), f"{row.to_sequence.mean:+.3f}", closed)
-    Console().print(table)
-    for line in (result.verdict.sentence, *result.notes):
-        print(line)
-
-
-def show_changes(result: "BeforeAfter") -> None:
-    """Print the means of both models and the verdict."""
-    table = Table(title="means over groups, before and after fine-tuning", box=box.SIMPLE)
-    table.add_column("")  # wraps where the terminal is narrow; numbers must not
-    for name in ("before", "after", "change [95 %]", ""):
-        table.add_column(name, no_wrap=True, min_width=5)
-    for row in result.rows:
-        change = row.gain.signed.replace("[", r"\[")
-        table.add_row(result.label(row.metric), f"{row.before.mean:.3f}", f"{row.after.mean:.3f}", change, row.word)
-    for name, (before, after) in result.totals.items():
-        table.add_row(name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", "")
-    Console().print(table)
-    for line in (result.verdict.sentence, *result.notes):
-        print(line)
 
 
 def newest(paths: tuple[str, ...]) -> Path:
@@ -157,22 +116,3 @@ def newest(paths: tuple[str, ...]) -> Path:
     if len(folders) > 1:
         print(f"{len(folders)} folders match, the newest is evaluated: {folders[-1]}")
     return folders[-1]
-
-
-def show_comparison(result: "EvaluationResult") -> None:
-    """Print the rows of the table and the verdict."""
-    from rl_reward_network.ppo.evaluate import FROZEN_CALLS
-    from rl_reward_network.report.report import deployed_sentence
-
-    comparison = result.comparison
-    table = Table(title=f"mean over patients ({comparison.criterion}), minus default and best fixed", box=box.SIMPLE)
-    for name in ("", "mean [95 %]", "-default", "-fixed", "closed"):
-        table.add_column(name, no_wrap=True)
-    for row in comparison.rows:
-        closed = "-" if row.gap_closed is None else f"{row.gap_closed:.0%}"
-        differences = (f"{row.to_default.mean:+.3f}", f"{row.to_fixed.mean:+.3f}")
-        table.add_row(row.name, f"{row.means[comparison.criterion]}".replace("[", r"\["), *differences, closed)
-    Console().print(table)
-    for line in (comparison.verdict.sentence, deployed_sentence(comparison), *comparison.notes, *result.notes):
-        print(line)
-    print(f"{FROZEN_CALLS}: {result.config[FROZEN_CALLS]}")

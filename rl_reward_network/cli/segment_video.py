@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.env.prompts import PROMPTS
-from rl_reward_network.report.bootstrap import few_patients_note, mean_interval
+from rl_reward_network.report.statistics import few_patients_note, mean_interval
 from rl_reward_network.segment.sequence_check import CheckedSequence, check_sequence
 from rl_reward_network.segment.sequence_files import SequenceTarget, sequence_targets
 from rl_reward_network.segment.sequence_maker import SegmentedSequence, load_sequence_maker

@@ -9,7 +9,7 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.validation import kept_weights, notice
 from rl_reward_network.models.sa2va.loading_sa2va import LORA_PART, TRAINED_PART, WHOLE_MODEL
 from rl_reward_network.report.before_after import label, legend
-from rl_reward_network.report.bootstrap import Estimate, few_patients_note
+from rl_reward_network.report.statistics import Estimate, few_patients_note
 
 NOT_EVALUATED = """Not evaluated when this was written. To do so:
 

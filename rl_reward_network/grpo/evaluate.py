@@ -28,15 +28,10 @@ from rl_reward_network.inputs.unlabelled import unchanged
 from rl_reward_network.models.ema import copied, swapped
 from rl_reward_network.models.lora import load_trainable
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.before_after import (
-    BeforeAfter,
-    ReportItem,
-    compare_models,
-    label,
-    write_before_after,
-)
-from rl_reward_network.report.bootstrap import few_patients_note, plain_segmenter
+from rl_reward_network.report.before_after import BeforeAfter, ReportItem, label, write_before_after
 from rl_reward_network.report.page import Origin, made_by
+from rl_reward_network.report.statistics import few_patients_note, plain_segmenter
+from rl_reward_network.report.table import Results, paired_rows, picks
 from rl_reward_network.report.unlabelled import (
     IMAGES,
     JudgedImages,
@@ -120,7 +115,7 @@ def _evaluate(
     flags = {"data_root": data_root, "base_model": base_model, "gpu": gpu, "images": items}
     origin = _origin(inputs, config, final_model, flags)
     result = _result(inputs, config, prompts, before, after, run, minutes)
-    notes += few_patients_note(min(row.gain.groups for row in result.rows), "test groups")
+    notes += few_patients_note(min(gain.groups for gain in result.gains.values()), "test groups")
     result = replace(result, notes=notes, origin=origin, unlabelled=section)
     return result, write_before_after(evaluation_folder(final_model, None if items is None else len(prompts)), result)
 
@@ -159,13 +154,10 @@ def _result(
     labelled = bool(np.isfinite(before.values["dice"]).any())
     criterion = "iou_of_drawn" if "iou_of_drawn" in before.values else "dice" if labelled else "learned"
     totals = {"cIoU": (before.phrase_ciou, after.phrase_ciou)} if labelled else {}
-    rows = compare_models(before.values, after.values, groups, inputs.config.seed)
+    rows = paired_rows(before.values, after.values, groups, inputs.config.seed)
     return BeforeAfter(
-        rows,
-        criterion,
+        Results(rows, tuple((prompt.sample_id, prompt.group_id) for prompt in prompts), criterion),
         totals,
-        {"before": before.values, "after": after.values},
-        tuple((prompt.sample_id, prompt.group_id) for prompt in prompts),
         _about(config, minutes),
         notice=notice(config),
         shown=pictured(prompts, before, after, criterion),
@@ -200,18 +192,17 @@ def pictured(prompts: list[GRPOPrompt], before: Measured, after: Measured, crite
     gains = {name: after.values[name] - before.values[name] for name in (criterion, "meteor") if name in after.values}
     gain, end = gains[criterion], after.values[criterion]
     known = np.flatnonzero(np.isfinite(gain))  # the labelled ones, if the criterion needs labels
-    by_gain, by_value = (known[np.argsort(-values[known], kind="stable")] for values in (gain, end))
     if not len(known):
         return ()
-    picks = [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
-    picks += [("lost most" if gain[n] < 0 else "gained least", criterion, n) for n in by_gain[::-1][:PICTURED]]
-    places = {"best": 0, "median": len(by_value) // 2, "worst": -1}
-    picks += [(f"{title} after training", criterion, by_value[place]) for title, place in places.items()]
+    by_gain = known[np.argsort(-gain[known], kind="stable")]
+    shown = [("gained most" if gain[n] > 0 else "lost least", criterion, n) for n in by_gain[:PICTURED]]
+    shown += [("lost most" if gain[n] < 0 else "gained least", criterion, n) for n in by_gain[::-1][:PICTURED]]
+    shown += [(f"{title} after training", criterion, known[n]) for title, n in picks(end[known]).items()]
     falls = gains.get("meteor", np.zeros(0))
-    picks += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
+    shown += [("lost most", "meteor", n) for n in np.argsort(falls, kind="stable")[:PICTURED] if falls[n] < 0]
     return tuple(
         _report_item(prompts[n], before, after, n, f"{title}, {_change(metric, after.values, gains, n)}")
-        for title, metric, n in picks
+        for title, metric, n in shown
     )
 
 

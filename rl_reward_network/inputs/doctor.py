@@ -55,7 +55,7 @@ from rl_reward_network.models.sa2va.checkpoint_sa2va import CheckpointFolder, op
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.modeling_sa2va import check_checkpoint
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.report.bootstrap import MIN_PATIENTS
+from rl_reward_network.report.statistics import MIN_PATIENTS
 
 PACKAGES = ("torch", "transformers", "peft", "stable-baselines3", "gymnasium", "pycocotools", "scikit-image")
 FREE_DISK_GB = 5

@@ -39,8 +39,8 @@ from rl_reward_network.methods.training import (
 from rl_reward_network.methods.view import BASE, ImageView, Models, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.settings import Mode
-from rl_reward_network.report.bootstrap import group_means
 from rl_reward_network.report.cost import Cost, total_cost
+from rl_reward_network.report.statistics import group_means
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import BEST_REWARD_NET, Run

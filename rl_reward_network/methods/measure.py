@@ -12,8 +12,8 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.data.items import Sample
 from rl_reward_network.methods.methods import Method
 from rl_reward_network.methods.view import BASE, ImageView, Trained
-from rl_reward_network.report.bootstrap import group_means
 from rl_reward_network.report.cost import Cost
+from rl_reward_network.report.statistics import group_means
 from rl_reward_network.rewards.metrics import METRICS, dice, mask_metrics
 
 NO_COST = Cost()

@@ -13,10 +13,10 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.methods import figures
 from rl_reward_network.methods.table import Choice, TableRow, TestImages, p_words
 from rl_reward_network.report import page
-from rl_reward_network.report.bootstrap import few_patients_note
 from rl_reward_network.report.cost import cost_json
 from rl_reward_network.report.figures import png
 from rl_reward_network.report.overlays import BLUE, GREEN, draw_mask
+from rl_reward_network.report.statistics import few_patients_note
 from rl_reward_network.rewards.metrics import METRICS, empty_rules
 
 TITLES = {name: metric.column for name, metric in METRICS.items()} | {"score": "reward network's score"}

@@ -13,9 +13,17 @@ import numpy as np
 from rl_reward_network.methods.measure import MethodResult
 from rl_reward_network.methods.methods import METHODS, Method
 from rl_reward_network.methods.view import BASE
-from rl_reward_network.report.bootstrap import MIN_PATIENTS, Estimate, few_patients_note, group_means, mean_interval
 from rl_reward_network.report.cost import Cost
-from rl_reward_network.report.max_t import LEVEL, MaxT, max_t
+from rl_reward_network.report.statistics import (
+    LEVEL,
+    MIN_PATIENTS,
+    Estimate,
+    MaxT,
+    few_patients_note,
+    group_means,
+    max_t,
+    mean_interval,
+)
 
 OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
 

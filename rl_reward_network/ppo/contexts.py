@@ -18,7 +18,7 @@ from rl_reward_network.env.sa2va_finetune_env import PromptContext, prompt_rewar
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.report.baselines import ridge_per_prompt
+from rl_reward_network.ppo.baselines import ridge_per_prompt
 from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps

@@ -15,6 +15,7 @@ from rl_reward_network.embedded.datasets import is_rendered
 from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, error_map
+from rl_reward_network.ppo.baselines import DEPLOYED, LAST, ORACLE, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import (
     TABLES,
     PromptTable,
@@ -25,24 +26,13 @@ from rl_reward_network.ppo.contexts import (
 )
 from rl_reward_network.ppo.deploy import load_policy, read_policy_config
 from rl_reward_network.ppo.policy import choose_prompts, load_weights
+from rl_reward_network.ppo.prompt_report import EvaluationResult, Overlay, write_report
 from rl_reward_network.ppo.settings import TEST_IMAGES
 from rl_reward_network.ppo.train import LAST_WEIGHTS
 from rl_reward_network.ppo.unlabelled import policy_section
-from rl_reward_network.report.baselines import (
-    DEPLOYED,
-    LAST,
-    ORACLE,
-    POLICY,
-    RIDGE,
-    Comparison,
-    compare,
-    overlay_picks,
-)
-from rl_reward_network.report.bootstrap import plain_segmenter
 from rl_reward_network.report.deployment import Deployment, labels_sentence
-from rl_reward_network.report.overlays import Overlay
 from rl_reward_network.report.page import Origin, made_by
-from rl_reward_network.report.report import EvaluationResult, write_report
+from rl_reward_network.report.statistics import plain_segmenter
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import OF_LABELS
@@ -84,12 +74,11 @@ def run_evaluation_stage(
     Raises:
         ValueError: the run is incomplete, or data, model or reward network differ from training.
     """
-    if images is not None and images < 1:
-        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
+    check_images(images)
     start, run = time.perf_counter(), final_model.parent
     config = read_policy_config(final_model)
     rollouts, trained_on = _rollouts(run / "metrics.jsonl"), load_tables(run / TABLES)
-    inputs = _open_as_trained(config, where, run)
+    inputs = open_as_trained(config, where, run)
     network = _reward_network(config, inputs, run).to(inputs.config.device)
     maps = ForegroundMaps.beside(run, network)
     samples, fewer = pick_test_samples(inputs, config["plan"]["mode"], images)
@@ -115,6 +104,12 @@ def run_evaluation_stage(
         policy_section(inputs, config, final_model, maps, (samples, chosen)),
     )
     return result, write_report(run / ("evaluation" if images is None else f"evaluation_{len(samples)}"), result)
+
+
+def check_images(images: int | None) -> None:
+    """Raise a ValueError for fewer than 1 image; None is all."""
+    if images is not None and images < 1:
+        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
 
 
 def pick_test_samples(inputs: RunInputs, mode: str, images: int | None) -> tuple[list[Sample], tuple[str, ...]]:
@@ -160,7 +155,7 @@ def _compared(
     return compare(val, tables, picks, deployment, config["world"]["seed"], steps)
 
 
-def _open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
+def open_as_trained(config: dict[str, Any], where: MovedInputs, run: Path) -> RunInputs:
     """The inputs of the run; a split that no longer fits the data, or another model, is an error."""
     settings, limits = saved_config(run, config, where.data_root, where.base_model)
     gpu = where.gpu if where.gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
@@ -198,14 +193,14 @@ def _overlays(
 ) -> tuple[Overlay, ...]:
     """Best, median and worst image of the deployed choice, with the masks of the default and of the deployed prompt."""
     ids, overlays = [sample.sample_id for sample in samples], []
-    deployed = comparison.row(DEPLOYED).weights.argmax(axis=1)
-    for title, place in overlay_picks(comparison).items():
-        index = ids.index(comparison.tables[place].sample_id)
-        image = samples[index].load_image()
+    deployed = comparison.prompts(DEPLOYED)
+    for title, number in comparison.results.picks(DEPLOYED).items():
+        sample = samples[ids.index(comparison.results.ids[number][0])]
+        image = sample.load_image()
         masks = inputs.probabilities(image) > 0.5
-        mask = masks[deployed[place]]
+        mask = masks[deployed[number]]
         errors = error_map(mask.astype(np.float32), maps.scorer(image).foreground_prob)
-        overlays.append(Overlay(title, ids[index], image, samples[index].load_mask(), masks[0], mask, errors))
+        overlays.append(Overlay(title, number, image, sample.load_mask(), masks[0], mask, errors))
     return tuple(overlays)
 
 
@@ -227,7 +222,7 @@ def segmenter_note(entries: list[PromptTable], comparison: Comparison) -> tuple[
         return ()
     segmenter_dice = np.array([np.nan if entry.own_dice is None else entry.own_dice for entry in labelled])
     groups = [entry.table.group_id for entry in labelled]
-    best = comparison.values(comparison.row(ORACLE), "dice")
+    best = comparison.results.row(ORACLE).values["dice"]
     return (plain_segmenter(segmenter_dice, best, groups, "the best prompt of each image", "any choice of prompts"),)
 
 

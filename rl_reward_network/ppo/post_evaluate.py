@@ -1,63 +1,49 @@
-"""The evaluation of experiment 2: the policy beside thresholds, fixed sequences, greedy choices and the oracle."""
+"""The evaluation of experiment 2: the policy beside thresholds, fixed sequences, greedy choices and the oracle.
+
+Written are eval.json, eval.csv (per image) and report.html.
+"""
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rl_reward_network.artefacts import write_json
 from rl_reward_network.env.operations import EditedImage, Operations
-from rl_reward_network.inputs.loading import RunInputs, open_inputs, saved_config
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.deploy import PostPolicy, load_policy_of_run
+from rl_reward_network.ppo.evaluate import SPLIT, MovedInputs, check_images, open_as_trained
 from rl_reward_network.ppo.operations import PostPlan, edited_images, post_samples, rewarded_by
 from rl_reward_network.ppo.policy import choose_operations
 from rl_reward_network.ppo.search import greedy, ridge_sequences, words
 from rl_reward_network.ppo.settings import PPOSettings
-from rl_reward_network.report.bootstrap import (
-    MIN_PATIENTS,
-    NO_GAP,
-    Estimate,
-    Verdict,
-    few_patients_note,
-    group_means,
-    mean_interval,
-)
+from rl_reward_network.report import page
 from rl_reward_network.report.deployment import Deployment, labels_sentence
+from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
+from rl_reward_network.report.statistics import INTERVALS, Estimate, few_patients_note, is_no_gap, mean_interval
+from rl_reward_network.report.table import (
+    Column,
+    Results,
+    Row,
+    Verdict,
+    make_row,
+    metric_columns,
+    percent,
+    policy_verdict,
+    table_of,
+)
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import METRICS, mask_metrics
 from rl_reward_network.run import REWARD_NET
 
-SPLIT = "test"
 AS_IS, THRESHOLD, SEQUENCE, NET = "mask as it is", "best threshold", "best fixed sequence", "argmax of the reward net"
 RIDGE, POLICY, DEPLOYED, ORACLE = "ridge over sequences", "PPO", "deployed", "oracle"
-
-
-@dataclass(frozen=True)
-class PostRow:
-    """One way to edit the masks of the test images.
-
-    Args:
-        name: of the row.
-        means: metric of `METRICS` -> mean over patients.
-        dice: of each image.
-        to_as_is: Dice less that of the unchanged mask, paired.
-        to_sequence: Dice less that of the best fixed sequence, paired.
-        gap_closed: share of the oracle's gain over that sequence; None below `NO_GAP`.
-        operations: of each image, in words; empty for a threshold.
-    """
-
-    name: str
-    means: dict[str, Estimate]
-    dice: tuple[float, ...]
-    to_as_is: Estimate
-    to_sequence: Estimate
-    gap_closed: float | None
-    operations: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,52 +51,66 @@ class PostResult:
     """The content of the report.
 
     Args:
-        rows: of the table.
+        results: the rows; the criterion is Dice.
         verdict: on PPO against the best fixed sequence.
         config: of the run's final_model.
         images: test images.
         masks: row -> mask of each image, bool (H, W).
+        operations: row -> operations of each image, in words; without the threshold, which has none.
         notes: limits of the data.
         minutes: of the evaluation.
     """
 
-    rows: tuple[PostRow, ...]
+    results: Results
     verdict: Verdict
     config: dict[str, Any]
     images: tuple[EditedImage, ...]
-    masks: dict[str, list[np.ndarray]]
+    masks: Mapping[str, Sequence[np.ndarray]]
+    operations: Mapping[str, Sequence[str]]
     notes: tuple[str, ...]
     minutes: float
 
-    def row(self, name: str) -> PostRow:
-        """The row of that name."""
-        return next(row for row in self.rows if row.name == name)
+    @property
+    def deployment(self) -> Deployment:
+        """What is deployed."""
+        return Deployment.from_json(self.config["deployment"])
+
+    def closed(self, row: Row) -> float | None:
+        """Share of the oracle's gain over the best fixed sequence; None if that is negligible."""
+        return self.results.gap_closed(row, SEQUENCE, ORACLE)
 
 
-def evaluate_post(
-    final_model: Path,
-    data_root: Path | None = None,
-    base_model: str | None = None,
-    gpu: int | None = None,
-    images: int | None = None,
-) -> PostResult:
-    """Measure the policy and everything beside it on test images.
+def run_post_evaluation(final_model: Path, where: MovedInputs, images: int | None = None) -> tuple[PostResult, Path]:
+    """Measure the policy and everything beside it on test images, and write `<run>/evaluation/`.
 
     Args:
         final_model: folder of a policy, in its run folder.
-        data_root, base_model: where data and Sa2VA are now, if they were moved since training.
-        gpu: index; -1 is the CPU; None is as in training.
-        images: at most so many test images, one per series before a second; None is all.
+        where: paths and devices that differ from training.
+        images: at most so many test images, one per series before a second; the folder is then called
+            `evaluation_<number>`. None is all.
+
+    Returns:
+        The result, and the path of report.html.
 
     Raises:
         ValueError: no labelled test image, or data or model differ from training.
     """
-    if images is not None and images < 1:
-        raise ValueError(f"--images: got {images}; give 1 or more, or leave it out for all")
+    result = evaluate_post(final_model, where, images)
+    flags = {"model_path": final_model, "images": images, "data_root": where.data_root, "gpu": where.gpu}
+    data, model = f"{result.config['images']} images", f"{Path(result.config['world']['model_path']).name}"
+    run = final_model.parent
+    origin = page.made_by("evaluate", flags, data, model, result.config["version"], run / "logs")
+    folder = run / ("evaluation" if images is None else f"evaluation_{len(result.images)}")
+    return result, _write_report(folder, result, origin)
+
+
+def evaluate_post(final_model: Path, where: MovedInputs, images: int | None = None) -> PostResult:
+    """The result of `run_post_evaluation`, which writes it."""
+    check_images(images)
     start, run = time.perf_counter(), final_model.parent
     policy, deployed = load_policy_of_run(final_model)
     config = deployed.config
-    inputs = _open(run, config, data_root, base_model, gpu)
+    inputs = open_as_trained(config, where, run)
     plan = _plan(config)
     samples = inputs.pick(SPLIT, images or len(inputs.samples), labelled=True)
     maps = _maps(run, inputs)
@@ -125,12 +125,13 @@ def evaluate_post(
     }
     masks[THRESHOLD] = [image.soft > config["best_threshold"] for image in test]
     order = (AS_IS, THRESHOLD, SEQUENCE, NET, RIDGE, POLICY, DEPLOYED, ORACLE)
-    rows = _rows({name: masks[name] for name in order if name in masks}, chosen, test, plan.ppo.seed)
-    ppo, oracle = (next(row for row in rows if row.name == name) for name in (POLICY, ORACLE))
-    verdict = verdict_of(ppo, oracle, _over_its_usual(test, chosen[POLICY]))
-    few = (*few_patients_note(rows[0].to_as_is.groups), *Deployment.from_json(config["deployment"]).notes)
+    results = measured({name: masks[name] for name in order if name in masks}, test, plan.ppo.seed)
+    verdict = verdict_of(results, over_usual(test, chosen[POLICY]))
+    few = (*few_patients_note(results.patients), *Deployment.from_json(config["deployment"]).notes)
     notes = (*_notes(config, maps is not None), *few)
-    return PostResult(rows, verdict, config, tuple(test), masks, notes, (time.perf_counter() - start) / 60)
+    in_words = {name: [words(operations) for operations in of] for name, of in chosen.items()}
+    minutes = (time.perf_counter() - start) / 60
+    return PostResult(results, verdict, config, tuple(test), masks, in_words, notes, minutes)
 
 
 def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:
@@ -139,20 +140,6 @@ def _notes(config: dict[str, Any], network: bool) -> tuple[str, ...]:
     used = (labels_sentence(config["labels"]),) if "choice" in config["deployment"] else ()
     none = () if network else ("No reward network was given, so there is no row for its choice.",)
     return (rewarded_by(reward, network), *used, *none)
-
-
-def _open(
-    run: Path, config: dict[str, Any], data_root: Path | None, base_model: str | None, gpu: int | None
-) -> RunInputs:
-    settings, limits = saved_config(run, config, data_root, base_model)
-    device = gpu if gpu is not None else -1 if config["device"] == "cpu" else settings.gpu
-    inputs = open_inputs(replace(settings, gpu=device), limits, run / "split.json", config["prompts"])
-    if config["model_fingerprint"] != (now := inputs.segmenter.fingerprint):
-        raise ValueError(
-            f"{run / 'config.json'}: model_fingerprint is {config['model_fingerprint']}, now it is {now}; name the "
-            "model of the run by --base_model and evaluate on the kind of device that trained it, or train again"
-        )
-    return inputs
 
 
 def _plan(config: dict[str, Any]) -> PostPlan:
@@ -191,84 +178,83 @@ def _chosen(
     return chosen
 
 
-def _rows(
-    masks: dict[str, list[np.ndarray]], chosen: dict[str, list[Operations]], test: Sequence[EditedImage], seed: int
-) -> tuple[PostRow, ...]:
+def measured(masks: Mapping[str, Sequence[np.ndarray]], test: Sequence[EditedImage], seed: int) -> Results:
+    """The rows of labelled test images, from the masks of each row."""
     groups = [image.group_id for image in test]
-    truths = [image.truth for image in test]
-    measured = {
-        name: [mask_metrics(mask, truth) for mask, truth in zip(of, truths, strict=True) if truth is not None]
-        for name, of in masks.items()
-    }
-    dices = {name: np.array([one["dice"] for one in values]) for name, values in measured.items()}
-    gap = float(group_means(dices[ORACLE] - dices[SEQUENCE], groups).mean())
+    values: dict[str, dict[str, np.ndarray]] = {}
+    for name, of in masks.items():
+        pairs = [(mask, image.truth) for mask, image in zip(of, test, strict=True) if image.truth is not None]
+        columns = [mask_metrics(*pair) for pair in pairs]
+        values[name] = {metric: np.array([column[metric] for column in columns]) for metric in METRICS}
     rows = []
-    for name, values in measured.items():
-        means = {metric: mean_interval(np.array([one[metric] for one in values]), groups, seed) for metric in METRICS}
-        to_as_is, to_sequence = (mean_interval(dices[name] - dices[other], groups, seed) for other in (AS_IS, SEQUENCE))
-        closed = to_sequence.mean / gap if gap >= NO_GAP else None
-        in_words = tuple(words(operations) for operations in chosen.get(name, ()))
-        rows.append(PostRow(name, means, tuple(dices[name].tolist()), to_as_is, to_sequence, closed, in_words))
-    return tuple(rows)
+    for name, of_row in values.items():
+        less = {other: {"dice": of_row["dice"] - values[other]["dice"]} for other in (AS_IS, SEQUENCE)}
+        rows.append(make_row(name, of_row, less, groups, seed))
+    return Results(tuple(rows), tuple((image.sample_id, image.group_id) for image in test), "dice")
 
 
-def _over_its_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -> Estimate:
+def over_usual(test: Sequence[EditedImage], chosen: Sequence[Operations]) -> Estimate:
     """Dice of a policy's sequences less that of the one that it chooses most often, for all images."""
     usual = Counter(chosen).most_common(1)[0][0]
     gains = [image.dice(operations) - image.dice(usual) for image, operations in zip(test, chosen, strict=True)]
     return mean_interval(np.array(gains), [image.group_id for image in test])
 
 
-def verdict_of(policy: PostRow, oracle: PostRow, over_usual: Estimate) -> Verdict:
+def verdict_of(results: Results, gain_over_usual: Estimate) -> Verdict:
     """The verdict on PPO against the best fixed sequence and the mask as it is; "no gap" where a sequence is enough.
 
     Args:
-        policy, oracle: their rows.
-        over_usual: Dice of PPO less that of its most frequent sequence for all images. Without a gain over it PPO does
-            not choose by the image, whatever its reward and however bad the sequence is that the same reward has found.
+        results: all rows.
+        gain_over_usual: Dice of PPO less that of its most frequent sequence for all images. Without a gain over it PPO
+            does not choose by the image, whatever its reward and however bad the sequence is that the same reward has
+            found.
     """
-    gain, gap = policy.to_sequence, oracle.to_sequence
+    policy = results.row(POLICY)
+    gain, over_as_is = results.difference(policy, SEQUENCE), results.difference(policy, AS_IS)
+    gap, closed = results.difference(results.row(ORACLE), SEQUENCE), results.gap_closed(policy, SEQUENCE, ORACLE)
+    enough = f"a fixed sequence is enough, the oracle gains {gap.signed} over it" if is_no_gap(gap) else ""
+    rival = ""
+    if over_as_is.sign <= 0:
+        rival = f"the mask as it is (PPO minus it: {over_as_is.signed} Dice)"
+    elif gain_over_usual.sign <= 0:
+        rival = f"its most frequent sequence for all images ({gain_over_usual.signed} Dice)"
     measured = f"PPO minus best fixed sequence on {gain.groups} test patients: {gain.signed} Dice."
-    if gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP:
-        return Verdict(
-            "no gap", f"No gap: a fixed sequence is enough, the oracle gains {gap.signed} over it. {measured}"
-        )
-    if gain.groups < MIN_PATIENTS:
-        return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
-    label = {1: "better", -1: "worse"}.get(gain.sign, "cannot tell")
-    if label == "better" and policy.to_as_is.sign <= 0:
-        worse = f"it does not beat the mask as it is (PPO minus it: {policy.to_as_is.signed} Dice)"
-        return Verdict("cannot tell", f"Cannot tell: {worse}. {measured}")
-    if label == "better" and over_usual.sign <= 0:
-        usual = f"it does not beat its most frequent sequence for all images ({over_usual.signed} Dice)"
-        return Verdict("cannot tell", f"Cannot tell: {usual}. {measured}")
-    what = {
-        "better": "Better: choosing operations per image helps.",
-        "worse": "Worse: one sequence for all images is better than this policy.",
-        "cannot tell": "Cannot tell: the interval contains 0.",
-    }[label]
-    closed = "" if policy.gap_closed is None else f" It closes {policy.gap_closed:.0%} of the oracle's gain."
-    return Verdict(label, f"{what} {measured}{closed}")
+    more = "" if closed is None else f" It closes {closed:.0%} of the oracle's gain."
+    return policy_verdict(gain, "sequence", "operations", measured, enough, rival, more)
 
 
-def summary(result: PostResult) -> dict[str, Any]:
+def _write_report(folder: Path, result: PostResult, origin: page.Origin) -> Path:
+    """Write the files, each whole or not at all; returns the path of report.html, written last."""
+
+    def cells(row: Row, number: int) -> list[object]:
+        operations = result.operations.get(row.name)
+        return [row.name, f"{row.values['dice'][number]:.6f}", operations[number] if operations else ""]
+
+    lines = [["sample_id", "group_id", "row", "dice", "operations"], *result.results.per_image(cells)]
+    header = page.header(origin, folder, ("eval.json", "eval.csv"))
+    write_json(folder / "eval.json", _summary(result))
+    return page.write_files(folder, {"eval.csv": page.csv_text(lines), "report.html": _page(result, header)})
+
+
+def _summary(result: PostResult) -> dict[str, Any]:
     """The content of eval.json."""
+    results = result.results
     return {
         "verdict": asdict(result.verdict),
-        "deployment": asdict(Deployment.from_json(result.config["deployment"])),
+        "deployment": asdict(result.deployment),
         "reward": result.config["plan"]["reward"],
         "labels": result.config.get("labels"),
         "images": len(result.images),
-        "patients": result.rows[0].to_as_is.groups,
+        "patients": results.patients,
         "rows": [
             {
                 "name": row.name,
-                "means": {metric: asdict(mean) for metric, mean in row.means.items()},
-                "dice_minus_as_is": asdict(row.to_as_is),
-                "dice_minus_best_sequence": asdict(row.to_sequence),
-                "gap_closed": row.gap_closed,
+                "means": row.means(),
+                "dice_minus_as_is": asdict(results.difference(row, AS_IS)),
+                "dice_minus_best_sequence": asdict(results.difference(row, SEQUENCE)),
+                "gap_closed": result.closed(row),
             }
-            for row in result.rows
+            for row in results.rows
         ],
         "notes": list(result.notes),
         "fixed_sequence": words(tuple(result.config["fixed_sequence"])),
@@ -276,3 +262,64 @@ def summary(result: PostResult) -> dict[str, Any]:
         "data_fingerprint": result.config["data_fingerprint"],
         "minutes": result.minutes,
     }
+
+
+def _page(result: PostResult, header: str) -> str:
+    results, deployment = result.results, result.deployment
+    deployed = f"Deployed: {deployment.words(SEQUENCE, f'the {AS_IS}')}, because {deployment.reason}."
+    fixed = f"Best fixed sequence: {deployment.fixed_by}. Best threshold: {result.config['best_threshold']:g}."
+    name: Column[Row] = ("row", lambda row: row.name)
+    short: list[Column[Row]] = [
+        name,
+        ("Dice", results.value),
+        ("less mask as it is", lambda row: results.difference(row, AS_IS).signed),
+        ("less best fixed sequence", lambda row: results.difference(row, SEQUENCE).signed),
+        ("gap closed", lambda row: percent(result.closed(row))),
+    ]
+    counts = {name: Counter(result.operations[name]) for name in (DEPLOYED, ORACLE)}
+    most = (counts[DEPLOYED] + counts[ORACLE]).most_common(15)
+    return page.report(
+        f"Post-processing: {result.verdict.label}",
+        "Which operations suit which mask?",
+        header,
+        [result.verdict.sentence],
+        [f"{deployed} {fixed}", f"{len(results.ids)} test images of {results.patients} patients."],
+        result.notes,
+        [
+            table_of(results.rows, short).html(),
+            f"<p>Means over patients with {INTERVALS}. Oracle: greedy by the true mask, with the "
+            "same operations and steps. Gap closed: share of the oracle's gain over the best fixed sequence.</p>",
+            table_of(results.rows, [name, *metric_columns(METRICS)]).html(),
+            "<h2>Operations</h2>",
+            page.table(
+                ["operations", *counts], [[one, *(count[one] for count in counts.values())] for one, _ in most], "wrap"
+            ),
+            "<h2>Images</h2><p>Best, median and worst of the deployed choice, by Dice.</p>",
+            *(_picture(result, title, number) for title, number in results.picks(DEPLOYED).items()),
+        ],
+    )
+
+
+def _picture(result: PostResult, title: str, number: int) -> str:
+    """HTML of one test image: untouched, with the truth, the mask as it is, the deployed one and the oracle's."""
+    edited = result.images[number]
+    masks = [("true mask", edited.truth, GREEN)]
+    for name, colour in ((AS_IS, ORANGE), (DEPLOYED, BLUE), (ORACLE, GREEN)):
+        dice = result.results.row(name).values["dice"][number]
+        caption = f"{name}: Dice {dice:.3f}; {result.operations[name][number]}"
+        masks.append((caption, result.masks[name][number], colour))
+    colours = {"true mask and oracle": GREEN, AS_IS: ORANGE, DEPLOYED: BLUE}
+    return picture(f"{title}: {edited.sample_id}", edited.guide.image, masks, colours)
+
+
+def show_operations(result: PostResult) -> None:
+    """Print the rows of experiment 2, and the verdict."""
+    results = result.results
+    columns: list[Column[Row]] = [
+        ("", lambda row: row.name),
+        ("Dice [95 %]", results.value),
+        ("-sequence", lambda row: f"{results.difference(row, SEQUENCE).mean:+.3f}"),
+        ("closed", lambda row: percent(result.closed(row))),
+    ]
+    table_of(results.rows, columns).show("mean Dice over patients, less best fixed sequence")
+    print("\n".join((result.verdict.sentence, *result.notes)))

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
-from rl_reward_network.report.baselines import ridge_per_prompt
-from rl_reward_network.report.bootstrap import group_means
+from rl_reward_network.ppo.baselines import ridge_per_prompt
+from rl_reward_network.report.statistics import group_means
 
 THRESHOLDS = (0.01, 0.02, *(round(0.05 * step, 2) for step in range(1, 20)), 0.98, 0.99)
 BEAM = 3  # sequences kept at each length

@@ -12,16 +12,17 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.model_selection import GroupKFold
 
-from rl_reward_network.report.bootstrap import (
+from rl_reward_network.report.metrics import SampleTable
+from rl_reward_network.report.statistics import (
+    LEVEL,
     MIN_PATIENTS,
     Estimate,
     few_patients_note,
     group_means,
     is_no_gap,
+    max_t,
     mean_interval,
 )
-from rl_reward_network.report.max_t import LEVEL, max_t
-from rl_reward_network.report.metrics import SampleTable
 
 FOLDS = 3  # fits of the policy for its own decision; each takes as long as the training
 AS_IT_IS = 0  # index of the fixed choice that leaves the model as it is: the default prompt, no operation

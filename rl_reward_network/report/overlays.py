@@ -1,12 +1,15 @@
-"""Masks and expected errors drawn over images; the only place that paints masks."""
+"""Masks and expected errors over images, and their legends; the only place that paints masks."""
 
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.figure import Figure
 from PIL import Image
 from skimage.segmentation import find_boundaries
+
+from rl_reward_network.report import page
 
 PANEL = 400  # pixels of the longer side of a picture in a report
 TINT = 0.3  # default opacity of a mask's inside
@@ -14,30 +17,36 @@ GREEN, ORANGE, BLUE = (0, 200, 90), (255, 160, 0), (60, 150, 255)  # ground trut
 COVERED = 64  # of 255: the share of a pixel that a shrunk mask must cover; nearest neighbour would lose thin vessels
 
 
-@dataclass(frozen=True, eq=False)
-class Overlay:
-    """One test image with the masks to draw on it.
+GREY = 128  # of 255: brightness of the image below the colours of the scale
+Colour = tuple[int, int, int]  # RGB, 0..255
+
+
+def picture(
+    title: str,
+    image: np.ndarray,
+    masks: Sequence[tuple[str, np.ndarray | None, Colour]],
+    colours: Mapping[str, Colour],
+    errors: tuple[str, np.ndarray] | None = None,
+) -> str:
+    """HTML of one test image: untouched, and with each mask.
 
     Args:
-        title: why the image was selected, such as "best of the deployed choice, by Dice".
-        sample_id: hash that names the image.
+        title: why it was selected, and its name.
         image: uint8 (H, W, 3), RGB.
-        truth: bool (H, W), or None when unlabelled.
-        default: bool (H, W), mask of the default prompt.
-        deployed: bool (H, W), mask of the prompt that the deployed choice selects.
-        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong.
+        masks: caption, mask bool (H, W) or None, and colour of each.
+        colours: of the legend, by name; without any there is no legend.
+        errors: a caption and the expected errors, float (H, W) in [0, 1].
     """
+    panels = [("image", draw_mask(image, None, GREEN))]
+    panels += [(caption, draw_mask(image, mask, colour)) for caption, mask, colour in masks]
+    legend = mask_legend(colours) if colours else ""
+    if errors is not None:
+        panels.append((errors[0], draw_errors(image, errors[1])))
+        legend += error_legend()
+    return page.panels(title, panels, legend)
 
-    title: str
-    sample_id: str
-    image: np.ndarray
-    truth: np.ndarray | None
-    default: np.ndarray
-    deployed: np.ndarray
-    error_map: np.ndarray
 
-
-def paint_mask(image: np.ndarray, mask: np.ndarray, colour: tuple[int, int, int], opacity: float = TINT) -> np.ndarray:
+def paint_mask(image: np.ndarray, mask: np.ndarray, colour: Colour, opacity: float = TINT) -> np.ndarray:
     """The image with a mask in one colour: the inside tinted, and a line 1 pixel wide around it.
 
     Args:
@@ -58,7 +67,7 @@ def paint_mask(image: np.ndarray, mask: np.ndarray, colour: tuple[int, int, int]
     return painted.round().astype(np.uint8)
 
 
-def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: tuple[int, int, int]) -> bytes:
+def draw_mask(image: np.ndarray, mask: np.ndarray | None, colour: Colour) -> bytes:
     """JPEG of a uint8 (H, W, 3) image, at most `PANEL` pixels wide or high, with a bool (H, W) mask painted."""
     pixels = np.asarray(_panel(image))
     return _jpeg(pixels if mask is None else paint_mask(pixels, mask, colour))
@@ -90,3 +99,27 @@ def _jpeg(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="JPEG", quality=90, subsampling=0)
     return file.getvalue()
+
+
+def mask_legend(colours: Mapping[str, Colour]) -> str:
+    """HTML: a square in the colour of each mask, and its name."""
+    squares = (f'<span style="color: rgb{colour}">&#9632;</span> {page.text(name)}' for name, colour in colours.items())
+    return f'<p class="legend">Masks, tinted and outlined: {", ".join(squares)}.</p>'
+
+
+def error_legend() -> str:
+    """HTML: the colours of `draw_errors` with their values."""
+    words = "Expected errors: predicted probability that the mask is wrong at a pixel"
+    return f'<p class="legend">{words}. {page.figure(error_scale(), "Colour scale from 0 to 1")}</p>'
+
+
+def error_scale() -> Figure:
+    """A colour bar from 0 to 1, as over a grey image."""
+    figure = Figure(figsize=(3.2, 0.55), layout="constrained")
+    axes = figure.subplots()
+    shares = np.linspace(0, 1, 256)[None]
+    axes.imshow(paint_errors(np.full_like(shares, GREY), shares), aspect="auto", extent=(0, 1, 0, 1))
+    ticks = (0, 0.25, 0.5, 0.75, 1)
+    axes.set(yticks=[], xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+    axes.tick_params(labelsize=8)
+    return figure

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
-
-import numpy as np
 
 from rl_reward_network import __version__
 from rl_reward_network.artefacts import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _DENSE = {7: "dense", 8: "densest"}  # tables with more columns have smaller type; at last, intervals wrap, too
 _STYLE = """
@@ -123,6 +125,43 @@ def whole_page(title: str, parts: Iterable[str]) -> str:
     return head + "<body>\n" + "\n".join(part for part in parts if part) + "\n</body></html>\n"
 
 
+def report(
+    title: str,
+    question: str,
+    header: str,
+    verdict: Iterable[str],
+    sentences: Iterable[str],
+    notes: Iterable[str],
+    parts: Iterable[str],
+    settings: Mapping[str, object] | None = None,
+) -> str:
+    """The HTML file of a report.
+
+    Args:
+        title: of the window.
+        question: that the report answers, its heading.
+        header: see `header`.
+        verdict: sentences that come first.
+        sentences: what else must be known, such as what is deployed.
+        notes: limits of the data.
+        parts: HTML of the tables, plots and pictures.
+        settings: what was evaluated, at the end.
+    """
+    about = ["<h2>What was evaluated</h2>", table(["setting", "value"], settings.items(), "wrap")] if settings else []
+    return whole_page(
+        title,
+        [
+            f"<h1>{text(question)}</h1>",
+            header,
+            "".join(f'<p class="verdict">{text(sentence)}</p>' for sentence in verdict),
+            *(f"<p>{text(sentence)}</p>" for sentence in sentences),
+            "".join(f"<p>Note: {text(note)}</p>" for note in notes),
+            *parts,
+            *about,
+        ],
+    )
+
+
 def text(value: object) -> str:
     """HTML-escaped text."""
     return html.escape(str(value))
@@ -152,6 +191,18 @@ def image(data: bytes, kind: str, description: str) -> str:
     return f'<img src="data:image/{kind};base64,{encoded}" alt="{text(description)}">'
 
 
+def png(plot: "Figure") -> bytes:
+    """A plot as PNG; equal plots give equal bytes."""
+    file = io.BytesIO()
+    plot.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def figure(plot: "Figure", description: str) -> str:
+    """A plot embedded in the page."""
+    return image(png(plot), "png", description)
+
+
 def panels(title: str, pictures: Iterable[tuple[str, bytes]], legend: str = "") -> str:
     """A heading, and JPEG pictures side by side, each with its caption, above a legend (HTML)."""
     figures = "".join(
@@ -168,7 +219,7 @@ def csv_text(lines: Iterable[Iterable[object]]) -> str:
     return file.getvalue()
 
 
-def digits(numbers: np.ndarray) -> list[str]:
+def digits(numbers: Iterable[float]) -> list[str]:
     """Six decimals each."""
     return [f"{number:.6f}" for number in numbers]
 

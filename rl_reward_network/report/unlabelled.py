@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rl_reward_network.report import page
-from rl_reward_network.report.bootstrap import Estimate, few_patients_note, mean_interval
+from rl_reward_network.report.statistics import Estimate, few_patients_note, mean_interval
+from rl_reward_network.report.table import Column, Row, paired_rows, table_of
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.metrics import dice
 from rl_reward_network.rewards.out_of_distribution import OODCheck, own_segmentation, within
@@ -46,7 +47,7 @@ class JudgedImages:
 
 
 COLUMNS = ("scores", "spreads", "own_scores", "own_spreads", "dices")
-Row = tuple[str, tuple[np.ndarray, ...]]
+Judged = tuple[str, tuple[np.ndarray, ...]]
 
 
 def judged_row(
@@ -55,7 +56,7 @@ def judged_row(
     image: np.ndarray,
     masks: tuple[np.ndarray | None, np.ndarray | None],
     truth: np.ndarray | None,
-) -> Row:
+) -> Judged:
     """One image of `JudgedImages`.
 
     Args:
@@ -75,21 +76,21 @@ def judged_row(
     return group, (scores, quality["spread"], np.array(own_score), np.array(own_spread), gold)
 
 
-def judged_images(rows: Sequence[Row]) -> JudgedImages:
+def judged_images(rows: Sequence[Judged]) -> JudgedImages:
     """The images of `judged_row`, at least one."""
     groups, columns = zip(*rows, strict=True)
     stacked = (np.stack(column).astype(float) for column in zip(*columns, strict=True))
     return JudgedImages(tuple(groups), *stacked)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class UnlabelledRow:
-    """Means over the patients of some images; numbers are in [0, 1].
+    """Some images; numbers are in [0, 1].
 
     Args:
         name: which images.
         images: their number.
-        score, spread, dice: before, after, and after - before; `dice` is None without true masks.
+        before, after: rows with `score`, `spread` and, of the images with a true mask, `dice`.
         labelled: images with a true mask.
         own_score: mean score of the network's own segmentation.
         own_spread: median of its spread.
@@ -97,12 +98,27 @@ class UnlabelledRow:
 
     name: str
     images: int
-    score: tuple[Estimate, Estimate, Estimate]
-    spread: tuple[Estimate, Estimate, Estimate]
-    dice: tuple[Estimate, Estimate, Estimate] | None
+    before: Row
+    after: Row
     labelled: int
     own_score: Estimate
     own_spread: float
+
+    def change(self, metric: str) -> tuple[Estimate, Estimate, Estimate]:
+        """Before, after, and after - before."""
+        rows = self.before.estimates, self.after.estimates, self.after.differences["before"]
+        before, after, gain = (estimates[metric] for estimates in rows)
+        return before, after, gain
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Its entry in eval.json; `dice` is None without true masks."""
+        changes = {
+            metric: [asdict(estimate) for estimate in self.change(metric)] if metric in self.after.estimates else None
+            for metric in ("score", "spread", "dice")
+        }
+        own = {"labelled": self.labelled, "own_score": asdict(self.own_score), "own_spread": self.own_spread}
+        return {"name": self.name, "images": self.images, **changes, **own}
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ class UnlabelledSection:
     @property
     def summary(self) -> dict[str, Any]:
         """The entry "unlabelled" of eval.json."""
-        return asdict(self) | {"gold": GOLD}
+        return {"rows": [row.summary for row in self.rows], "notes": list(self.notes), "gold": GOLD}
 
 
 def unlabelled_section(
@@ -155,60 +171,60 @@ def less_sure_note(tests: JudgedImages, unlabelled: JudgedImages) -> tuple[str, 
 
 
 def _row(name: str, part: JudgedImages, seed: int) -> UnlabelledRow:
-    labelled = np.isfinite(part.dices).all(axis=1)
-    gold = part.pick(labelled)
+    before, after = (
+        {"score": part.scores[:, column], "spread": part.spreads[:, column], "dice": part.dices[:, column]}
+        for column in (0, 1)
+    )
     return UnlabelledRow(
         name,
         len(part.groups),
-        _before_after(part.scores, part.groups, seed),
-        _before_after(part.spreads, part.groups, seed),
-        _before_after(gold.dices, gold.groups, seed) if gold.groups else None,
-        len(gold.groups),
+        *paired_rows(before, after, part.groups, seed),
+        int(np.isfinite(part.dices).all(axis=1).sum()),
         mean_interval(part.own_scores, part.groups, seed),
         float(np.median(part.own_spreads)),
     )
-
-
-def _before_after(values: np.ndarray, groups: Sequence[str], seed: int) -> tuple[Estimate, Estimate, Estimate]:
-    before, after = values.T
-    estimates = [mean_interval(column, groups, seed) for column in (before, after, after - before)]
-    return estimates[0], estimates[1], estimates[2]
 
 
 def section_html(section: UnlabelledSection | None) -> list[str]:
     """HTML of the section; [] without one."""
     if section is None:
         return []
-    gold = [row for row in section.rows if row.dice is not None]
+    name: Column[UnlabelledRow] = ("images", lambda row: row.name)
+    judged: list[Column[UnlabelledRow]] = [
+        name,
+        ("number", lambda row: row.images),
+        ("score before", lambda row: row.change("score")[0]),
+        ("after", lambda row: row.change("score")[1]),
+        ("after - before", lambda row: row.change("score")[2].signed),
+        ("spread before", lambda row: f"{row.change('spread')[0].mean:.4f}"),
+        ("after", lambda row: f"{row.change('spread')[1].mean:.4f}"),
+    ]
+    own: list[Column[UnlabelledRow]] = [
+        name,
+        ("score", lambda row: row.own_score),
+        ("spread (median)", lambda row: f"{row.own_spread:.4f}"),
+    ]
     return [
         "<h2>Unlabelled images</h2>",
         "".join(f"<p>Note: {page.text(note)}</p>" for note in section.notes),
         "<p>The reward network's score of the masks before and after training, and the spread of its members: means "
         f"over patients with 95 % intervals. At most {IMAGES} unlabelled images are evaluated.</p>",
-        page.table(
-            ["images", "number", "score before", "after", "after - before", "spread before", "after"],
-            [
-                [row.name, row.images, *row.score[:2], row.score[2].signed, *(f"{s.mean:.4f}" for s in row.spread[:2])]
-                for row in section.rows
-            ],
-        ),
+        table_of(section.rows, judged).html(),
         "<p>The network's own segmentation of these images: its score, and the median of its members' spread.</p>",
-        page.table(
-            ["images", "score", "spread (median)"],
-            [[row.name, row.own_score, f"{row.own_spread:.4f}"] for row in section.rows],
-        ),
-        *_gold(gold),
+        table_of(section.rows, own).html(),
+        *_gold([row for row in section.rows if row.labelled]),
     ]
 
 
 def _gold(rows: Sequence[UnlabelledRow]) -> list[str]:
     """HTML: Dice, where there are true masks of unlabelled images."""
-    if not any(row.name != TEST for row in rows):
+    if all(row.name == TEST for row in rows):
         return ["<p>No unlabelled image has a true mask, so no Dice is known on them.</p>"]
-    return [
-        f"<p>Gold, Dice with the true masks: {GOLD}.</p>",
-        page.table(
-            ["images", "with a mask", "Dice before", "after", "after - before"],
-            [[row.name, row.labelled, *row.dice[:2], row.dice[2].signed] for row in rows if row.dice],
-        ),
+    columns: list[Column[UnlabelledRow]] = [
+        ("images", lambda row: row.name),
+        ("with a mask", lambda row: row.labelled),
+        ("Dice before", lambda row: row.change("dice")[0]),
+        ("after", lambda row: row.change("dice")[1]),
+        ("after - before", lambda row: row.change("dice")[2].signed),
     ]
+    return [f"<p>Gold, Dice with the true masks: {GOLD}.</p>", table_of(rows, columns).html()]

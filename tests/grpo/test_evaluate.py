@@ -37,7 +37,7 @@ from tests.conftest import write_tiny_data
 from tests.grpo.nano import nano
 from tests.grpo.test_stage import ONE_STEP, PLAN, SETTINGS, changed, scenes
 from tests.models.test_reward_network import network_of
-from tests.report.test_report import Page
+from tests.report.html_page import Page
 
 ITEMS = 2
 METRICS = {

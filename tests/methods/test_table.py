@@ -10,7 +10,7 @@ from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, choose, make_table, p_words, verdict_lines
 from rl_reward_network.methods.table import TestImages as Images  # not a test
 from rl_reward_network.report.cost import Cost
-from rl_reward_network.report.max_t import max_t
+from rl_reward_network.report.statistics import max_t
 from rl_reward_network.rewards.metrics import METRICS
 
 PATIENTS = 12

@@ -27,7 +27,7 @@ from rl_reward_network.ppo.contexts import (
 from rl_reward_network.ppo.train import make_vector_env
 from rl_reward_network.rewards.table import MASK_REWARDS
 from tests.conftest import write_tiny_data
-from tests.report.test_baselines import tables
+from tests.ppo.test_baselines import tables
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)

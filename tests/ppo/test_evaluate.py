@@ -12,11 +12,11 @@ import pytest
 from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.ppo.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable
 from rl_reward_network.ppo.evaluate import pick_test_samples, rehearsal_note, segmenter_note
-from rl_reward_network.report.baselines import POLICY, RIDGE, Comparison, compare
 from rl_reward_network.report.deployment import decide
-from tests.report.test_baselines import tables
+from tests.ppo.test_baselines import tables
 
 
 def compared(own_dice: float | None, images: int = 8) -> tuple[list[PromptTable], Comparison]:

@@ -22,6 +22,7 @@ from rl_reward_network.inputs.loading import RunInputs, describe_run, open_input
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import prompts as stage
+from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable, Tables, load_tables, ridge_choices
 from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
 from rl_reward_network.ppo.policy import choose_prompts
@@ -38,7 +39,6 @@ from rl_reward_network.ppo.prompts import (
 )
 from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import RolloutCurves
-from rl_reward_network.report.baselines import LAST, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
 from rl_reward_network.reward_training.stage import reward_plan, run_reward_stage

@@ -12,7 +12,7 @@ from rl_reward_network.ppo.post_evaluate import (
     _rows,
     verdict_of,
 )
-from rl_reward_network.report.bootstrap import Verdict
+from rl_reward_network.report.statistics import Verdict
 from tests.env.edited_images import DILATE, ERODE, known_image, known_images
 
 RIGHT = {0: (DILATE,), 1: (ERODE,)}  # of even and of odd images

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.report.baselines import (
+from rl_reward_network.ppo.baselines import (
     BANDIT,
     DEFAULT,
     DEPLOYED,

@@ -22,8 +22,8 @@ from rl_reward_network.report.before_after import (
     summary,
     write_before_after,
 )
-from rl_reward_network.report.bootstrap import Estimate, mean_interval
-from tests.report.test_report import Page
+from rl_reward_network.report.statistics import Estimate, mean_interval
+from tests.report.html_page import Page
 
 GROUPS = [f"g{number}" for number in range(8)]
 FLAT = np.zeros(8)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.report.bootstrap import (
+from rl_reward_network.report.statistics import (
     Estimate,
     few_patients_note,
     group_means,

@@ -4,7 +4,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from rl_reward_network.report.bootstrap import MIN_PATIENTS, Estimate
 from rl_reward_network.report.deployment import (
     FOLDS,
     Deployment,
@@ -15,7 +14,8 @@ from rl_reward_network.report.deployment import (
     labels_sentence,
     out_of_fold,
 )
-from tests.report.test_baselines import tables
+from rl_reward_network.report.statistics import MIN_PATIENTS, Estimate
+from tests.ppo.test_baselines import tables
 
 PATIENTS = [f"p{index}" for index in range(30)]
 RNG = np.random.default_rng(0)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from rl_reward_network.report import figures
-from tests.report.test_baselines import compared, tables
+from tests.ppo.test_baselines import compared, tables
 
 
 def test_the_histogram_counts_the_choices_of_deployment_policy_and_oracle():

@@ -3,10 +3,10 @@ import io
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
-
 from rl_reward_network.report.legends import GREY, error_legend, error_scale, mask_legend
+
 from rl_reward_network.report.overlays import draw_errors
-from tests.report.test_report import Page
+from tests.report.html_page import Page
 
 
 def test_each_colour_stands_before_its_name():

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl_reward_network.report.bootstrap import MIN_PATIENTS
-from rl_reward_network.report.max_t import FLIPS, max_t
+from rl_reward_network.report.statistics import FLIPS, MIN_PATIENTS, max_t
 
 
 def t_values(means):

@@ -22,7 +22,7 @@ from rl_reward_network.report.page import (
     whole_page,
     write_files,
 )
-from tests.report.test_report import Page
+from tests.report.html_page import Page
 
 
 def test_text_is_never_markup() -> None:

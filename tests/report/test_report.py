@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from rl_reward_network.report.baselines import DEPLOYED, POLICY, RANDOM, overlay_picks
+from rl_reward_network.ppo.baselines import DEPLOYED, POLICY, RANDOM, overlay_picks
+from rl_reward_network.ppo.prompt_report import EvaluationResult, deployed_sentence, write_report
 from rl_reward_network.report.overlays import Overlay
 from rl_reward_network.report.page import made_by
-from rl_reward_network.report.report import EvaluationResult, deployed_sentence, write_report
-from tests.report.test_baselines import compared, tables
+from tests.ppo.test_baselines import compared, tables
 
 VOID = {"meta", "br", "img"}
 PROMPTS = ("Please segment <b>it</b> & more.", "the rib", "the trunk")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_reward_network.report.bootstrap import mean_interval
+from rl_reward_network.report.statistics import mean_interval
 from rl_reward_network.report.unlabelled import (
     GOLD,
     LEFT_OUT,

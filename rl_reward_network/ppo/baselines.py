@@ -8,47 +8,17 @@ from sklearn.linear_model import RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rl_reward_network.report.bootstrap import (
-    NO_GAP,
-    Estimate,
-    Verdict,
-    few_patients_note,
-    group_means,
-    mean_interval,
-    verdict_on,
-)
 from rl_reward_network.report.deployment import Deployment, comparable, oracle_gap, stack
 from rl_reward_network.report.metrics import SampleTable
+from rl_reward_network.report.statistics import Estimate, few_patients_note, is_no_gap, mean_interval
+from rl_reward_network.report.table import SCORE, Results, Row, Verdict, make_row, policy_verdict
 from rl_reward_network.rewards.table import MASK_REWARDS
 
 RANDOM, DEFAULT, FIXED = "random prompt", "default prompt", "best fixed prompt"
 NET, RIDGE, POLICY = "argmax of the reward net", "ridge per prompt", "PPO"
-LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen, although the reward network paid it
-BANDIT = "bandit"  # PPO with one prompt, beside a policy that may try several until it stops
+LAST = "PPO, last weights"  # beside a policy whose weights labels may have chosen although the reward network rewarded
 DEPLOYED, ORACLE = "deployed", "oracle"
-
-
-@dataclass(frozen=True, eq=False)
-class ComparisonRow:
-    """One rule that selects prompts, measured on the test images.
-
-    Args:
-        name: the rule, such as `DEFAULT` or `POLICY`.
-        weights: float64 (N, P), probability of each prompt on each image.
-        means: mean over patients of "score" and, if labelled, of each metric.
-        to_default: paired difference to the default prompt, in the comparison's `criterion`.
-        to_fixed: the same to the best fixed prompt.
-        gap_closed: share of the oracle's gain over the best fixed prompt; None below `NO_GAP` or without ground truth.
-        prompts_asked: number of prompts that Sa2VA must answer per new image; None if the rule needs the ground truth.
-    """
-
-    name: str
-    weights: np.ndarray
-    means: dict[str, Estimate]
-    to_default: Estimate
-    to_fixed: Estimate
-    gap_closed: float | None
-    prompts_asked: int | None
+CHOICES = {"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}  # the row that is deployed
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +26,19 @@ class Comparison:
     """All rows on the test images, and the verdict.
 
     Args:
+        results: the rows; their criterion is Dice, or the score when unlabelled.
         tables: the N test images that were compared.
-        rows: in the order of the report; without ground truth there is no oracle.
-        criterion: "dice", or "score" when unlabelled.
+        weights: row -> float64 (N, P), probability of each prompt on each image.
+        prompts_asked: row -> number of prompts that Sa2VA must answer per new image; None if it needs the ground truth.
         deployment: what was decided without the test images, and the best fixed prompt.
         verdict: on PPO, or on its last weights where they have a row, against every fixed prompt.
         notes: limits of the data that a reader of the numbers must know.
     """
 
+    results: Results
     tables: tuple[SampleTable, ...]
-    rows: tuple[ComparisonRow, ...]
-    criterion: str
+    weights: dict[str, np.ndarray]
+    prompts_asked: dict[str, int | None]
     deployment: Deployment
     verdict: Verdict
     notes: tuple[str, ...]
@@ -74,20 +46,15 @@ class Comparison:
     @property
     def labelled(self) -> bool:
         """Whether the test images have ground truth."""
-        return self.criterion == "dice"
+        return self.results.criterion != SCORE
 
-    def row(self, name: str) -> ComparisonRow:
-        """The row of that name."""
-        return next(row for row in self.rows if row.name == name)
+    def closed(self, row: Row) -> float | None:
+        """Share of the oracle's gain over the best fixed prompt; None if that is negligible or unknown."""
+        return self.results.gap_closed(row, FIXED, ORACLE)
 
-    def values(self, row: ComparisonRow, column: str) -> np.ndarray:
-        """float64 (N,): the row's expected score or metric on each image."""
-        return expected(row.weights, self.tables, column)
-
-
-def expected(weights: np.ndarray, tables: Sequence[SampleTable], column: str) -> np.ndarray:
-    """float64 (N,): the exact expectation of a column under the probabilities `weights` (N, P); no sampling."""
-    return np.einsum("np,np->n", weights, stack(tables, column))
+    def prompts(self, name: str) -> np.ndarray:
+        """int64 (N,): the prompt of each image in a row that chooses one."""
+        return self.weights[name].argmax(axis=1)
 
 
 def ridge_per_prompt(features: np.ndarray, rewards: np.ndarray, new_features: np.ndarray) -> np.ndarray:
@@ -124,7 +91,7 @@ def compare(
     Args:
         val: validation images, for the oracle's gain over the best fixed prompt; may be empty.
         test: images for all rows. Unlabelled ones are left out, with a note, if others are labelled.
-        chosen: `POLICY`, `RIDGE` and, where they have rows, `BANDIT` and `LAST` -> int (N,), index of the selected
+        chosen: `POLICY`, `RIDGE` and, where it has a row, `LAST` -> int (N,), index of the selected
             prompt on each test image.
         deployment: what was decided without the test images.
         seed: of the bootstrap.
@@ -140,80 +107,100 @@ def compare(
             raise ValueError(f"chosen: {name} is {picks}, expected a prompt's index for each of {len(test)} images")
     indices, criterion = comparable(test)
     tables = [test[index] for index in indices]
+    groups = [table.group_id for table in tables]
     weights = _weights(tables, criterion, deployment, {name: picks[indices] for name, picks in chosen.items()})
-    prompts = len(test[0].scores)
+    metrics = {name: stack(tables, name) for name in ([SCORE] if criterion == SCORE else [SCORE, *MASK_REWARDS])}
+    rows = tuple(_row(name, weights, metrics, criterion, groups, seed) for name in weights)
     asked = max_steps if deployment.choice == "policy" else 1
-    prompts_asked = {NET: prompts, POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}
-    rows = tuple(_row(name, weights, tables, criterion, seed, prompts_asked.get(name, 1)) for name in weights)
-    judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
-    difference = judged.to_fixed if criterion == "dice" else None
-    rival = _rival(judged, tables, seed) if criterion == "dice" else ""
+    prompts = {NET: len(test[0].scores), POLICY: max_steps, LAST: max_steps, DEPLOYED: asked, ORACLE: None}
     gap = oracle_gap(val, deployment.best_fixed, seed)
-    verdict = verdict_on(difference, gap, rival, judged.name)
+    verdict = Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
+    if criterion != SCORE:
+        judged = next(row for row in rows if row.name == (LAST if LAST in chosen else POLICY))
+        rival = _rival(judged.name, weights[judged.name], metrics[criterion], groups, seed)
+        verdict = prompt_verdict(judged.differences[FIXED][criterion], gap, rival, judged.name)
     of_gap = few_patients_note(gap.groups, "validation patients") if gap and verdict.label == "no gap" else ()
-    notes = (*_notes(test, tables), *of_gap, *deployment.notes)
-    return Comparison(tuple(tables), rows, criterion, deployment, verdict, notes)
+    return Comparison(
+        Results(rows, tuple((table.sample_id, table.group_id) for table in tables), criterion),
+        tuple(tables),
+        weights,
+        {name: prompts.get(name, 1) for name in weights},
+        deployment,
+        verdict,
+        (*_notes(test, tables), *of_gap, *deployment.notes),
+    )
 
 
-def _rival(row: ComparisonRow, tables: Sequence[SampleTable], seed: int) -> str:
-    """The one prompt for all images that the row is farthest from beating, in words; empty if it beats every prompt.
+def prompt_verdict(difference: Estimate, val_gap: Estimate | None, rival: str = "", name: str = "PPO") -> Verdict:
+    """The verdict on a policy of prompts, see `policy_verdict`.
+
+    Args:
+        difference: Dice of the policy less Dice of the best fixed prompt on test patients.
+        val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
+        rival: a single prompt that the policy does not beat on test patients, in words; empty if there is none.
+        name: of the policy, in words.
+    """
+    measured = f"{name} minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
+    enough = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
+    enough = f"{enough}, so one prompt is enough" if is_no_gap(val_gap) else ""
+    rival = f"{rival}, one prompt for all images" if rival else ""
+    return policy_verdict(difference, "prompt", "the prompt", measured, enough, rival)
+
+
+def _rival(name: str, weights: np.ndarray, dice: np.ndarray, groups: Sequence[str], seed: int) -> str:
+    """The one prompt for all images that a row is farthest from beating, in words; empty if it beats every prompt.
 
     A choice that does not depend on the image is never better than the best single prompt. So a policy that beats each
-    of them has chosen by the image, whatever paid it. All must be beaten, so no correction for several tests is needed.
+    of them has chosen by the image, whatever its reward. All must be beaten, so no correction for several tests is
+    needed.
     """
-    dice, groups = stack(tables, "dice"), [table.group_id for table in tables]
-    gains = [mean_interval(expected(row.weights, tables, "dice") - one, groups, seed) for one in dice.T]
+    gains = [mean_interval(_expected(weights, dice) - one, groups, seed) for one in dice.T]
     index = min((index for index, gain in enumerate(gains) if gain.sign <= 0), key=lambda i: gains[i].mean, default=-1)
-    return "" if index < 0 else f"the prompt with index {index} ({row.name} minus it: {gains[index].signed} Dice)"
-
-
-def overlay_picks(comparison: Comparison) -> dict[str, int]:
-    """Indices in `comparison.tables` of the images on which the deployed choice is best, median and worst."""
-    order = np.argsort(comparison.values(comparison.row(DEPLOYED), comparison.criterion), kind="stable")
-    return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
+    return "" if index < 0 else f"the prompt with index {index} ({name} minus it: {gains[index].signed} Dice)"
 
 
 def _weights(
     tables: Sequence[SampleTable], criterion: str, deployment: Deployment, chosen: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Row name -> float64 (N, P), probability of each prompt on each image."""
-    scores = stack(tables, "score")
+    scores = stack(tables, SCORE)
     one_hot = np.eye(scores.shape[1])
-    fixed = one_hot[np.full(len(tables), deployment.best_fixed)]
     weights = {
         RANDOM: np.full(scores.shape, 1 / scores.shape[1]),
         DEFAULT: one_hot[np.zeros(len(tables), dtype=int)],
-        FIXED: fixed,
+        FIXED: one_hot[np.full(len(tables), deployment.best_fixed)],
         NET: one_hot[scores.argmax(axis=1)],
         RIDGE: one_hot[chosen[RIDGE]],
-        **{name: one_hot[chosen[name]] for name in (BANDIT, LAST, POLICY) if name in chosen},
+        **{name: one_hot[chosen[name]] for name in (LAST, POLICY) if name in chosen},
     }
-    weights[DEPLOYED] = weights[{"policy": POLICY, "fixed": FIXED, "as it is": DEFAULT}[deployment.choice]]
-    return weights if criterion == "score" else weights | {ORACLE: one_hot[stack(tables, "dice").argmax(axis=1)]}
+    weights[DEPLOYED] = weights[CHOICES[deployment.choice]]
+    return weights if criterion == SCORE else weights | {ORACLE: one_hot[stack(tables, "dice").argmax(axis=1)]}
 
 
 def _row(
     name: str,
     weights: dict[str, np.ndarray],
-    tables: Sequence[SampleTable],
+    metrics: dict[str, np.ndarray],
     criterion: str,
+    groups: Sequence[str],
     seed: int,
-    prompts_asked: int | None,
-) -> ComparisonRow:
-    """One row with its intervals; all rows resample the same patients."""
-    groups = [table.group_id for table in tables]
-    columns = ["score"] if criterion == "score" else ["score", *MASK_REWARDS]
-    means = {column: mean_interval(expected(weights[name], tables, column), groups, seed) for column in columns}
+) -> Row:
+    """One row: the exact expectations under its weights; no sampling."""
+    return make_row(
+        name,
+        {metric: _expected(weights[name], of_prompts) for metric, of_prompts in metrics.items()},
+        {
+            other: {criterion: _expected(weights[name] - weights[other], metrics[criterion])}
+            for other in (DEFAULT, FIXED)
+        },
+        groups,
+        seed,
+    )
 
-    def difference(other: str) -> Estimate:
-        return mean_interval(expected(weights[name] - weights[other], tables, criterion), groups, seed)
 
-    to_fixed = difference(FIXED)
-    gap = 0.0
-    if ORACLE in weights:
-        gap = float(group_means(expected(weights[ORACLE] - weights[FIXED], tables, criterion), groups).mean())
-    closed = to_fixed.mean / gap if gap >= NO_GAP else None  # below, the share is dominated by noise
-    return ComparisonRow(name, weights[name], means, difference(DEFAULT), to_fixed, closed, prompts_asked)
+def _expected(weights: np.ndarray, of_prompts: np.ndarray) -> np.ndarray:
+    """float64 (N,): the expectation of a metric, float64 (N, P), under probabilities (N, P)."""
+    return np.einsum("np,np->n", weights, of_prompts)
 
 
 def _notes(test: Sequence[SampleTable], compared: Sequence[SampleTable]) -> tuple[str, ...]:

@@ -1,12 +1,21 @@
-"""Confidence intervals of means over patients, and verdicts. Patients count, not images: those of one are similar.
+"""Statistics over patients: intervals of means, and a test of several paired comparisons at once.
 
-The intervals are about further patients of the same kind. They do not cover what another training of the same model
-would change: for that, train with several seeds.
+Patients count, not images: those of one patient are similar. Intervals and tests are about further patients of the same
+kind. They do not cover what another training of the same model would change: for that, train with several seeds.
+
+`max_t` makes a claim about a whole family of rows, each of which is a method less the same reference, image by image:
+the chance that any row without a true difference gets p <= 0.05 is at most 5 %, however many rows there are and however
+they depend on each other. The best of many rows may therefore be picked by its p-value or among those with p <= 0.05.
+
+Sources: Hesterberg, What Teachers Should Know about the Bootstrap, 2015 (expanded percentile interval); Westfall and
+Young, Resampling-Based Multiple Testing, 1993 (step-down max-t); Romano and Wolf, Exact and Approximate Stepdown
+Methods for Multiple Hypothesis Testing, JASA 2005.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from scipy import special
@@ -17,6 +26,9 @@ INTERVALS = "95 % intervals over patients, which do not cover what another train
 FEW_PATIENTS = 20  # below, reports say that the intervals are rough
 NO_GAP = 0.01  # Dice; if the oracle's gain is significantly below this, a policy is not worth training
 MIN_PATIENTS = 6  # with 5, all values are on one side of the true mean in 1 of 16 cases: too many for 95 %
+LEVEL = 0.05  # of every decision
+FLIPS = 9999  # random sign flips; all of them, so that the test is exact, up to 13 patients: 2^13 is below
+EQUAL = 1e-12  # root mean square of the differences below which a row equals its reference, but for rounding
 
 
 @dataclass(frozen=True)
@@ -45,14 +57,6 @@ class Estimate:
         return (self.low > 0) - (self.high < 0)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The conclusion from the numbers: a label of a fixed list, and a sentence."""
-
-    label: str  # better, worse, cannot tell, no gap, unlabelled
-    sentence: str
-
-
 def group_means(values: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     """float64 (..., G): the mean of the values (float (..., N)) of each group, in sorted order of the groups' names."""
     values = np.asarray(values, dtype=np.float64)
@@ -71,8 +75,6 @@ def mean_interval(values: np.ndarray, groups: Sequence[str], seed: int = 0, resa
 
     The interval is Student's t of the patients' means below `RESAMPLED` patients, else their bootstrap, whose
     percentiles are moved outwards as in Student's t. For a paired comparison, pass the differences per image.
-
-    Source: Hesterberg, What Teachers Should Know about the Bootstrap, 2015 (expanded percentile interval).
 
     Args:
         values: float (N,), one value per image; finite.
@@ -129,32 +131,91 @@ def is_no_gap(gap: Estimate | None) -> bool:
     return gap is not None and gap.groups >= MIN_PATIENTS and gap.high is not None and gap.high < NO_GAP
 
 
-def verdict_on(difference: Estimate | None, val_gap: Estimate | None, rival: str = "", name: str = "PPO") -> Verdict:
-    """The verdict on a policy: better only if it beats every single prompt on the test patients.
-
-    Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
+@dataclass(frozen=True, eq=False)
+class MaxT:
+    """The result of `max_t` for m rows.
 
     Args:
-        difference: Dice of the policy less Dice of the best fixed prompt on test patients; None when unlabelled.
-        val_gap: Dice of the oracle less Dice of the best fixed prompt on validation; None when that is unlabelled.
-        rival: a single prompt that the policy does not beat on test patients, in words; empty if there is none.
-        name: of the policy, in words.
+        t: float64 (m,), one-sample t statistic of the patients' means; 0 where a row equals its reference, infinite
+            where all patients have the same difference, NaN where a difference is missing.
+        p: float64 (m,) in (0, 1], adjusted for all rows; NaN where a difference is missing.
+        groups: number of patients G.
     """
-    if difference is None:
-        return Verdict("unlabelled", "Unlabelled: no verdict. Without ground truth, only the reward is known.")
-    measured = f"{name} minus best fixed prompt on {difference.groups} test patients: {difference} Dice."
-    if is_no_gap(val_gap):
-        gap = f"on validation, the best prompt of each image gains {val_gap} Dice over one prompt for all"
-        return Verdict("no gap", f"No gap: {gap}, so one prompt is enough. {measured}")
-    if difference.groups < MIN_PATIENTS:
-        return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
-    if difference.sign > 0 and rival:
-        return Verdict("cannot tell", f"Cannot tell: it does not beat {rival}, one prompt for all images. {measured}")
-    if difference.sign > 0:
-        return Verdict("better", f"Better: choosing the prompt per image helps. {measured}")
-    if difference.sign < 0:
-        return Verdict("worse", f"Worse: one prompt for all images is better than this policy. {measured}")
-    return Verdict("cannot tell", f"Cannot tell: the interval contains 0. {measured}")
+
+    t: np.ndarray
+    p: np.ndarray
+    groups: int
+
+    @property
+    def signs(self) -> np.ndarray:
+        """int (m,): 1 or -1 where a row differs at `LEVEL`; 0 where nothing can be told."""
+        return np.where(self.p <= LEVEL, np.sign(self.t), 0).astype(int)
+
+
+def max_t(differences: np.ndarray, groups: Sequence[str]) -> MaxT:
+    """Two-sided step-down max-t test of every row's mean over patients against 0, adjusted for all rows.
+
+    Under the null hypothesis, the differences of a patient are as likely the negative of what was measured, in all rows
+    together. All sign flips of the patients are tried up to 13 patients, else `FLIPS` random ones of a fixed seed.
+
+    Args:
+        differences: float (m, N), of m rows on N images; m may be 0. A row with a NaN is not tested.
+        groups: the patient of each image.
+
+    Raises:
+        ValueError: no images, or another number of groups or axes.
+
+    >>> gains = np.array([[0.02, 0.03, 0.02, 0.01, 0.02, 0.03, 0.01], [0.0] * 7])  # a method, and one equal to the base
+    >>> max_t(gains, list("abcdefg")).p.round(3).tolist()
+    [0.016, 1.0]
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    if differences.ndim != 2:
+        raise ValueError(f"differences: got {differences.ndim} axes, expected (rows, images)")
+    means = group_means(differences, groups)  # (m, G)
+    count = means.shape[1]
+    tested = np.flatnonzero(np.isfinite(means).all(axis=1))
+    t, p = np.full((2, len(means)), np.nan)
+    if len(tested):
+        units = _units(means[tested])
+        cosine, null = units.mean(axis=1), _flips(count) @ units.T / count
+        t[tested] = _t_statistic(cosine, count)
+        p[tested] = _step_down(np.abs(cosine), np.abs(null), exact=2**count <= FLIPS)
+    return MaxT(t, p, count)
+
+
+def _units(means: np.ndarray) -> np.ndarray:
+    """float64 (m, G): each row divided so that its mean is the cosine between it and equal gains; zero rows stay 0.
+
+    The t statistic is an increasing function of this cosine, the same one for all rows, since flips keep the length of
+    a row. So the test on cosines is the test on t, without its 0 / 0 for a row that equals its reference.
+    """
+    length = np.sqrt((means**2).mean(axis=1, keepdims=True))
+    return np.where(length > EQUAL, means / np.maximum(length, EQUAL), 0)
+
+
+@lru_cache(maxsize=4)
+def _flips(count: int) -> np.ndarray:
+    """float64 (flips, count) of 1 and -1: all flips of `count` signs, or `FLIPS` random ones if there are more."""
+    if 2**count > FLIPS:
+        return np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
+    return np.array(list(product((1.0, -1.0), repeat=count)))
+
+
+def _t_statistic(cosine: np.ndarray, count: int) -> np.ndarray:
+    """float64 (m,): mean / standard error of `count` patients, from the cosine."""
+    with np.errstate(divide="ignore"):
+        return cosine * np.sqrt((count - 1) / np.maximum(1 - cosine**2, 0)) if count > 1 else np.zeros_like(cosine)
+
+
+def _step_down(observed: np.ndarray, null: np.ndarray, exact: bool) -> np.ndarray:
+    """float64 (m,): adjusted p-values; each row is compared with the largest null value of it and all lesser rows."""
+    order = np.argsort(-observed, kind="stable")
+    largest = np.maximum.accumulate(null[:, order[::-1]], axis=1)[:, ::-1]
+    reached = (largest >= observed[order] - 1e-9).sum(axis=0)
+    p = np.empty(len(order))
+    p[order] = np.maximum.accumulate(reached / len(null) if exact else (reached + 1) / (len(null) + 1))
+    return p
 
 
 def plain_segmenter(network: np.ndarray, other: np.ndarray, groups: Sequence[str], what: str, than: str) -> str:

@@ -1,0 +1,274 @@
+"""The report of a prompt policy: eval.json, tables per image and per patient, and one HTML page."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_reward_network.artefacts import write_json
+from rl_reward_network.ppo.baselines import DEFAULT, DEPLOYED, FIXED, NET, ORACLE, POLICY, Comparison
+from rl_reward_network.report import figures, page
+from rl_reward_network.report.overlays import BLUE, GREEN, ORANGE, picture
+from rl_reward_network.report.statistics import INTERVALS, group_means
+from rl_reward_network.report.table import SCORE, TITLES, Column, Row, metric_columns, percent, table_of
+from rl_reward_network.report.unlabelled import UnlabelledSection, section_html
+
+VALIDATION = {"custom/val_score": "val: reward net's score (proxy)", "custom/val_gt_dice": "val: Dice (gold)"}
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """One test image with the masks to draw on it.
+
+    Args:
+        title: why the image was selected: best, median or worst.
+        number: of the image in the comparison.
+        image: uint8 (H, W, 3), RGB.
+        truth: bool (H, W), or None when unlabelled.
+        default: bool (H, W), mask of the default prompt.
+        deployed: bool (H, W), mask of the prompt that the deployed choice selects.
+        error_map: float (H, W) in [0, 1], predicted probability that each pixel of `deployed` is wrong.
+    """
+
+    title: str
+    number: int
+    image: np.ndarray
+    truth: np.ndarray | None
+    default: np.ndarray
+    deployed: np.ndarray
+    error_map: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationResult:
+    """The content of a prompt policy's report; equal results give equal files.
+
+    Args:
+        comparison: rows, verdict and the scores of each test image.
+        prompts: the P prompts, index 0 the default.
+        config: model, data fingerprint, reward network, ...; JSON values.
+        notes: in addition to those of the comparison.
+        overlays: images of the page, see `Results.picks`.
+        rollouts: lines of the training's metrics.jsonl, for the plot of proxy and gold.
+        names: hash of an image or a patient -> the name to write in its place; empty by default.
+        origin: date, version, command and files, for the top of the page alone.
+        unlabelled: the section on the run's unlabelled images.
+    """
+
+    comparison: Comparison
+    prompts: tuple[str, ...]
+    config: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    overlays: tuple[Overlay, ...] = ()
+    rollouts: tuple[dict[str, Any], ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    origin: page.Origin = field(default_factory=page.Origin)
+    unlabelled: UnlabelledSection | None = None
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Those of the comparison, and its own."""
+        return *self.comparison.notes, *self.notes
+
+    def named(self, hashed: str) -> str:
+        """The name to write for the hash of an image or a patient."""
+        return self.names.get(hashed, hashed)
+
+
+def write_report(folder: Path, result: EvaluationResult) -> Path:
+    """Write the report into `folder`, each file whole or not at all; returns the path of report.html, written last.
+
+    Files: eval.json, eval.csv (per image), eval_patients.csv (per patient), report.html.
+    """
+    tables = {"eval.csv": _per_image(result), "eval_patients.csv": _per_patient(result)}
+    beside = page.header(result.origin, folder, [*tables, "eval.json"])
+    texts = tables | {"report.html": _page(result, beside)}
+    write_json(folder / "eval.json", _summary(result))
+    return page.write_files(folder, texts)
+
+
+def _summary(result: EvaluationResult) -> dict[str, Any]:
+    """The content of eval.json."""
+    comparison, results = result.comparison, result.comparison.results
+    rows = [
+        {
+            "name": row.name,
+            "means": row.means(),
+            f"{results.criterion}_minus_default": asdict(results.difference(row, DEFAULT)),
+            f"{results.criterion}_minus_best_fixed": asdict(results.difference(row, FIXED)),
+            "gap_closed": comparison.closed(row),
+            "prompts_asked_per_image": comparison.prompts_asked[row.name],
+            "action_counts": comparison.weights[row.name].sum(axis=0).tolist(),
+        }
+        for row in results.rows
+    ]
+    return {
+        "verdict": asdict(comparison.verdict),
+        "deployment": asdict(comparison.deployment),
+        "labelled": comparison.labelled,
+        "images": len(results.ids),
+        "patients": results.patients,
+        "prompts": list(result.prompts),
+        "rows": rows,
+        "notes": list(result.all_notes),
+        "config": result.config,
+        **({"unlabelled": result.unlabelled.summary} if result.unlabelled else {}),
+    }
+
+
+def _per_image(result: EvaluationResult) -> str:
+    """CSV text: one line per test image and row; the prompt is empty if the row is an expectation over prompts."""
+    comparison, results = result.comparison, result.comparison.results
+
+    def cells(row: Row, number: int) -> list[object]:
+        weights = comparison.weights[row.name][number]
+        prompt = int(weights.argmax()) if weights.max() == 1 else ""
+        return [row.name, prompt, *page.digits(column[number] for column in row.values.values())]
+
+    lines = [[*map(result.named, line[:2]), *line[2:]] for line in results.per_image(cells)]  # type: ignore[arg-type]
+    return page.csv_text([["sample_id", "group_id", "row", "prompt", *results.rows[0].values], *lines])
+
+
+def _per_patient(result: EvaluationResult) -> str:
+    """CSV text: one line per test patient and row, the means of the patient's images."""
+    results = result.comparison.results
+    groups = [group for _, group in results.ids]
+    images = Counter(groups)
+    lines: list[list[object]] = [["group_id", "images", "row", *results.rows[0].values]]
+    for row in results.rows:
+        means = np.stack([group_means(column, groups) for column in row.values.values()], axis=1)
+        for group, numbers in zip(sorted(images), means, strict=True):
+            lines.append([result.named(group), images[group], row.name, *page.digits(numbers)])
+    return page.csv_text(lines)
+
+
+def _page(result: EvaluationResult, header: str) -> str:
+    comparison, results = result.comparison, result.comparison.results
+    return page.report(
+        f"Prompt policy: {comparison.verdict.label}",
+        "Which prompt suits which image?",
+        header,
+        [comparison.verdict.sentence],
+        [deployed_sentence(comparison), f"{len(results.ids)} test images of {results.patients} patients."],
+        result.all_notes,
+        [
+            *_tables(comparison),
+            *_choices(result),
+            *section_html(result.unlabelled),
+            *_plots(result),
+            *_images(result),
+        ],
+        result.config,
+    )
+
+
+def deployed_sentence(comparison: Comparison) -> str:
+    """The deployed choice and its reason, in a sentence."""
+    deployment = comparison.deployment
+    fixed = f"The best fixed prompt is index {deployment.best_fixed}, chosen by {deployment.fixed_by}."
+    return f"Deployed: {deployment.words(FIXED)}, because {deployment.reason}. {fixed}"
+
+
+def _tables(comparison: Comparison) -> list[str]:
+    """HTML: the short table, all metrics, and the differences."""
+    results = comparison.results
+    rows, criterion = results.rows, TITLES[results.criterion]
+    name: Column[Row] = ("row", lambda row: row.name)
+    short: list[Column[Row]] = [
+        name,
+        (criterion, lambda row: f"{results.value(row).mean:.3f}"),
+        ("to best fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
+        ("gap closed", lambda row: percent(comparison.closed(row))),
+    ]
+    asked: Column[Row] = ("prompts asked", lambda row: comparison.prompts_asked[row.name] or "needs the ground truth")
+    differences: list[Column[Row]] = [
+        name,
+        ("minus default", lambda row: results.difference(row, DEFAULT)),
+        ("minus best fixed", lambda row: results.difference(row, FIXED)),
+    ]
+    return [
+        f"<h2>Results</h2><p>{page.text(criterion)}, mean over patients, in [0, 1]; the difference to the best fixed "
+        "prompt; and the share of the oracle's gain over that prompt (gap closed).</p>",
+        table_of(rows, short).html(),
+        f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
+        "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
+        table_of(rows, [name, *metric_columns(rows[0].estimates), asked]).html(),
+        f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; significant if the interval excludes 0."
+        "</p>",
+        table_of(rows, differences).html(),
+    ]
+
+
+def show_comparison(result: EvaluationResult) -> None:
+    """Print the rows of a prompt policy's evaluation, and the verdict."""
+    comparison, results = result.comparison, result.comparison.results
+    columns: list[Column[Row]] = [
+        ("", lambda row: row.name),
+        ("mean [95 %]", results.value),
+        ("-default", lambda row: f"{results.difference(row, DEFAULT).mean:+.3f}"),
+        ("-fixed", lambda row: f"{results.difference(row, FIXED).mean:+.3f}"),
+        ("closed", lambda row: percent(comparison.closed(row))),
+    ]
+    table_of(results.rows, columns).show(f"mean over patients ({results.criterion}), minus default and best fixed")
+    print("\n".join((comparison.verdict.sentence, deployed_sentence(comparison), *result.all_notes)))
+
+
+def _choices(result: EvaluationResult) -> list[str]:
+    """HTML: histogram and table of the selected prompts."""
+    comparison = result.comparison
+    reference = ORACLE if comparison.labelled else NET
+    counts = {name: comparison.weights[name].sum(axis=0) for name in (DEPLOYED, POLICY, reference)}
+    chosen = [counts[name].astype(int) for name in (POLICY, DEPLOYED)]
+    return [
+        "<h2>Choices</h2>",
+        page.figure(figures.histogram(counts, "index of the prompt"), "How often each prompt is chosen"),
+        page.table(
+            ["index", "prompt", POLICY, DEPLOYED],
+            zip(range(len(result.prompts)), result.prompts, *chosen, strict=True),
+            "wrap",
+        ),
+    ]
+
+
+def _plots(result: EvaluationResult) -> list[str]:
+    """HTML: Dice over reward, and the validation curves of the training, as far as they exist."""
+    comparison, parts = result.comparison, []
+    if comparison.labelled:
+        every = [np.concatenate([table.column(name) for table in comparison.tables]) for name in (SCORE, "dice")]
+        deployed = comparison.results.row(DEPLOYED).values
+        points = {"all prompts": (every[0], every[1]), DEPLOYED: (deployed[SCORE], deployed["dice"])}
+        words = "The masks of all prompts on all test images, and those of the deployed choice."
+        plot = page.figure(figures.scatter(points), "Reward against Dice")
+        parts.append(f"<h2>Reward and ground truth</h2><p>{words}</p>{plot}")
+    panels = {"mean of the greedy policy": VALIDATION}
+    if curves := figures.curves(result.rollouts, panels, "prompts tried in training"):
+        parts.append("<h2>Training</h2>" + page.figure(curves, "Reward and Dice in training"))
+    return parts
+
+
+def _images(result: EvaluationResult) -> list[str]:
+    """HTML: what is shown, by which measure the images were selected, and the images."""
+    if not result.overlays:
+        return []
+    comparison, results = result.comparison, result.comparison.results
+    deployment, measure = comparison.deployment, TITLES[results.criterion]
+    what = deployment.words(f"{FIXED} (index {deployment.best_fixed})")
+    words = f"Shown is what is deployed: {what}. Best, median and worst are the test images by its {measure}."
+    shown = [f"<h2>Images</h2><p>{page.text(words)}</p>"]
+    for overlay in result.overlays:
+        masks, colours = [], {}
+        if overlay.truth is not None:
+            masks.append(("truth", overlay.truth, GREEN))
+            colours["truth"] = GREEN
+        for name, mask, colour in ((DEFAULT, overlay.default, ORANGE), (DEPLOYED, overlay.deployed, BLUE)):
+            value = results.row(name).values[results.criterion][overlay.number]
+            caption = f"{name} (index {comparison.prompts(name)[overlay.number]}): {measure} {value:.3f}"
+            masks.append((caption, mask, colour))
+            colours[name] = colour
+        title = f"{overlay.title} of the deployed choice, by {measure}: {result.named(results.ids[overlay.number][0])}"
+        errors = f"{DEPLOYED}: errors expected by the reward net", overlay.error_map
+        shown.append(picture(title, overlay.image, masks, colours, errors))
+    return shown

@@ -1,0 +1,267 @@
+"""The results of a report: a `Row` per method, its verdict, and the `Table` that shows rows in every format.
+
+All reports are made of rows: the prompt policy and the policy of operations beside their baselines, a model before and
+after fine-tuning, and the comparison of methods. Axes: N test images (or items).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rl_reward_network.report import page
+from rl_reward_network.report.statistics import LEVEL, MIN_PATIENTS, NO_GAP, Estimate, mean_interval
+from rl_reward_network.rewards.metrics import METRICS
+
+SCORE = "score"  # of the reward network: the only column that needs no true mask
+TITLES = {name: metric.column for name, metric in METRICS.items()} | {SCORE: "reward network's score"}
+WORDS = {1: "better", -1: "worse", 0: "cannot tell"}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A method, measured on the test images.
+
+    Args:
+        name: of the method.
+        values: metric -> float64 (N,); NaN where an image has no value.
+        estimates: metric -> mean over patients.
+        differences: name of another row -> metric -> paired difference to it.
+    """
+
+    name: str
+    values: Mapping[str, np.ndarray]
+    estimates: Mapping[str, Estimate]
+    differences: Mapping[str, Mapping[str, Estimate]]
+
+    def means(self) -> dict[str, Any]:
+        """The estimates as JSON."""
+        return {metric: asdict(estimate) for metric, estimate in self.estimates.items()}
+
+
+def make_row(
+    name: str,
+    values: Mapping[str, np.ndarray],
+    differences: Mapping[str, Mapping[str, np.ndarray]],
+    groups: Sequence[str],
+    seed: int = 0,
+) -> Row:
+    """A row with its intervals; rows of one seed resample the same patients.
+
+    Args:
+        name: of the method.
+        values: metric -> float64 (N,).
+        differences: name of another row -> metric -> float64 (N,), the row less that row.
+        groups: patient of each image.
+        seed: of the bootstrap.
+    """
+
+    def estimates(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+        return {metric: mean_interval(column, groups, seed) for metric, column in columns.items()}
+
+    return Row(name, values, estimates(values), {other: estimates(columns) for other, columns in differences.items()})
+
+
+def paired_rows(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray], groups: Sequence[str], seed: int = 0
+) -> tuple[Row, Row]:
+    """The rows "before" and "after", the latter with its differences.
+
+    Each metric is that of the images for which both have a value, in both rows; without such images it is left out.
+    """
+    first: dict[str, Estimate] = {}
+    second: dict[str, Estimate] = {}
+    gains: dict[str, Estimate] = {}
+    for metric in before:
+        known = ~(np.isnan(before[metric]) | np.isnan(after[metric]))
+        if known.any():
+            of_known = [group for group, is_known in zip(groups, known, strict=True) if is_known]
+            old, new = before[metric][known], after[metric][known]
+            first[metric], second[metric], gains[metric] = (
+                mean_interval(values, of_known, seed) for values in (old, new, new - old)
+            )
+    return Row("before", before, first, {}), Row("after", after, second, {"before": gains})
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """All rows on the same test images.
+
+    Args:
+        rows: in the order of the report.
+        ids: (image, patient) of each image, hashes.
+        criterion: metric of the verdict.
+    """
+
+    rows: tuple[Row, ...]
+    ids: tuple[tuple[str, str], ...]
+    criterion: str
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    @property
+    def patients(self) -> int:
+        """Number of patients."""
+        return len({group for _, group in self.ids})
+
+    def value(self, row: Row) -> Estimate:
+        """The row's criterion."""
+        return row.estimates[self.criterion]
+
+    def difference(self, row: Row, other: str) -> Estimate:
+        """The row's criterion less that of the other row."""
+        return row.differences[other][self.criterion]
+
+    def gap_closed(self, row: Row, fixed: str, oracle: str) -> float | None:
+        """Share of the oracle's gain over the best fixed choice; None below `NO_GAP`, where noise dominates it."""
+        if all(other.name != oracle for other in self.rows):
+            return None
+        gap = self.difference(self.row(oracle), fixed).mean
+        return self.difference(row, fixed).mean / gap if gap >= NO_GAP else None
+
+    def picks(self, name: str) -> dict[str, int]:
+        """Indices of the images with the best, the median and the worst criterion of a row."""
+        return picks(self.row(name).values[self.criterion])
+
+    def per_image(self, cells: Callable[[Row, int], Iterable[object]]) -> list[list[object]]:
+        """Lines of eval.csv, one per row and image: image, patient, and the cells of a row and the image's number."""
+        return [[*ids, *cells(row, number)] for row in self.rows for number, ids in enumerate(self.ids)]
+
+
+def picks(values: np.ndarray) -> dict[str, int]:
+    """Indices of the best, the median and the worst of values, float (N,)."""
+    order = np.argsort(values, kind="stable")
+    return {"best": int(order[-1]), "median": int(order[len(order) // 2]), "worst": int(order[0])}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The conclusion from the numbers: a label of a fixed list, and a sentence."""
+
+    label: str  # better, worse, cannot tell, no gap, unlabelled
+    sentence: str
+
+
+def word_of_p(difference: Estimate, p: float) -> str:
+    """better, worse or cannot tell, by a p-value of `max_t`."""
+    return WORDS[int(np.sign(difference.mean))] if p <= LEVEL else WORDS[0]
+
+
+def gain_verdict(gain: Estimate, name: str) -> Verdict:
+    """The verdict on the difference of a metric, called `name`, between two models, by its interval."""
+    word = WORDS[gain.sign]
+    return Verdict(word, f"{word.capitalize()}: {name} {gain.signed} on {gain.groups} groups.")
+
+
+def policy_verdict(
+    gain: Estimate, what: str, many: str, measured: str, enough: str, rival: str, more: str = ""
+) -> Verdict:
+    """The verdict on a policy that chooses by the image: better only if it beats every single choice for all images.
+
+    Fewer than `MIN_PATIENTS` test patients are neither better nor worse.
+
+    Args:
+        gain: Dice of the policy less that of the best fixed choice, on test patients.
+        what, many: what is chosen, such as "prompt", and what the policy chooses per image, such as "the prompt".
+        measured: the gain in a sentence.
+        enough: why one choice is enough for all images; empty if the oracle's gain is not negligible.
+        rival: a single choice that the policy does not beat, in words; empty if there is none.
+        more: what is added to a verdict that depends on the gain alone.
+    """
+    if enough:
+        return Verdict("no gap", f"No gap: {enough}. {measured}")
+    if gain.groups < MIN_PATIENTS:
+        return Verdict("cannot tell", f"Cannot tell: fewer than {MIN_PATIENTS} test patients. {measured}")
+    if gain.sign > 0 and rival:
+        return Verdict("cannot tell", f"Cannot tell: it does not beat {rival}. {measured}")
+    word = WORDS[gain.sign]
+    because = {
+        "better": f"choosing {many} per image helps",
+        "worse": f"one {what} for all images is better than this policy",
+        "cannot tell": "the interval contains 0",
+    }[word]
+    return Verdict(word, f"{word.capitalize()}: {because}. {measured}{more}")
+
+
+Shown = TypeVar("Shown")
+Column = tuple[str, Callable[[Shown], object]]  # title, and the cell of what a line shows
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines with a head, in the formats of a report."""
+
+    head: tuple[str, ...]
+    lines: tuple[tuple[object, ...], ...]
+
+    def html(self, style: str = "scroll") -> str:
+        """An HTML table, see `page.table`."""
+        return page.table(self.head, self.lines, style)
+
+    def csv(self) -> str:
+        """CSV text; numbers with six digits, empty for None."""
+        return page.csv_text([self.head, *([_csv_cell(cell) for cell in line] for line in self.lines)])
+
+    def tex(self) -> str:
+        """A LaTeX table, the first column to the left; it needs the package booktabs. The head is LaTeX already."""
+        rows = [" & ".join(_tex_cell(str(cell)) for cell in line) + r" \\" for line in self.lines]
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}",
+                r"\toprule",
+                " & ".join(self.head) + r" \\",
+                r"\midrule",
+                *rows,
+                r"\bottomrule",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+    def show(self, title: str) -> None:
+        """Print it in a terminal; words of the first column wrap where it is narrow, numbers do not."""
+        from rich import box
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        table = RichTable(title=title, box=box.SIMPLE)
+        for number, name in enumerate(self.head):
+            table.add_column(name, no_wrap=number > 0)
+        for line in self.lines:
+            table.add_row(*(escape(str(cell)) for cell in line))
+        Console().print(table)
+
+
+def _csv_cell(cell: object) -> object:
+    return "" if cell is None else f"{cell:.6g}" if isinstance(cell, int | float) else cell
+
+
+def _tex_cell(cell: str) -> str:
+    for letter in "&%_#":
+        cell = cell.replace(letter, f"\\{letter}")
+    return cell.replace("<", "$<$").replace("≥", r"$\geq$")
+
+
+def table_of(shown: Iterable[Shown], columns: Sequence[Column[Shown]]) -> Table:
+    """One line for each of what is shown, such as rows."""
+    lines = (tuple(cell(one) for _, cell in columns) for one in shown)
+    return Table(tuple(title for title, _ in columns), tuple(lines))
+
+
+def metric_columns(metrics: Iterable[str]) -> list[Column[Row]]:
+    """A column with mean and interval for each metric."""
+    return [(TITLES[metric], lambda row, metric=metric: row.estimates[metric]) for metric in metrics]
+
+
+def percent(share: float | None) -> str:
+    """A share without decimals; "-" if there is none."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+def p_words(p: float) -> str:
+    """A p-value with three decimals."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
