@@ -1,7 +1,7 @@
 """The report of a comparison: table.csv, table.tex, eval.csv, eval.json and report.html."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,22 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.methods import figures
-from rl_reward_network.methods.table import Choice, TableRow, TestImages, p_words
-from rl_reward_network.report import page
+from rl_reward_network.methods.methods import BASE
+from rl_reward_network.methods.table import Choice, MethodRow, TestImages
+from rl_reward_network.report import figures, page
 from rl_reward_network.report.cost import cost_json
-from rl_reward_network.report.figures import png
-from rl_reward_network.report.overlays import BLUE, GREEN, draw_mask
-from rl_reward_network.report.statistics import few_patients_note
+from rl_reward_network.report.overlays import BLUE, GREEN, picture
+from rl_reward_network.report.statistics import Estimate, few_patients_note
+from rl_reward_network.report.table import SCORE, TITLES, Column, Table, metric_columns, p_words, table_of
 from rl_reward_network.rewards.metrics import METRICS, empty_rules
 
-TITLES = {name: metric.column for name, metric in METRICS.items()} | {"score": "reward network's score"}
 FILES = ("table.csv", "table.tex", "eval.csv", "eval.json")
 MAIN = tuple(name for name, metric in METRICS.items() if metric.main)
 CONVENTIONS = (
     "Means over test patients with 95 % intervals over patients, for each row alone; values of an image are means over "
     f"seeds. {empty_rules()} p: sign-flip test of the difference in Dice over "
-    "patients, two-sided and adjusted for all roads (max-t): among roads without a difference, the chance that any has "
-    "p <= 0.05 is 5 %."
+    "patients, two-sided and adjusted for all methods (max-t): among methods without a difference, the chance that any "
+    "has p <= 0.05 is 5 %."
 )
 ONE_TRAINING = (
     "The intervals are over patients and do not cover what another training would change: --seeds 0 1 2 shows that."
@@ -36,10 +35,10 @@ SEVERAL_TRAININGS = (
     "deviation over seeds."
 )
 COSTS = (
-    "Minutes: training of everything that the road needs, mean over seeds. Masks: answers of Sa2VA for one new image. "
-    "Labels: images whose masks training learned from, or that chose weights, parameters or what is deployed, those of "
-    "validation patients included; the choice among the roads is not counted. Memory: largest of the training "
-    "processes, where recorded."
+    "Minutes: training of everything that the method needs, mean over seeds. Masks: answers of Sa2VA for one new "
+    "image. Labels: images whose masks training learned from, or that chose weights, parameters or what is deployed, "
+    "those of validation patients included; the choice among the methods is not counted. Memory: largest of the "
+    "training processes, where recorded."
 )
 
 Picture = tuple[str, Sample, Mapping[str, np.ndarray]]
@@ -51,15 +50,15 @@ class Report:
 
     Args:
         rows: of the table.
-        choice: best and cheapest road.
+        choice: best and cheapest method.
         images: that were compared.
         lines: the verdict in sentences.
         facts: name -> text for the header and eval.json: date, version, data, model, command, ...
         runs: part -> its run, of the first seed.
-        pictures: (why it was selected, sample, mask of each road).
+        pictures: (why it was selected, sample, mask of each method).
     """
 
-    rows: tuple[TableRow, ...]
+    rows: tuple[MethodRow, ...]
     choice: Choice
     images: TestImages
     lines: tuple[str, ...]
@@ -79,8 +78,8 @@ def write_compare_report(folder: Path, report: Report) -> Path:
     """Write the files, each whole or not at all; returns the path of report.html, written last."""
     write_json(folder / "eval.json", _summary(report, folder))
     texts = {
-        "table.csv": page.csv_text(_table_lines(report.rows)),
-        "table.tex": table_tex(report.rows),
+        "table.csv": csv_table(report.rows).csv(),
+        "table.tex": tex_table(report.rows).tex(),
         "eval.csv": page.csv_text(_image_lines(report)),
         "report.html": _page(report, folder),
     }
@@ -99,11 +98,11 @@ def _summary(report: Report, folder: Path) -> dict[str, Any]:
     }
 
 
-def _row_json(row: TableRow) -> dict[str, Any]:
+def _row_json(row: MethodRow) -> dict[str, Any]:
     return {
         "road": row.method.name,
         "title": row.method.title,
-        "means": {name: asdict(mean) for name, mean in row.means.items()},
+        "means": row.row.means(),
         "dice_minus_base": asdict(row.to_base),
         "p": row.p,
         "word": row.word,
@@ -116,135 +115,144 @@ def _row_json(row: TableRow) -> dict[str, Any]:
     }
 
 
-def _table_lines(rows: Sequence[TableRow]) -> list[list[object]]:
-    """Lines of table.csv: every number with the limits of its interval."""
-    metrics = [name for name in TITLES if all(name in row.means for row in rows)]
-    limits = [f"{name}_{end}" for name in (*metrics, "dice_minus_base", "val_dice") for end in ("mean", "low", "high")]
-    costs = ["minutes", "masks_per_image", "labelled_images", "trained_parameters", "peak_memory_gib"]
-    lines: list[list[object]] = [["road", "title", *limits, "p", "word", "dice_spread_over_seeds", *costs, "deploys"]]
-    for row in rows:
-        estimates = [*(row.means[name] for name in metrics), row.to_base, row.val]
-        numbers = [value for estimate in estimates for value in (estimate.mean, estimate.low, estimate.high)]
-        cost = row.cost
-        values = [row.seed_spread, cost.minutes, row.answers, cost.labelled_images, cost.parameters, cost.peak_gib]
-        verdict = [_cell(row.p), row.word]
-        lines.append(
-            [row.method.name, row.method.title, *map(_cell, numbers), *verdict, *map(_cell, values), row.words]
-        )
-    return lines
+def _metrics(rows: Sequence[MethodRow]) -> list[str]:
+    """The metrics that all rows have."""
+    return [name for name in TITLES if all(name in row.row.estimates for row in rows)]
 
 
-def _cell(value: float | int | None) -> str:
-    """A number for CSV; empty if there is none."""
-    return "" if value is None else f"{value:.6g}"
-
-
-def table_tex(rows: Sequence[TableRow]) -> str:
-    """The main columns as a LaTeX table; it needs the package booktabs."""
-    titles = " & ".join(_escaped(TITLES[name]) for name in MAIN[1:])
-    lines = [
-        rf"\begin{{tabular}}{{l{'r' * (len(MAIN) + 3)}}}",
-        r"\toprule",
-        rf"road & Dice [95\,\%] & {titles} & difference [95\,\%] & $p$ & minutes \\",
-        r"\midrule",
+def csv_table(rows: Sequence[MethodRow]) -> Table:
+    """Every number with the limits of its interval; columns as in table.csv."""
+    columns: list[Column[MethodRow]] = [("road", lambda row: row.method.name), ("title", lambda row: row.method.title)]
+    for name in _metrics(rows):
+        columns += _limits(name, _estimate(name))
+    columns += _limits("dice_minus_base", lambda row: row.to_base) + _limits("val_dice", lambda row: row.val)
+    columns += [
+        ("p", lambda row: row.p),
+        ("word", lambda row: row.word),
+        ("dice_spread_over_seeds", lambda row: row.seed_spread),
+        ("minutes", lambda row: row.cost.minutes),
+        ("masks_per_image", lambda row: row.answers),
+        ("labelled_images", lambda row: row.cost.labelled_images),
+        ("trained_parameters", lambda row: row.cost.parameters),
+        ("peak_memory_gib", lambda row: row.cost.peak_gib),
+        ("deploys", lambda row: row.words),
     ]
-    for row in rows:
-        cells = [row.method.title, row.means["dice"], *(f"{row.means[name].mean:.3f}" for name in MAIN[1:])]
-        cells += [row.to_base.signed, "--" if row.p is None else p_words(row.p), row.minutes.replace("≥", r"$\geq$")]
-        lines.append(" & ".join(_escaped(str(cell)) for cell in cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    return table_of(rows, columns)
 
 
-def _escaped(cell: str) -> str:
-    """Text for LaTeX."""
-    for letter in "&%_#":
-        cell = cell.replace(letter, f"\\{letter}")
-    return cell.replace("<", "$<$")
+def _estimate(metric: str) -> Callable[[MethodRow], Estimate]:
+    return lambda row: row.row.estimates[metric]
+
+
+def _mean(estimate: Callable[[MethodRow], Estimate]) -> Callable[[MethodRow], str]:
+    return lambda row: f"{estimate(row).mean:.3f}"
+
+
+def _limits(name: str, estimate: Callable[[MethodRow], Estimate]) -> list[Column[MethodRow]]:
+    return [
+        (f"{name}_mean", lambda row: estimate(row).mean),
+        (f"{name}_low", lambda row: estimate(row).low),
+        (f"{name}_high", lambda row: estimate(row).high),
+    ]
+
+
+def tex_table(rows: Sequence[MethodRow]) -> Table:
+    """The main columns, with heads in LaTeX."""
+    first, *others = MAIN
+    estimates = {name: _estimate(name) for name in MAIN}
+    means: list[Column[MethodRow]] = [(TITLES[name], _mean(estimates[name])) for name in others]
+    columns: list[Column[MethodRow]] = [
+        ("method", lambda row: row.method.title),
+        (rf"{TITLES[first]} [95\,\%]", estimates[first]),
+        *means,
+        (r"difference [95\,\%]", lambda row: row.to_base.signed),
+        ("$p$", lambda row: "--" if row.p is None else p_words(row.p)),
+        ("minutes", lambda row: row.minutes),
+    ]
+    return table_of(rows, columns)
 
 
 def _image_lines(report: Report) -> list[list[object]]:
-    """Lines of eval.csv: one per test image, road and seed."""
-    metrics = [name for name in TITLES if all(name in row.means for row in report.rows)]
+    """Lines of eval.csv: one per test image, method and seed."""
+    metrics = _metrics(report.rows)
     lines: list[list[object]] = [["sample_id", "group_id", "road", "seed", *metrics]]
     for row in report.rows:
         for result in row.results:
             values = zip(*(result.test[name] for name in metrics), strict=True)
             for sample, group, numbers in zip(report.images.ids, report.images.groups, values, strict=True):
-                lines.append([sample, group, row.method.name, result.seed, *page.digits(np.array(numbers))])
+                lines.append([sample, group, row.method.name, result.seed, *page.digits(numbers)])
     return lines
 
 
 def _page(report: Report, folder: Path) -> str:
     """The HTML file."""
-    patients, rows = report.rows[0].to_base.groups, report.rows
-    parts = [
-        "<h1>Which road is worth it on these data?</h1>",
+    rows, others = report.rows, [name for name in _metrics(report.rows) if name not in MAIN]
+    number: Column[MethodRow] = ("", rows.index)
+    title: Column[MethodRow] = ("method", lambda row: row.method.title)
+
+    quality: list[Column[MethodRow]] = [
+        ("Dice less base", lambda row: row.to_base.signed),
+        ("p", lambda row: "" if row.p is None else p_words(row.p)),
+        ("", lambda row: row.word),
+        ("SD over seeds", lambda row: "" if row.seed_spread is None else f"{row.seed_spread:.3f}"),
+    ]
+    costs: list[Column[MethodRow]] = [
+        ("minutes", lambda row: row.minutes),
+        ("masks", lambda row: f"{row.answers:.3g}"),
+        ("labels", lambda row: row.cost.labelled_images),
+        ("trained parameters", lambda row: f"{row.cost.parameters:,}"),
+        ("memory (GiB)", lambda row: "not recorded" if row.cost.peak_gib is None else f"{row.cost.peak_gib:.1f}"),
+        ("Dice on validation", lambda row: row.val),
+        ("chosen on validation", lambda row: row.words),
+    ]
+    return page.report(
+        "Comparison of all methods",
+        "Which method is worth it on these data?",
         page.header(page.Origin(report.facts, report.runs), folder, FILES),
-        "".join(f'<p class="verdict">{page.text(line)}</p>' for line in report.lines),
-        f"<p>{len(report.images.ids)} test images of {patients} patients. {CONVENTIONS}</p>",
-        "".join(f"<p>Note: {page.text(note)}</p>" for note in report.notes),
-        page.table(
-            ["", "road", *(TITLES[name] for name in MAIN), "Dice less base", "p", "", "SD over seeds"],
-            map(_quality, *_numbered(rows)),
-        ),
-        "<h2>Other metrics</h2>",
-        _other_metrics(rows),
-        f"<h2>What it costs</h2><p>{COSTS}</p>",
-        page.table(
-            ["", "road", "minutes", "masks", "labels", "trained parameters", "memory (GiB)", "Dice on validation",
-             "chosen on validation"],
-            map(_costs, *_numbered(rows)),
-        ),
-        "<h2>Plots</h2><p>Numbers are those of the first column.</p>",
-        *_plots(report),
-        "<h2>Images</h2><p>Best, median and worst test image of the model as it is, by Dice. Green: true mask; blue: "
-        "mask of the road.</p>",
-        *(_picture(rows, report, picture) for picture in report.pictures),
-    ]  # fmt: skip
-    return page.whole_page("Comparison of all roads", parts)
-
-
-def _numbered(rows: Sequence[TableRow]) -> tuple[range, Sequence[TableRow]]:
-    return range(len(rows)), rows
-
-
-def _quality(number: int, row: TableRow) -> list[object]:
-    p = "" if row.p is None else p_words(row.p)
-    spread = "" if row.seed_spread is None else f"{row.seed_spread:.3f}"
-    return [number, row.method.title, *(row.means[name] for name in MAIN), row.to_base.signed, p, row.word, spread]
-
-
-def _other_metrics(rows: Sequence[TableRow]) -> str:
-    names = [name for name in TITLES if name not in MAIN and all(name in row.means for row in rows)]
-    lines = ([number, row.method.title, *(row.means[name] for name in names)] for number, row in enumerate(rows))
-    return page.table(["", "road", *(TITLES[name] for name in names)], lines)
-
-
-def _costs(number: int, row: TableRow) -> list[object]:
-    cost = row.cost
-    peak = "not recorded" if cost.peak_gib is None else f"{cost.peak_gib:.1f}"
-    parameters = f"{cost.parameters:,}"
-    minutes, asked = row.minutes, f"{row.answers:.3g}"
-    return [number, row.method.title, minutes, asked, cost.labelled_images, parameters, peak, row.val, row.words]
+        report.lines,
+        [f"{len(report.images.ids)} test images of {rows[0].to_base.groups} patients. {CONVENTIONS}"],
+        report.notes,
+        [
+            table_of(rows, [number, title, *metric_columns(MAIN, lambda row: row.row), *quality]).html(),
+            "<h2>Other metrics</h2>",
+            table_of(rows, [number, title, *metric_columns(others, lambda row: row.row)]).html(),
+            f"<h2>What it costs</h2><p>{COSTS}</p>",
+            table_of(rows, [number, title, *costs]).html(),
+            "<h2>Plots</h2><p>Numbers are those of the first column.</p>",
+            *_plots(report),
+            "<h2>Images</h2><p>Best, median and worst test image of the model as it is, by Dice. Green: true mask; "
+            "blue: mask of the method.</p>",
+            *(_picture(report, *shown) for shown in report.pictures),
+        ],
+    )
 
 
 def _plots(report: Report) -> list[str]:
-    plots = [
-        ("Dice of each image, as it is and with the best road", figures.slopes(report.rows, report.choice)),
-        ("Dice over minutes of training", figures.dice_over_minutes(report.rows)),
-        ("Reward network's score over Dice", figures.proxy_over_gold(report.rows)),
-    ]
-    return [page.image(png(figure), "png", title) for title, figure in plots if figure is not None]
+    by_name = {row.method.name: row for row in report.rows}
+    best = by_name[report.choice.best]
+    plots = {
+        "Dice of each image, as it is and with the best method": figures.slopes(
+            by_name[BASE].dice, best.dice, best.method.title
+        ),
+        "Dice over minutes of training": figures.dice_over_minutes(
+            [(row.cost.minutes, row.row.estimates["dice"]) for row in report.rows]
+        ),
+    }
+    scored = {
+        number: (row.row.estimates["dice"].mean, row.row.estimates[SCORE].mean)
+        for number, row in enumerate(report.rows)
+        if SCORE in row.row.estimates
+    }
+    if scored:
+        plots["Reward network's score over Dice"] = figures.proxy_over_gold(scored)
+    return [page.figure(plot, title) for title, plot in plots.items()]
 
 
-def _picture(rows: Sequence[TableRow], report: Report, picture: Picture) -> str:
-    """HTML of one test image: untouched, with the truth, and with the mask of every road."""
-    title, sample, masks = picture
-    image, place = sample.load_image(), report.images.ids.index(sample.sample_id)
-    panels = [("image", draw_mask(image, None, GREEN)), ("true mask", draw_mask(image, sample.load_mask(), GREEN))]
-    for number, row in enumerate(rows):
-        value = row.results[0].test["dice"][place]
-        panels.append(
-            (f"{number} {row.method.title}: Dice {value:.3f}", draw_mask(image, masks[row.method.name], BLUE))
-        )
-    return page.panels(f"{title}: {sample.sample_id}", panels)
+def _picture(report: Report, title: str, sample: Sample, masks: Mapping[str, np.ndarray]) -> str:
+    """HTML of one test image: untouched, with the truth, and with the mask of every method."""
+    place = report.images.ids.index(sample.sample_id)
+    shown = [("true mask", sample.load_mask(), GREEN)]
+    for number, row in enumerate(report.rows):
+        caption = f"{number} {row.method.title}: Dice {row.results[0].test['dice'][place]:.3f}"
+        shown.append((caption, masks[row.method.name], BLUE))
+    return picture(f"{title}: {sample.sample_id}", sample.load_image(), shown, {})

@@ -1,7 +1,6 @@
-"""The table of a comparison: every road against the model as it is, and the choice of the best road.
+"""The table of a comparison: every method against the model as it is, and the choice of the best method.
 
-One test decides for all rows: max-t over the test patients (`report/max_t.py`). Headline, table and p column quote
-its result.
+One test decides for all rows: `max_t` over the test patients. Headline, table and p column quote its result.
 """
 
 import shlex
@@ -15,7 +14,6 @@ from rl_reward_network.methods.methods import METHODS, Method
 from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.statistics import (
-    LEVEL,
     MIN_PATIENTS,
     Estimate,
     MaxT,
@@ -24,8 +22,9 @@ from rl_reward_network.report.statistics import (
     max_t,
     mean_interval,
 )
+from rl_reward_network.report.table import Row, make_row, p_words, word_of_p
 
-OWN = "own"  # the road of the reward network's own segmentation: a plain segmenter
+OWN = "own"  # the reward network's own segmentation: a plain segmenter
 
 
 @dataclass(frozen=True)
@@ -43,34 +42,40 @@ class TestImages:
     groups: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class TableRow:
-    """A road in the table; values of an image are means over seeds.
+@dataclass(frozen=True, eq=False)
+class MethodRow:
+    """A method in the table.
 
     Args:
-        road: the road.
+        method: the method.
         results: of each seed.
-        means: metric -> mean over test patients.
-        to_base: Dice less that of the model as it is, paired.
-        p: of `to_base`, two-sided, adjusted for all roads; None for the base.
+        row: its values, of each image the mean over seeds, and Dice less that of the model as it is, paired.
+        p: of that difference, two-sided, adjusted for all methods; None for the base.
         val: Dice on validation patients.
         seed_spread: standard deviation over seeds of the mean Dice on test patients; None with one seed.
     """
 
     method: Method
     results: tuple[MethodResult, ...]
-    means: dict[str, Estimate]
-    to_base: Estimate
+    row: Row
     p: float | None
     val: Estimate
     seed_spread: float | None
 
     @property
+    def dice(self) -> np.ndarray:
+        """float64 (N,): Dice of each test image."""
+        return self.row.values["dice"]
+
+    @property
+    def to_base(self) -> Estimate:
+        """Dice less that of the model as it is."""
+        return self.row.differences[BASE]["dice"]
+
+    @property
     def word(self) -> str:
         """better, worse or cannot tell: against the model as it is; empty for the base."""
-        if self.p is None:
-            return ""
-        return "cannot tell" if self.p > LEVEL else "better" if self.to_base.mean > 0 else "worse"
+        return "" if self.p is None else word_of_p(self.to_base, self.p)
 
     @property
     def cost(self) -> Cost:
@@ -94,8 +99,10 @@ class TableRow:
 
     @property
     def words(self) -> str:
-        """What the road deploys, or the parameter chosen on validation patients; empty without either."""
-        found = [", ".join(filter(None, [of.deploys, _parameter(of.parameter)])) for of in self.results]
+        """What the method deploys, or the parameter chosen on validation patients; empty without either."""
+        parameters = ["" if of.parameter is None else f"{of.parameter:g}" for of in self.results]
+        pairs = zip((of.deploys for of in self.results), parameters, strict=True)
+        found = [", ".join(filter(None, pair)) for pair in pairs]
         return "; ".join(dict.fromkeys(word for word in found if word))
 
 
@@ -104,7 +111,7 @@ class Choice:
     """What is deployed.
 
     Args:
-        better: roads that are better than the model as it is on the test patients, in the order of the table.
+        better: methods that are better than the model as it is on the test patients, in the order of the table.
         best: of these the one with the highest Dice on validation patients; the model as it is if there are none.
         cheapest: of these the cheapest that is not worse than the best one on the test patients.
     """
@@ -114,68 +121,60 @@ class Choice:
     cheapest: str
 
 
-def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages) -> tuple[TableRow, ...]:
-    """One row for each road, in the order of `METHODS`.
+def make_table(results: Mapping[str, Sequence[MethodResult]], images: TestImages) -> tuple[MethodRow, ...]:
+    """One row for each method, in the order of `METHODS`.
 
     Args:
-        results: road -> its result with each seed; the base is among them.
+        results: method -> its result with each seed; the base is among them.
         images: of the comparison.
     """
     methods = [method for method in METHODS if method.name in results]
-    compared = [method.name for method in methods if method.name != BASE]
-    p = dict(zip(compared, _test(results, compared, BASE, images).p.tolist(), strict=True))
-    base = _mean_test(results[BASE], "dice")
-    rows = []
-    for method in methods:
-        of_method = results[method.name]
-        metrics = [name for name in of_method[0].test if all(name in result.test for result in of_method)]
-        values = {name: _mean_test(of_method, name) for name in metrics}
-        rows.append(
-            TableRow(
-                method,
-                tuple(of_method),
-                {name: mean_interval(values[name], images.groups) for name in metrics},
-                mean_interval(values["dice"] - base, images.groups),
-                p.get(method.name),
-                mean_interval(_mean_val(of_method), images.val_groups),
-                _seed_spread(of_method, images.groups),
-            )
+    values = {method.name: _over_seeds(results[method.name]) for method in methods}
+    base = values[BASE]["dice"]
+    compared = [name for name in values if name != BASE]
+    tested = _test([values[name]["dice"] for name in compared], base, images)
+    p = dict(zip(compared, tested.p.tolist(), strict=True))
+    return tuple(
+        MethodRow(
+            method,
+            tuple(results[method.name]),
+            make_row(method.name, of, {BASE: {"dice": of["dice"] - base}}, images.groups),
+            p.get(method.name),
+            mean_interval(np.mean([result.val for result in results[method.name]], axis=0), images.val_groups),
+            _seed_spread(results[method.name], images.groups),
         )
-    return tuple(rows)
+        for method, of in zip(methods, values.values(), strict=True)
+    )
 
 
-def choose(rows: Sequence[TableRow], images: TestImages) -> Choice:
-    """The best road, and the cheapest that is not significantly worse.
+def choose(rows: Sequence[MethodRow], images: TestImages) -> Choice:
+    """The best method, and the cheapest that is not significantly worse.
 
-    Only roads that are better than the model as it is are deployed. Which of them is the best, validation patients
-    decide: the test patients say whether a road is better at all, a claim that is adjusted for all roads.
+    Only methods that are better than the model as it is are deployed. Which of them is the best, validation patients
+    decide: the test patients say whether a method is better at all, a claim that is adjusted for all methods.
     """
-    results = {row.method.name: row.results for row in rows}
-    better = {row.method.name: row for row in rows if row.word == "better"}
+    better = [row for row in rows if row.word == "better"]
     if not better:
         return Choice((), BASE, BASE)
-    best = max(better, key=lambda name: better[name].val.mean)
-    signs = _test(results, list(better), best, images).signs
-    as_good = [row for row, sign in zip(better.values(), signs, strict=True) if sign >= 0]
-    return Choice(tuple(better), best, min(as_good, key=_price).method.name)
+    best = max(better, key=lambda row: row.val.mean)
+    signs = _test([row.dice for row in better], best.dice, images).signs
+    as_good = [row for row, sign in zip(better, signs, strict=True) if sign >= 0]
+    cheapest = min(as_good, key=_price)
+    return Choice(tuple(row.method.name for row in better), best.method.name, cheapest.method.name)
 
 
-def _test(
-    results: Mapping[str, Sequence[MethodResult]], names: Sequence[str], reference: str, images: TestImages
-) -> MaxT:
-    """Max-t test of the Dice of some roads less that of a reference road, on the test patients."""
-    less = _mean_test(results[reference], "dice")
-    gains = [_mean_test(results[name], "dice") - less for name in names]
-    return max_t(np.reshape(gains, (len(names), len(less))), images.groups)
+def _test(dice: Sequence[np.ndarray], reference: np.ndarray, images: TestImages) -> MaxT:
+    """Max-t test of the Dice of some methods less that of a reference, float64 (N,) each, on the test patients."""
+    return max_t(np.reshape(dice, (len(dice), len(reference))) - reference, images.groups)
 
 
-def _price(row: TableRow) -> tuple[float, float, int]:
+def _price(row: MethodRow) -> tuple[float, float, int]:
     """What is compared first to last: minutes of training, answers of Sa2VA per image, labelled images."""
     return row.cost.minutes, row.answers, row.cost.labelled_images
 
 
-def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
-    """The verdict in sentences: the best road, the cheapest, how to deploy them, and the plain segmenter.
+def verdict_lines(rows: Sequence[MethodRow], choice: Choice, images: TestImages, folder: str) -> tuple[str, ...]:
+    """The verdict in sentences: the best method, the cheapest, how to deploy them, and the plain segmenter.
 
     Args:
         rows: of the table.
@@ -202,74 +201,60 @@ def verdict_lines(rows: Sequence[TableRow], choice: Choice, images: TestImages, 
     return tuple(lines)
 
 
-def _best_line(best: TableRow, compared: int) -> str:
-    dice, patients = best.means["dice"], best.means["dice"].groups
+def _best_line(best: MethodRow, compared: int) -> str:
+    dice, patients = best.row.estimates["dice"], best.to_base.groups
     if best.method.name != BASE:
         return f"Best: {_gain(best)}, Dice {dice} on {patients} test patients; {_price_words(best)}."
     keep = f"keep the model as it is, Dice {dice}"
     if patients < MIN_PATIENTS:
         return f"Cannot tell: {patients} test patients, and no test can decide below {MIN_PATIENTS}; {keep}."
     return (
-        f"No road is significantly better than the model as it is on {patients} test patients (adjusted for {compared} "
-        f"road{'s' * (compared > 1)}): {keep}."
+        f"No method is significantly better than the model as it is on {patients} test patients (adjusted for "
+        f"{compared} method{'s' * (compared > 1)}): {keep}."
     )
 
 
-def _gain(row: TableRow) -> str:
-    """The road, and its difference to the model as it is."""
+def _gain(row: MethodRow) -> str:
+    """The method, and its difference to the model as it is."""
     assert row.p is not None
     return f"{row.method.title} ({row.to_base.signed}, p {p_words(row.p)})"
 
 
-def p_words(p: float) -> str:
-    """A p-value with three decimals."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _price_words(row: TableRow) -> str:
+def _price_words(row: MethodRow) -> str:
     return (
         f"{row.minutes} minutes of training, {row.cost.labelled_images} labelled images, "
         f"answers of Sa2VA per image: {row.answers:.2g}"
     )
 
 
-def _plain_segmenter_line(rows: Mapping[str, TableRow], images: TestImages) -> str:
-    """Whether any other road is better than the reward network's own segmentation, by one test of all of them."""
-    results = {name: row.results for name, row in rows.items()}
-    own_dice = _mean_test(results[OWN], "dice")
-    others = [name for name in rows if not np.array_equal(_mean_test(results[name], "dice"), own_dice)]
+def _plain_segmenter_line(rows: Mapping[str, MethodRow], images: TestImages) -> str:
+    """Whether any other method is better than the reward network's own segmentation, by one test of all of them."""
+    own_dice = rows[OWN].dice
+    others = [name for name, row in rows.items() if not np.array_equal(row.dice, own_dice)]
     if not others:
-        return "No road gives other masks than a plain segmenter."
-    tested = _test(results, others, OWN, images)
+        return "No method gives other masks than a plain segmenter."
+    tested = _test([rows[name].dice for name in others], own_dice, images)
     better = [name for name, sign in zip(others, tested.signs, strict=True) if sign > 0]
     top = max(better or others, key=lambda name: rows[name].val.mean)
-    difference = mean_interval(_mean_test(results[top], "dice") - own_dice, images.groups)
+    difference = mean_interval(rows[top].dice - own_dice, images.groups)
     measured = (
         f"{rows[top].method.title} less {rows[OWN].method.title}: {difference.signed} Dice on the test patients, "
         f"p {p_words(float(tested.p[others.index(top)]))}"
     )
     if better:
-        return f"A plain segmenter is worse than {len(better)} of {len(others)} other roads: {measured}."
+        return f"A plain segmenter is worse than {len(better)} of {len(others)} other methods: {measured}."
     if (tested.signs < 0).all():
-        return f"No road is better than a plain segmenter, which serves these images better: {measured}."
-    return f"Cannot tell whether any road is better than a plain segmenter: {measured}."
+        return f"No method is better than a plain segmenter, which serves these images better: {measured}."
+    return f"Cannot tell whether any method is better than a plain segmenter: {measured}."
 
 
-def _mean_test(results: Sequence[MethodResult], metric: str) -> np.ndarray:
-    """float64 (N,): a metric of each test image, mean over seeds."""
-    return np.mean([result.test[metric] for result in results], axis=0)
-
-
-def _mean_val(results: Sequence[MethodResult]) -> np.ndarray:
-    """float64 (N,): Dice of each validation image, mean over seeds."""
-    return np.mean([result.val for result in results], axis=0)
+def _over_seeds(results: Sequence[MethodResult]) -> dict[str, np.ndarray]:
+    """Metric -> float64 (N,): its value on each test image, mean over seeds; metrics that all seeds have."""
+    metrics = [name for name in results[0].test if all(name in result.test for result in results)]
+    return {name: np.mean([result.test[name] for result in results], axis=0) for name in metrics}
 
 
 def _seed_spread(results: Sequence[MethodResult], groups: Sequence[str]) -> float | None:
     """The standard deviation over seeds of the mean Dice over test patients."""
     means = group_means(np.array([result.test["dice"] for result in results]), groups).mean(axis=1)
     return float(means.std(ddof=1)) if len(results) > 1 else None
-
-
-def _parameter(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"

@@ -195,7 +195,7 @@ def _tables(comparison: Comparison) -> list[str]:
         table_of(rows, short).html(),
         f"<p>All metrics with {INTERVALS}. An empty mask scores 1 if the ground truth is "
         "empty, else 0. Prompts asked: number of prompts that Sa2VA must answer per new image.</p>",
-        table_of(rows, [name, *metric_columns(rows[0].estimates), asked]).html(),
+        table_of(rows, [name, *metric_columns(rows[0].estimates, lambda row: row), asked]).html(),
         f"<h2>Differences of {page.text(criterion)}</h2><p>Paired per image; significant if the interval excludes 0."
         "</p>",
         table_of(rows, differences).html(),

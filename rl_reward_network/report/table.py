@@ -252,9 +252,13 @@ def table_of(shown: Iterable[Shown], columns: Sequence[Column[Shown]]) -> Table:
     return Table(tuple(title for title, _ in columns), tuple(lines))
 
 
-def metric_columns(metrics: Iterable[str]) -> list[Column[Row]]:
+def metric_columns(metrics: Iterable[str], row_of: Callable[[Shown], Row]) -> list[Column[Shown]]:
     """A column with mean and interval for each metric."""
-    return [(TITLES[metric], lambda row, metric=metric: row.estimates[metric]) for metric in metrics]
+
+    def column(metric: str) -> Column[Shown]:
+        return TITLES[metric], lambda shown: row_of(shown).estimates[metric]
+
+    return [column(metric) for metric in metrics]
 
 
 def percent(share: float | None) -> str:

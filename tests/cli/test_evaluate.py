@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_reward_network.cli.evaluate import newest, show_changes
-from rl_reward_network.report.before_after import BeforeAfter, compare_models
+from rl_reward_network.cli.evaluate import newest
+from rl_reward_network.report.before_after import BeforeAfter, show_changes
+from rl_reward_network.report.table import Results, paired_rows
 
 
 def test_a_pattern_names_the_newest_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,10 +36,8 @@ def test_both_models_and_their_difference_are_shown(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     before, after = {"dice": np.array([0.5, 0.6, 0.4, 0.5])}, {"dice": np.array([0.6, 0.7, 0.5, 0.6])}
-    groups = ["a", "b", "c", "d"]
-    ids = tuple((group, group) for group in groups)
-    rows = compare_models(before, after, groups)
-    result = BeforeAfter(rows, "dice", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {})
+    rows, ids = paired_rows(before, after, list("abcd")), tuple(zip("abcd", "abcd", strict=True))
+    result = BeforeAfter(Results(rows, ids, "dice"), {"cIoU": (0.8, 0.75)}, {})
     show_changes(result)
     printed = capsys.readouterr().out
     assert "0.500    0.600   +0.100 [+0.100, +0.100]" in printed

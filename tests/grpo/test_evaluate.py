@@ -94,19 +94,19 @@ def test_both_models_are_measured_on_test_items(
     by_hand: tuple[Measured, Measured, np.ndarray],
 ) -> None:
     result, (before, after, neutral) = evaluated[0], by_hand
-    assert {row.metric for row in result.rows} == METRICS
+    assert set(result.gains) == METRICS
     for name in METRICS - {"iou_of_drawn_by_base"}:
-        np.testing.assert_allclose(result.values["before"][name], before.values[name], atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(result.values["after"][name], after.values[name], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(result.before.values[name], before.values[name], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(result.after.values[name], after.values[name], atol=1e-6, err_msg=name)
     assert (before.values["expected_iou_of_drawn"] != after.values["expected_iou_of_drawn"]).any()
     assert result.totals == {"cIoU": (before.phrase_ciou, after.phrase_ciou)}
-    np.testing.assert_allclose(result.values["after"]["iou_of_drawn_by_base"], neutral, atol=1e-6)
-    np.testing.assert_array_equal(
-        result.values["before"]["iou_of_drawn_by_base"], result.values["before"]["iou_of_drawn"]
+    np.testing.assert_allclose(result.after.values["iou_of_drawn_by_base"], neutral, atol=1e-6)
+    np.testing.assert_array_equal(result.before.values["iou_of_drawn_by_base"], result.before.values["iou_of_drawn"])
+    assert result.results.ids == tuple(
+        (item.sample_id, item.group_id) for item in spread(trained[0].pick("test"), ITEMS, 0)
     )
-    assert result.ids == tuple((item.sample_id, item.group_id) for item in spread(trained[0].pick("test"), ITEMS, 0))
-    assert {group for _, group in result.ids} <= set(trained[0].split.groups["test"])
-    assert (result.criterion, result.verdict.label) == ("iou_of_drawn", "cannot tell")
+    assert {group for _, group in result.results.ids} <= set(trained[0].split.groups["test"])
+    assert (result.results.criterion, result.verdict.label) == ("iou_of_drawn", "cannot tell")
 
 
 def test_files_lie_in_a_folder_that_names_the_limit(
@@ -118,7 +118,7 @@ def test_files_lie_in_a_folder_that_names_the_limit(
     actual = json.loads((page.parent / "eval.json").read_text())
     assert actual["items"] == ITEMS
     assert {row["metric"]: row["gain"]["mean"] for row in actual["rows"]} == {
-        row.metric: row.gain.mean for row in result.rows
+        metric: gain.mean for metric, gain in result.gains.items()
     }
     about = actual["config"]
     assert (about["steps"], about["split"], about["Sa2VA"], about["objective"]) == (1, "test", "sa2va-nano", "grpo")
@@ -143,7 +143,7 @@ def test_the_report_shows_gains_and_losses(
 ) -> None:
     result, path = evaluated
     page = Page(path.read_text(encoding="utf-8"))
-    falls = result.values["after"]["meteor"] - result.values["before"]["meteor"]
+    falls = result.after.values["meteor"] - result.before.values["meteor"]
     worse = [number for number in np.argsort(falls, kind="stable") if falls[number] < 0][:PICTURED]
     count = 2 * ITEMS + 3 + len(worse)
     assert page.tags.count("img") == 4 * count + 1, "each item at both ends, three more, worse captions, and the curves"
@@ -152,20 +152,20 @@ def test_the_report_shows_gains_and_losses(
     assert all((path.parent / link).exists() for link in files), "relative"
     for caption in by_hand[1].captions:
         assert f"after: {caption}" in page.text
-    gain = result.values["after"]["iou_of_drawn"] - result.values["before"]["iou_of_drawn"]
+    gain = result.after.values["iou_of_drawn"] - result.before.values["iou_of_drawn"]
     best = int(np.argmax(gain))
     first = result.shown[0]
-    after = result.values["after"]["iou_of_drawn"]
+    after = result.after.values["iou_of_drawn"]
     word = "gained most" if gain[best] > 0 else "lost least"
     assert first.title == f"{word}, IoU of mask': {after[best]:.3f} ({gain[best]:+.3f})"
     assert first.words[1:] == (by_hand[0].captions[best], by_hand[1].captions[best])
     np.testing.assert_array_equal(first.after, unpacked(by_hand[1].drawn[best]))
     assert result.shown[ITEMS].title == f"lost most, IoU of mask': {after[np.argmin(gain)]:.3f} ({gain.min():+.3f})"
     titles = [item.title.split(" (")[0] for item in result.shown[2 * ITEMS :]]
-    meteor = result.values["after"]["meteor"]
+    meteor = result.after.values["meteor"]
     assert titles == [
         f"best after training, IoU of mask': {after.max():.3f}",
-        f"median after training, IoU of mask': {np.sort(after)[::-1][ITEMS // 2]:.3f}",
+        f"median after training, IoU of mask': {np.sort(after)[ITEMS // 2]:.3f}",
         f"worst after training, IoU of mask': {after.min():.3f}",
         *(f"lost most, METEOR: {meteor[number]:.3f}" for number in worse),
     ]
@@ -242,8 +242,8 @@ def test_a_checkpoint_is_evaluated_beside_the_final_model(trained: tuple[GRPOInp
     result, page = run_grpo_evaluation(run / "checkpoint-1", items=ITEMS)
     assert page == run / f"evaluation_checkpoint-1_{ITEMS}" / "report.html"
     final, _ = evaluated
-    for name, values in final.values["after"].items():
-        np.testing.assert_array_equal(result.values["after"][name], values, err_msg=name)
+    for name, values in final.after.values.items():
+        np.testing.assert_array_equal(result.after.values[name], values, err_msg=name)
     assert result.config["steps"] == 1
 
 
@@ -342,15 +342,15 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     assert config["origin"]["reward_net"] == network.fingerprint
     assert RewardNetwork.from_pretrained(run / "reward_net").fingerprint == network.fingerprint
     assert page == run / "evaluation" / "report.html", "no limit, no number"
-    assert result.criterion == "dice"
-    assert {row.metric for row in result.rows} == {"dice", "iou", "precision", "recall", "learned"}
+    assert result.results.criterion == "dice"
+    assert set(result.gains) == {"dice", "iou", "precision", "recall", "learned"}
     items = inputs.pick("test")
-    assert len(result.ids) == len(items)
+    assert len(result.results.ids) == len(items)
     image, _ = items[0].load()
     shown: Any = next(one for one in result.shown if (one.image == image).all())
     assert shown.words == (items[0].question, "", "")
     expected = score_masks(network, image, shown.after[None].astype(np.float32))[0]
-    assert result.values["after"]["learned"][0] == pytest.approx(expected, abs=1e-5)
+    assert result.after.values["learned"][0] == pytest.approx(expected, abs=1e-5)
     own = [dice((foreground_prob(network, item.load()[0]) > 0.5)[None], item.load()[1][None])[0] for item in items]
     note, few = result.notes
     assert few == "Fewer than 2 test groups: there are no intervals."
@@ -363,10 +363,10 @@ def test_images_are_judged_by_dice_and_the_runs_own_network(tmp_path: Path, monk
     bare = [replace(item, load=lambda own=item: (own.load()[0], None)) for item in items]
     monkeypatch.setattr(GRPOInputs, "pick", lambda self, *names: bare)
     unlabelled, _ = run_grpo_evaluation(run / "final_model")
-    assert (unlabelled.criterion, [row.metric for row in unlabelled.rows]) == ("learned", ["learned"])
+    assert (unlabelled.results.criterion, list(unlabelled.gains)) == ("learned", ["learned"])
     assert (unlabelled.totals, unlabelled.notes) == ({}, (few,))
     assert unlabelled.verdict.sentence.startswith("Cannot tell: reward net's score")
-    assert unlabelled.rows[0] == next(row for row in result.rows if row.metric == "learned")
+    assert unlabelled.gains["learned"] == result.gains["learned"]
 
 
 def test_names_are_not_silently_left_out(trained: tuple[GRPOInputs, Path]) -> None:

@@ -23,7 +23,8 @@ from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.models.lora import save_trainable
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.report.before_after import BeforeAfter, compare_models, summary
+from rl_reward_network.report.before_after import BeforeAfter, summary
+from rl_reward_network.report.table import Results, paired_rows
 from tests.grpo.nano import nano, regions, shake
 
 SCALE = 0.01  # enough to change words and masks, too little to lose [SEG]
@@ -147,11 +148,8 @@ def test_the_card_shows_the_evaluation_and_names_a_control(tmp_path: Path) -> No
     write_run(tmp_path / "run", replace(PLAN, shuffle_rewards=True, judge={"model": "a-judge", "base_url": "http://x"}))
     before = {"iou_of_drawn": np.array([0.5, 0.6, 0.4, 0.5]), "meteor": np.array([0.7, 0.7, 0.7, 0.7])}
     after = {"iou_of_drawn": np.array([0.6, 0.7, 0.5, 0.6]), "meteor": np.array([0.7, 0.7, 0.7, 0.6])}
-    rows = compare_models(before, after, ["a", "b", "c", "d"])
-    ids = (("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"))
-    result = BeforeAfter(
-        rows, "iou_of_drawn", {"cIoU": (0.8, 0.75)}, {"before": before, "after": after}, ids, {"METEOR": "full"}
-    )
+    rows, ids = paired_rows(before, after, list("abcd")), tuple(zip("1234", "abcd", strict=True))
+    result = BeforeAfter(Results(rows, ids, "iou_of_drawn"), {"cIoU": (0.8, 0.75)}, {"METEOR": "full"})
     write_json(tmp_path / "run" / "evaluation" / "eval.json", summary(result))
     merge_run(tmp_path / "run", tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text()

@@ -281,7 +281,7 @@ def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(input
     assert (run / "final_model" / "README.md").read_text().split("\n\n")[1].startswith(f"**{first}")
     result, page = run_grpo_evaluation(run / "final_model", items=1)
     assert result.verdict.sentence.startswith(first)
-    assert (result.values["after"]["iou_of_drawn"] == result.values["before"]["iou_of_drawn"]).all()
+    assert (result.after.values["iou_of_drawn"] == result.before.values["iou_of_drawn"]).all()
     assert f'<p class="verdict">{first}' in page.read_text()
 
 
@@ -391,4 +391,4 @@ def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path,
     assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
     assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in trained.items())
     result, _ = run_grpo_evaluation(tmp_path / "run" / "final_model", items=1)
-    assert 0 <= result.values["after"]["dice"][0] <= 1
+    assert 0 <= result.after.values["dice"][0] <= 1

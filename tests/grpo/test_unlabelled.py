@@ -86,9 +86,9 @@ def test_the_report_shows_them_before_and_after(inputs: GRPOInputs, run: Path) -
     assert sum(row["images"] for name, row in by_name.items() if name != TEST) == 6
     tests = by_name[TEST]
     for when, estimate in zip(("before", "after"), tests["score"], strict=False):
-        assert estimate["mean"] == pytest.approx(np.mean(result.values[when]["learned"]), abs=1e-6)
+        assert estimate["mean"] == pytest.approx(np.mean(getattr(result, when).values["learned"]), abs=1e-6)
     for when, estimate in zip(("before", "after"), tests["dice"], strict=False):
-        assert estimate["mean"] == pytest.approx(np.mean(result.values[when]["dice"]), abs=1e-6)
+        assert estimate["mean"] == pytest.approx(np.mean(getattr(result, when).values["dice"]), abs=1e-6)
     facts = read_json(run / "final_model" / "config.json")["unlabelled"]
     assert sum(row["images"] for name, row in by_name.items() if name == LEFT_OUT) == facts["left_out"]
     assert "<h2>Unlabelled images</h2>" in page.read_text()

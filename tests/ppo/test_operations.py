@@ -18,6 +18,7 @@ from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.deploy import PostPolicy, load_post_policy
+from rl_reward_network.ppo.evaluate import MovedInputs
 from rl_reward_network.ppo.operations import (
     SEARCHED,
     PostPlan,
@@ -99,7 +100,7 @@ def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
     assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
     assert len((run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(rows)
     with pytest.raises(ValueError, match="--images: got 0"):
-        evaluate_post(run / "final_model", images=0)
+        evaluate_post(run / "final_model", MovedInputs(), images=0)
 
 
 def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path: Path) -> None:

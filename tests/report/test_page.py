@@ -7,117 +7,88 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+from skimage.segmentation import find_boundaries
 
 from rl_reward_network import __version__
-from rl_reward_network.report.page import (
-    Origin,
-    csv_text,
-    digits,
-    header,
-    image,
-    made_by,
-    panels,
-    table,
-    text,
-    whole_page,
-    write_files,
-)
+from rl_reward_network.report import figures, overlays, page
+from rl_reward_network.report.overlays import BLUE, GREY, ORANGE, PANEL, draw_errors, draw_mask, paint_mask
+from rl_reward_network.report.statistics import Estimate
 from tests.report.html_page import Page
+
+IMAGE = np.full((90, 120, 3), 128, np.uint8)
+MASK = np.zeros((90, 120), bool)
+MASK[20:60, 30:50] = True
 
 
 def test_text_is_never_markup() -> None:
-    assert text("<b>\"a\" & 'b'</b>") == "&lt;b&gt;&quot;a&quot; &amp; &#x27;b&#x27;&lt;/b&gt;"
-    assert text(3.5) == "3.5"
-    assert text(None) == "None"
+    assert page.text("<b>\"a\" & 'b'</b>") == "&lt;b&gt;&quot;a&quot; &amp; &#x27;b&#x27;&lt;/b&gt;"
 
 
-def test_a_page_nests_and_leaves_empty_parts_out() -> None:
-    whole = whole_page("a < b", ["<h1>One</h1>", "", "<p>Two</p>"])
-    page = Page(whole)
+def test_a_report_nests_and_leaves_empty_parts_out() -> None:
+    whole = page.report("a < b", "What?", "", ["Better."], ["<i>"], ["<em>"], ["", "<p>Two</p>"], {"mode": "<s>"})
+    shown = Page(whole)
     assert whole.startswith('<!DOCTYPE html>\n<html lang="en">')
-    assert whole.endswith("</body></html>\n")
     assert "<title>a &lt; b</title>" in whole
-    assert "<body>\n<h1>One</h1>\n<p>Two</p>\n</body>" in whole
-    assert page.tags == ["html", "head", "meta", "meta", "title", "style", "body", "h1", "p"]
-    assert page.links == []
+    assert "<body>\n<h1>What?</h1>\n<p class=" in whole
+    assert not {"i", "em", "s"} & set(shown.tags)
+    order = [shown.text.index(words) for words in ("What?", "Better.", "<i>", "Note: <em>", "Two", "mode")]
+    assert order == sorted(order)
+    assert "landscape" in whole
 
 
-@pytest.mark.parametrize("style", ["scroll", "wrap"])
-def test_a_table_stands_in_a_box_of_its_own(style: str) -> None:
-    made = table(["name", "<i>"], [["a & b", 1], ["<script>", None]], style)
-    page = Page(whole_page("t", [made]))
-    assert made.startswith(f'<div class="{style}"><table>')
-    assert page.loose_tables == 0
-    assert (page.tags.count("th"), page.tags.count("td"), page.tags.count("tr")) == (2, 4, 3)
-    assert "script" not in page.tags
-    assert "i" not in page.tags
-    assert page.text.split("t", 1)[1].count("<script>") == 1, "readers see it as it was"
+@pytest.mark.parametrize(
+    ("columns", "style", "box"),
+    [
+        *((2, "scroll", "scroll"), (7, "scroll", "scroll"), (8, "scroll", "dense"), (9, "scroll", "densest")),
+        (11, "wrap", "wrap"),
+    ],
+)
+def test_a_table_stands_in_a_box_of_its_own(columns: int, style: str, box: str) -> None:
+    cells = ["a & b", "<script>", "0.812 [0.790, 0.834]", "see [the log]", *range(columns)][:columns]
+    made = page.table(["<i>"] * columns, [cells], style)
+    shown = Page(page.whole_page("t", [made]))
+    assert made.startswith(f'<div class="{box}"><table>')
+    assert (shown.loose_tables, shown.tags.count("th"), shown.tags.count("td")) == (0, columns, columns)
+    assert not {"script", "i"} & set(shown.tags)
+    assert made.count("<span>") == made.count("0.812 <span>[0.790, 0.834]</span>") == (columns > 2)
+    empty = '<div class="scroll"><table><thead><tr><th>a</th></tr></thead><tbody>\n</tbody></table></div>'
+    assert page.table(["a"], []) == empty
 
 
-def test_a_table_without_rows_keeps_its_head() -> None:
-    assert (
-        table(["a"], [])
-        == '<div class="scroll"><table><thead><tr><th>a</th></tr></thead><tbody>\n</tbody></table></div>'
-    )
-
-
-def test_a_picture_is_inside_the_page() -> None:
+def test_pictures_are_inside_the_page_and_their_words_are_escaped() -> None:
     data = bytes(range(256))
-    page = Page(whole_page("t", [image(data, "png", 'says "hi" <b>')]))
-    (link,) = page.links
-    kind, _, encoded = link.partition(",")
-    assert kind == "data:image/png;base64"
-    assert base64.b64decode(encoded) == data
-    assert "b" not in page.tags
+    shown = Page(page.panels("<worst>", [("a & b", data), ('says "hi" <b>', b"2")]))
+    kind, _, encoded = shown.links[0].partition(",")
+    assert (kind, base64.b64decode(encoded)) == ("data:image/jpeg;base64", data)
+    assert shown.tags.count("figure") == shown.tags.count("img") == 2
+    assert not {"worst", "b"} & set(shown.tags)
 
 
 def test_csv_comes_back_as_it_was() -> None:
     lines = [["id", "said"], ["1", 'a "red", round\ncircle'], ["2", ""]]
-    written = csv_text(lines)
-    assert list(csv.reader(io.StringIO(written, newline=""))) == lines
-    assert written.startswith("id,said\r\n")
-
-
-def test_numbers_have_six_decimals() -> None:
-    assert digits(np.array([1 / 3, -2.0, np.nan])) == ["0.333333", "-2.000000", "nan"]
-
-
-def test_panels_escape_their_words_and_hold_every_picture() -> None:
-    page = Page(panels("<worst>", [("a & b", b"1"), ("c", b"2")]))
-    assert page.tags.count("figure") == page.tags.count("img") == 2
-    assert "worst" not in page.tags
+    assert list(csv.reader(io.StringIO(page.csv_text(lines), newline=""))) == lines
+    assert page.digits([1 / 3, -2.0, np.nan]) == ["0.333333", "-2.000000", "nan"]
 
 
 def test_files_are_written_in_order_and_whole(tmp_path: Path) -> None:
-    assert write_files(tmp_path, {"a.csv": "1\r\n", "b.html": "é"}) == tmp_path / "b.html"
+    assert page.write_files(tmp_path, {"a.csv": "1\r\n", "b.html": "é"}) == tmp_path / "b.html"
     assert (tmp_path / "a.csv").read_bytes() == b"1\r\n"
     with pytest.raises(UnicodeEncodeError):
-        write_files(tmp_path, {"a.csv": "2", "b.html": "\ud800"})
+        page.write_files(tmp_path, {"a.csv": "2", "b.html": "\ud800"})
     assert (tmp_path / "b.html").read_text(encoding="utf-8") == "é"
-
-
-def test_wide_tables_are_dense_and_intervals_are_not_broken() -> None:
-    narrow, wide = (table(["n"] * columns, [["0.812 [0.790, 0.834]"] * columns]) for columns in (7, 8))
-    assert narrow.startswith('<div class="scroll">')
-    assert wide.startswith('<div class="dense">')
-    assert table(["n"] * 9, []).startswith('<div class="densest">')
-    assert table(["n"] * 11, [], "wrap").startswith('<div class="wrap">')
-    assert wide.count("0.812 <span>[0.790, 0.834]</span>") == 8
-    assert "<td>see [the log]</td>" in table(["n"], [["see [the log]"]])
-    style = whole_page("t", [])
-    assert "landscape" in style
-    assert "nowrap" not in style.replace("td span { white-space: nowrap; }", ""), "words of headers wrap"
 
 
 def test_the_facts_say_when_by_what_and_how(tmp_path: Path) -> None:
     flags = {"model_path": "out/my run", "images": None, "gpu": -1, "show_names": True, "other": False}
-    origin = made_by("evaluate", flags, "40 images", "nano", __version__, tmp_path / "logs")
+    origin = page.made_by("evaluate", flags, "40 images", "nano", __version__, tmp_path / "logs")
     assert list(origin.facts) == ["date", "version", "data", "model", "command"]
     assert origin.facts["version"] == __version__
     assert origin.facts["command"] == "sa2va-rl evaluate --model_path 'out/my run' --gpu -1 --show_names"
     assert origin.files == {}, "no TensorBoard files, no link"
     (tmp_path / "logs").mkdir()
-    other = made_by("evaluate", {}, "40 images", "nano", "0.6 or earlier", tmp_path / "logs")
+    other = page.made_by("evaluate", {}, "40 images", "nano", "0.6 or earlier", tmp_path / "logs")
     assert other.facts["version"] == f"{__version__}, trained by 0.6 or earlier"
     assert other.facts["TensorBoard"] == f"tensorboard --logdir {tmp_path / 'logs'}"
     assert other.files == {"TensorBoard": tmp_path / "logs"}
@@ -126,11 +97,99 @@ def test_the_facts_say_when_by_what_and_how(tmp_path: Path) -> None:
 def test_the_header_links_what_exists_relative_to_the_report(tmp_path: Path) -> None:
     (tmp_path / "run <1>").mkdir()
     files = {"run & more": tmp_path / "run <1>", "gone": tmp_path / "gone"}
-    made = header(Origin({"data": "<b>", "command": "a b"}, files), tmp_path / "report", ["eval.csv"])
-    page = Page(whole_page("t", [made]))
-    assert page.links == ["eval.csv", "../run%20%3C1%3E"]
-    assert page.loose_tables == 0
-    assert "b" not in page.tags
-    assert "gone" not in page.text
+    made = page.header(page.Origin({"data": "<b>", "command": "a b"}, files), tmp_path / "report", ["eval.csv"])
+    shown = Page(page.whole_page("t", [made]))
+    assert shown.links == ["eval.csv", "../run%20%3C1%3E"]
+    assert shown.loose_tables == 0
+    assert "b" not in shown.tags
+    assert "gone" not in shown.text
     assert "<code>a b</code>" in made
-    assert header(Origin(), tmp_path) == ""
+    assert page.header(page.Origin(), tmp_path) == ""
+
+
+def opened(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def test_painting_tints_the_inside_draws_a_line_around_it_and_leaves_the_rest() -> None:
+    before = IMAGE.copy()
+    painted = paint_mask(IMAGE, MASK, ORANGE, opacity=0.5)
+    np.testing.assert_array_equal(IMAGE, before)
+    inside = np.round((128 + np.array(ORANGE)) / 2)
+    np.testing.assert_array_equal(painted[MASK], np.broadcast_to(inside, (MASK.sum(), 3)))
+    outline = find_boundaries(MASK, mode="outer")
+    np.testing.assert_array_equal(painted[outline], np.broadcast_to(ORANGE, (outline.sum(), 3)))
+    np.testing.assert_array_equal(painted[~MASK & ~outline], IMAGE[~MASK & ~outline])
+    np.testing.assert_array_equal(paint_mask(IMAGE, MASK, ORANGE, opacity=0)[MASK], IMAGE[MASK])
+    pixels = opened(draw_mask(IMAGE, MASK, BLUE))
+    assert np.abs(pixels[20:60, 29] - BLUE).max() < 40
+    assert np.abs(opened(draw_mask(IMAGE, None, BLUE)) - 128).max() < 6
+
+
+def test_thin_lines_survive_shrinking() -> None:
+    line = np.zeros((900, 1200), bool)
+    line[455:458] = True
+    assert (paint_mask(IMAGE, line, BLUE, opacity=1) == BLUE).all(axis=2).any(axis=0).all()
+    large, line = np.full((1000, 2000, 3), 128, np.uint8), np.zeros((1000, 2000), bool)
+    line[500:502] = True
+    pixels = opened(draw_mask(large, line, BLUE))
+    assert max(pixels.shape) == PANEL
+    assert (np.abs(pixels - BLUE).max(axis=2) < 60).any(axis=0).mean() > 0.9
+
+
+def test_errors_glow_where_they_are_expected_in_the_colours_of_the_scale() -> None:
+    pixels = opened(draw_errors(IMAGE, MASK * 0.8))
+    inside, outside = pixels[30:50, 34:46].mean(axis=(0, 1)), pixels[70:].mean(axis=(0, 1))
+    assert inside[0] > outside[0] + 80
+    assert np.ptp(outside) < 3, "grey where nothing is expected"
+    figure = overlays.error_scale()
+    FigureCanvasAgg(figure).draw()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "0.25", "0.5", "0.75", "1"]
+    colours = np.asarray(figure.axes[0].images[0].get_array())[0].astype(int)
+    for share in (0.0, 0.25, 0.6, 1.0):
+        pixel = opened(draw_errors(np.full((32, 32, 3), GREY, np.uint8), np.full((32, 32), share)))[16, 16]
+        assert np.abs(pixel - colours[round(share * 255)]).max() < 6, share
+
+
+def test_a_picture_holds_every_mask_with_its_caption_and_the_legend() -> None:
+    colours = {"truth": (0, 200, 90), "<after>": BLUE}
+    made = overlays.picture("best: s1", IMAGE, [("true mask", MASK, BLUE), ("none", None, BLUE)], colours)
+    shown = Page(made)
+    assert shown.tags.count("img") == 3
+    assert shown.text.endswith("imagetrue masknoneMasks, tinted and outlined: \u25a0 truth, \u25a0 <after>.")
+    assert made.index("rgb(0, 200, 90)") < made.index(" truth,") < made.index("rgb(60, 150, 255)")
+    bare, errors = (overlays.picture("t", IMAGE, [], {}, with_errors) for with_errors in (None, ("e", MASK * 0.5)))
+    assert Page(bare).text == "timage"
+    assert "te" in Page(errors).text.replace("image", "")
+    assert "probability that the mask is wrong" in errors
+    assert Page(errors).tags.count("img") == 3, "image, errors, and the scale"
+
+
+def test_plots_show_what_they_are_given() -> None:
+    bars = figures.histogram({"deployed": np.array([3, 0]), "PPO": np.array([1, 2])}, "prompt").axes[0]
+    assert [bar.get_height() for bar in bars.patches] == [3, 0, 1, 2]
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["deployed", "PPO"]  # type: ignore[union-attr]
+    points = {"all": (np.array([0.5, 0.2]), np.array([0.9, 0.1])), "deployed": (np.array([0.5]), np.array([0.9]))}
+    every, chosen = (part.get_offsets() for part in figures.scatter(points).axes[0].collections)
+    np.testing.assert_allclose(every, [[0.5, 0.9], [0.2, 0.1]])
+    np.testing.assert_allclose(chosen, [[0.5, 0.9]])
+    lines = figures.slopes(np.array([0.2, 0.8]), np.array([0.4, 0.6]), "best").axes[0].lines
+    assert [line.get_color() for line in lines] == ["tab:green", "tab:red", "black"]
+    same = [(0.0, Estimate(0.5, 0.4, 0.6, 9)), *[(9.0, Estimate(0.9, None, None, 1))] * 2]
+    assert [text.get_text() for text in figures.dice_over_minutes(same).axes[0].texts] == ["0", "1, 2"], "one place"
+    assert page.png(figures.proxy_over_gold({0: (0.5, 0.6)})) == page.png(figures.proxy_over_gold({0: (0.5, 0.6)}))
+
+
+def test_curves_show_what_was_logged_and_smooth_long_lines() -> None:
+    lines = [{"step": step, "reward": step / 10} for step in range(1, 31)]
+    lines += [{"step": step, "score": 0.5 + step / 100, "dice": 0.5 - step / 100} for step in (0, 15, 30)]
+    panels = {"training": {"reward": "loop 1"}, "validation": {"score": "proxy", "dice": "gold", "gone": "no"}}
+    figure = figures.curves(lines, panels, "step")
+    assert figure is not None
+    left, right = figure.axes
+    assert [axes.get_title() for axes in (left, right)] == ["training", "validation"]
+    np.testing.assert_allclose(left.get_lines()[-1].get_ydata(), np.arange(2, 30) / 10)
+    shown = {str(line.get_label()): (line.get_xdata(), line.get_ydata()) for line in right.get_lines()}
+    assert list(shown) == ["proxy", "gold"]
+    np.testing.assert_allclose(shown["gold"], [[0, 15, 30], [0.5, 0.35, 0.2]])
+    assert figures.curves([{"step": 1, "loss/mask": 0.1}], panels, "step") is None

@@ -1,5 +1,7 @@
 """The section on unlabelled images: numbers by hand, what is said, and what the page shows."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -87,15 +89,18 @@ def test_means_over_patients_by_part() -> None:
     used = section.rows[1]
     first = unlabelled.pick(unlabelled.own_spreads <= 0.05)
     gain = first.dices[:, 1] - first.dices[:, 0]
-    assert used.dice is not None
-    assert used.dice[2] == mean_interval(gain, first.groups, 3)
-    assert used.score[0] == mean_interval(first.scores[:, 0], first.groups, 3)
-    assert used.spread[1] == mean_interval(first.spreads[:, 1], first.groups, 3)
+    assert used.change("dice")[2] == mean_interval(gain, first.groups, 3)
+    assert used.change("score")[0] == mean_interval(first.scores[:, 0], first.groups, 3)
+    assert used.change("spread")[1] == mean_interval(first.spreads[:, 1], first.groups, 3)
     assert used.own_spread == 0.02
     assert section.notes[0].startswith("2 of 8 unlabelled images were left out of training")
     patients = len(set(tests.groups))
     assert section.notes[-3].startswith(f"{patients} patients of the {TEST}, fewer than 20: the intervals are rough")
     assert section.summary["gold"] == GOLD == "labels read by the evaluation only"
+    saved = section.summary["rows"][1]
+    assert saved["dice"] == [asdict(estimate) for estimate in used.change("dice")]
+    assert list(saved) == ["name", "images", "score", "spread", "dice", "labelled", "own_score", "own_spread"]
+    assert unlabelled_section(tests, both_sure_and_unsure(labelled=False), FACTS).summary["rows"][1]["dice"] is None
 
 
 @pytest.mark.parametrize(("spread", "notes"), [(0.01, 0), (0.02, 0), (0.021, 1)])
