@@ -41,6 +41,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.settings import Mode
 from rl_reward_network.report.cost import Cost, total_cost
 from rl_reward_network.report.statistics import group_means
+from rl_reward_network.report.table import picks
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import BEST_REWARD_NET, Run
@@ -255,8 +256,7 @@ class _Seed:
     def pictures(self, results: Mapping[str, list[MethodResult]]) -> list[Picture]:
         """Best, median and worst test image of the base model, with the mask of every method."""
         test = self.samples["test"]
-        order = np.argsort(results[BASE][0].test["dice"], kind="stable")
-        places = {"best": order[-1], "median": order[len(order) // 2], "worst": order[0]}
+        places = picks(np.array(results[BASE][0].test["dice"]))
         masks: dict[str, dict[str, np.ndarray]] = {title: {} for title in places}
         for method in self.methods:
             result = results[method.name][0]

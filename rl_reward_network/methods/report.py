@@ -10,8 +10,8 @@ import numpy as np
 
 from rl_reward_network.artefacts import write_json
 from rl_reward_network.data.items import Sample
-from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, MethodRow, TestImages
+from rl_reward_network.methods.view import BASE
 from rl_reward_network.report import figures, page
 from rl_reward_network.report.cost import cost_json
 from rl_reward_network.report.overlays import BLUE, GREEN, picture

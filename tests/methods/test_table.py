@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rl_reward_network.methods.measure import MethodResult
-from rl_reward_network.methods.methods import BASE
 from rl_reward_network.methods.table import Choice, choose, make_table, verdict_lines
 from rl_reward_network.methods.table import TestImages as Images  # not a test
+from rl_reward_network.methods.view import BASE
 from rl_reward_network.report.cost import Cost
 from rl_reward_network.report.statistics import max_t
 from rl_reward_network.report.table import p_words
