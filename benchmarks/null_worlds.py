@@ -2,7 +2,7 @@
 
     python -m benchmarks.null_worlds
 
-Comparison: roads less the model as it is, on test patients; headline and choice are those of `run_compare.sh`. False
+Comparison: methods less the model as it is, on test patients; headline and choice are those of `run_compare.sh`. False
 best: the report names a best road. Deployment: fixed prompts and a policy on labelled patients outside the test split,
 by the decision of step 2. False deployment: of anything but the model as it is.
 
@@ -73,7 +73,7 @@ def simulate(args: Args) -> None:
             largest[place] = max(largest[place], false * (noise != SKEWED))
         table.add_row(noise, str(patients), *cells)
     Console().print(table)
-    print(f"power: a row that gains {GAIN} among {len(METHODS) - 1} roads or {PROMPTS} prompts")
+    print(f"power: a row that gains {GAIN} among {len(METHODS) - 1} methods or {PROMPTS} prompts")
     print(f"false best: {largest[0]} of {args.worlds}")
     print(f"deployed against the model as it is: {largest[1]} of {args.worlds}")
 
