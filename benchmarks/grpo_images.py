@@ -28,10 +28,10 @@ from rl_reward_network.grpo import trainer as trainer_file
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import PathwiseReward
-from rl_reward_network.grpo.rewards import Reward, reward_step
+from rl_reward_network.grpo.rewards import Reward, step_advantages
 from rl_reward_network.grpo.stage import load_model
-from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
-from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.grpo.trainable import prepare_model
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer, with_advantages
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork
@@ -133,7 +133,7 @@ def make_trainer(args: Args, folder: Path) -> tuple[Sa2VAGRPOTrainer, Foreground
     rewards = {"loop1": {}, "loop2": {"learned": Reward(learned_reward(maps), 1.0)}}
     pathwise = PathwiseReward(maps, processor.sam_image_size)
     trainer = Sa2VAGRPOTrainer(model, processor, settings, prompts, rewards, pathwise)
-    freeze_unreached(trainer, prompts[:2])
+    trainer.freeze_unreached(prompts[:2])
     trainer.reset_reference()
     trainer.current_gradient_accumulation_steps = 1
     return trainer, maps
@@ -144,10 +144,10 @@ def timed_parts() -> Parts:
     parts = Parts()
     parts.wrap(RewardNetwork, "foreground_probs", "U-Nets of the reward network")
     parts.wrap(generator_file, "open_batch", "images read, and encoded at first")
-    parts.wrap(generator_file, "score_rollouts", "rewards")
+    parts.wrap(trainer_file, "score", "rewards")
     parts.wrap(generator_file.RolloutGenerator, "generate", "rollouts")
     parts.wrap(trainer_file, "rollout_statistics", "statistics")
-    parts.wrap(trainer_file, "direct_mask_loss", "pathwise loss")
+    parts.wrap(PathwiseReward, "scores", "pathwise loss")
     parts.wrap(Sa2VAGRPOTrainer, "compute_loss", "policy and its loss")
     parts.wrap(torch.Tensor, "backward", "backward")
     return parts
@@ -160,15 +160,15 @@ def prepare(trainer: Sa2VAGRPOTrainer, maps: ForegroundMaps, case: str) -> None:
         maps.entries.clear()
     unkept: Any = SimpleNamespace(scorer=lambda image: ImageScorer(maps.network, image))
     reward = learned_reward(maps if case.endswith("now") else unkept)
-    trainer.rollout_generator.rewards = {"loop1": {}, "loop2": {"learned": Reward(reward, 1.0)}}
+    trainer.rewards = {"loop1": {}, "loop2": {"learned": Reward(reward, 1.0)}}
 
 
 def step(trainer: Sa2VAGRPOTrainer) -> None:
     """Rollouts, rewards, loss and gradients of all prompts."""
     trainer.sa2va.zero_grad()
-    groups, rollouts = trainer._generate_and_score(trainer.prompts, 0)
-    reward_step([(groups, rollouts)], trainer.rollout_generator.rewards, trainer.args)
-    trainer.compute_loss(trainer.policy, groups).backward()
+    batch, terms = trainer.generate_and_score(trainer.prompts, 0)
+    (advantages,) = step_advantages([terms], trainer.rewards, trainer.args)
+    trainer.compute_loss(trainer.policy, with_advantages(batch, advantages)).backward()
 
 
 def show(results: dict[str, list[dict[str, float]]]) -> None:

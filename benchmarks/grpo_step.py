@@ -34,10 +34,11 @@ from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.image_context import open_batch, seeded_generator
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.losses import caption_loss, count_step, mask_policy_loss
+from rl_reward_network.grpo.policy import PolicyOutputs
 from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_question
 from rl_reward_network.grpo.rewards import Reward
-from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
-from rl_reward_network.grpo.trainable import freeze_unreached, mixed_precision, prepare_model
+from rl_reward_network.grpo.rollouts import MicroBatch, Rollouts, prompt_images
+from rl_reward_network.grpo.trainable import mixed_precision, prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
@@ -125,34 +126,32 @@ def make_trainer(args: Args, folder: Path, dtype: Dtype = "auto") -> tuple[Sa2VA
     loop1, loop2 = {"iou": Reward(iou_reward, 1.0)}, {"meteor": Reward(meteor_reward, 1.0)}
     picked = list(prompts.values())[: args.prompts]
     trainer = Sa2VAGRPOTrainer(model, processor, settings, picked, {"loop1": loop1, "loop2": loop2})
-    freeze_unreached(trainer, picked[:2])
+    trainer.freeze_unreached(picked[:2])
     trainer.reset_reference()
     return trainer, picked
 
 
-def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> list[RolloutGroup]:
-    """Groups with advantages of both signs, so that each completion has a gradient, and the reference's outputs."""
+def samples(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt]) -> MicroBatch:
+    """Rollouts with advantages of both signs, so that each completion has a gradient, and the reference's outputs."""
     with mixed_precision(trainer.sa2va):
-        groups, _ = trainer.rollout_generator.generate(prompts, (0, 0, 0))
-    for group in groups:
-        group.caption_advantages = torch.linspace(-1, 1, len(group.completion_ids))
-        assert group.actions is not None
-        group.mask_advantages = torch.linspace(-1, 1, len(group.actions))
+        rollouts = trainer.rollout_generator.generate(prompts, (0, 0, 0))
     with torch.no_grad(), trainer.reference_weights(), mixed_precision(trainer.sa2va):
-        for group, output in zip(groups, trainer.policy(groups)[0], strict=True):
-            group.ref_output = output.detached()
-    return groups
+        reference = trainer.policy(rollouts)[0].stored()
+    captions = [torch.linspace(-1, 1, len(caption.completion_ids)) for caption in rollouts.captions]
+    return MicroBatch(
+        rollouts, captions, [torch.linspace(-1, 1, len(mask.actions)) for mask in rollouts.masks], reference
+    )
 
 
 # ---- our layout ----
 
 
-def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
+def ours(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> Seconds:
     """One step as in the trainer, with image features computed anew as for new images."""
     seconds = Seconds()
     with mixed_precision(trainer.sa2va):
         our_rollouts(trainer, prompts, seconds)
-    learn(trainer, groups, lambda: trainer.policy(groups)[0], seconds)
+    learn(trainer, batch, lambda: trainer.policy(batch.rollouts)[0], seconds)
     return seconds
 
 
@@ -161,18 +160,17 @@ def our_rollouts(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], seconds: 
     generator = trainer.rollout_generator
     generator.cache.entries.clear()
     batch = seconds.of("image encoders", lambda: open_batch(prompts, generator.cache))
-    rng, empty = seeded_generator((0, 0, 0)), generator.groups_of(batch)
+    rng, images = seeded_generator((0, 0, 0)), prompt_images(batch)
     context = seconds.of("sampling captions", lambda: batch.context(generator.model))
-    captions = seconds.of("sampling captions", lambda: generator.sample_captions(batch, context, empty, rng))
-    masks = seconds.of("sampling masks", lambda: generator.sample_masks(batch, context, empty, rng))
-    partner = seconds.of("drawing captions", lambda: batch.context(generator.model))
-    seconds.of("drawing captions", lambda: generator.masks_of_captions(batch, partner, captions))
-    seconds.of("describing masks", lambda: generator.captions_of_masks(batch, partner, masks))
+    captions, _ = seconds.of("sampling captions", lambda: generator.sample_captions(batch, context, images, rng))
+    empty = Rollouts(len(prompts), [], generator.reference_answers(batch, images))
+    masks, _ = seconds.of("sampling masks", lambda: generator.sample_masks(batch, context, empty, rng))
+    teacher = seconds.of("drawing captions", lambda: batch.context(generator.model))
+    seconds.of("drawing captions", lambda: generator.masks_of_captions(batch, teacher, captions))
+    seconds.of("describing masks", lambda: generator.captions_of_masks(batch, teacher, masks))
 
 
-def learn(
-    trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: Callable[[], list[GroupOutput]], seconds: Seconds
-) -> None:
+def learn(trainer: Sa2VAGRPOTrainer, batch: MicroBatch, outputs: Callable[[], PolicyOutputs], seconds: Seconds) -> None:
     """The reference's outputs, then loss and gradients; as in the trainer, autocast covers the forward passes alone."""
 
     def reference() -> None:
@@ -182,32 +180,29 @@ def learn(
     def loss() -> None:
         with mixed_precision(trainer.sa2va):
             current = outputs()
-        total_loss(trainer, groups, current).backward()
+        total_loss(trainer, batch, current).backward()
 
     seconds.of("reference", reference)
     trainer.sa2va.zero_grad()
     seconds.of("loss and gradients", loss)
 
 
-def total_loss(trainer: Sa2VAGRPOTrainer, groups: list[RolloutGroup], outputs: list[GroupOutput]) -> Tensor:
+def total_loss(trainer: Sa2VAGRPOTrainer, batch: MicroBatch, outputs: PolicyOutputs) -> Tensor:
     """Both loops' loss."""
-    pairs = list(zip(groups, outputs, strict=True))
-    captions = caption_loss(pairs, trainer.args.loss_settings, count_step([groups]).tokens)
-    masks = mask_policy_loss(pairs, trainer.policy.mask_policy, trainer.args)
-    assert captions is not None
-    assert masks is not None
-    return captions.loss + masks.loss
+    counts, policy = count_step([batch.rollouts]), trainer.policy.mask_policy
+    captions = caption_loss(batch, outputs, trainer.args, counts.tokens)
+    return captions.value + mask_policy_loss(batch, outputs, trainer.args, len(batch.rollouts.masks), policy).value
 
 
 # ---- the usual layout ----
 
 
-def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> Seconds:
+def usual(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> Seconds:
     """The same step, each generation computed separately."""
     seconds = Seconds()
     with mixed_precision(trainer.sa2va):
         usual_rollouts(trainer, prompts, seconds)
-    learn(trainer, groups, lambda: repeated(trainer, prompts, groups), seconds)
+    learn(trainer, batch, lambda: repeated(trainer, prompts, batch), seconds)
     return seconds
 
 
@@ -262,52 +257,50 @@ def segmented(trainer: Sa2VAGRPOTrainer, asked: list[tuple[np.ndarray, str, Any]
     return masks
 
 
-def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> list[GroupOutput]:
+def repeated(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> PolicyOutputs:
     """The outputs of `GRPOPolicy`, from each whole text with its image, and all logits of all tokens."""
-    outputs = [_repeated_captions(trainer, prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
-    longest = max(output.log_probs.shape[1] for output in outputs if output.log_probs is not None)
-    for output in outputs:
-        assert output.log_probs is not None
-        output.log_probs = torch.nn.functional.pad(output.log_probs, (0, longest - output.log_probs.shape[1]))
-        output.entropies = torch.zeros_like(output.log_probs)
-    return outputs
+    pairs = [_repeated(trainer, prompt, batch.rollouts, row) for row, prompt in enumerate(prompts)]
+    longest = max(rows.shape[1] for rows, _ in pairs)
+    log_probs = [torch.nn.functional.pad(rows, (0, longest - rows.shape[1])) for rows, _ in pairs]
+    entropies = [torch.zeros_like(rows) for rows in log_probs]
+    return PolicyOutputs(log_probs, entropies, [], [parameters for _, parameters in pairs], [])
 
 
-def _repeated_captions(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, group: RolloutGroup) -> GroupOutput:
+def _repeated(trainer: Sa2VAGRPOTrainer, prompt: GRPOPrompt, rollouts: Rollouts, number: int) -> tuple[Tensor, Tensor]:
     model, processor, (image, _) = trainer.sa2va, trainer.rollout_generator.processor, prompt.load()
-    count = len(group.completion_ids)
+    caption, answer = rollouts.captions[number], rollouts.answers[number]
+    count, question = len(caption.completion_ids), caption.question
     pixels = processor.pixel_values(processor.tiles(image)).to(model.device)
-    texts = [group.prefix_ids + group.describe_ids + ids for ids in group.completion_ids]
+    texts = [question.prefix_ids + question.suffix_ids + ids for ids in caption.completion_ids]
     padded = {name: tensor.to(model.device) for name, tensor in processor.pad(texts).items()}
-    assert group.region_cells is not None
+    assert question.region_cells is not None
     logits = model(
         **padded,
         pixel_values=pixels.repeat(count, 1, 1, 1),
-        prompt_masks=[group.region_cells] * count,
+        prompt_masks=[question.region_cells] * count,
         vp_overall_mask=torch.tensor([False] * (len(pixels) - 1) + [True]).repeat(count),
     ).logits.float()
     logits[..., processor.never_sampled_ids] = float("-inf")
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, padded["input_ids"][:, 1:, None])[..., 0]
-    rows = [log_probs[row, -len(ids) :] for row, ids in enumerate(group.completion_ids)]
-    ids = torch.tensor([group.prefix_ids + group.segment_ids], device=model.device)
-    assert group.actions is not None
-    masks = len(group.actions)
+    rows = [log_probs[row, -len(ids) :] for row, ids in enumerate(caption.completion_ids)]
+    ids = torch.tensor([answer.image.prefix_ids + answer.token_ids], device=model.device)
+    masks = trainer.args.num_mask_generations
     states = model(input_ids=ids.repeat(masks, 1), pixel_values=pixels.repeat(masks, 1, 1, 1)).last_hidden_state
     embeddings = torch.stack([row[0] for row in model.seg_embeddings(states, ids.repeat(masks, 1))])
-    return GroupOutput(pad_sequence(rows, batch_first=True), None, embeddings.mean(dim=0))
+    return pad_sequence(rows, batch_first=True), embeddings.mean(dim=0)
 
 
 # ---- comparison ----
 
 
-def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], groups: list[RolloutGroup]) -> float:
+def gradient_difference(trainer: Sa2VAGRPOTrainer, prompts: list[GRPOPrompt], batch: MicroBatch) -> float:
     """Largest difference between the two layouts' gradients, relative to the largest number of each tensor."""
     gradients = []
-    for layout in (lambda: trainer.policy(groups)[0], lambda: repeated(trainer, prompts, groups)):
+    for layout in (lambda: trainer.policy(batch.rollouts)[0], lambda: repeated(trainer, prompts, batch)):
         trainer.sa2va.zero_grad()
         with mixed_precision(trainer.sa2va):
             outputs = layout()
-        total_loss(trainer, groups, outputs).backward()
+        total_loss(trainer, batch, outputs).backward()
         named = trainer.sa2va.named_parameters()
         gradients.append({name: p.grad.clone() for name, p in named if p.requires_grad and p.grad is not None})
     return max(

@@ -26,8 +26,8 @@ from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rewards import Reward, median_pair_iou, reward_step
-from rl_reward_network.grpo.rollouts import RolloutGenerator, RolloutGroup
+from rl_reward_network.grpo.rewards import Reward, median_pair_iou, score, step_advantages
+from rl_reward_network.grpo.rollouts import CaptionRollout, RolloutGenerator, Rollouts
 from rl_reward_network.inputs.config import DEFAULT_REGIONS, RunConfig
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding, evaluating
@@ -79,7 +79,7 @@ def make_generator(model: Any, processor: Any, folder: str, name: str) -> Rollou
         report_to="none",
         use_cpu=True,
     )
-    return RolloutGenerator(model, processor, config, REWARDS)
+    return RolloutGenerator(model, processor, config)
 
 
 def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt]) -> str:
@@ -88,7 +88,7 @@ def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt])
     context = batch.context(generator.model)
     questions = [batch.question(row, prompt.question) for row, prompt in enumerate(prompts)]
     greedy = [answer.token_ids for (answer,) in context.answer(questions, Decoding(32))]
-    probs = answer_probabilities(generator, generator.groups_of(batch), questions, greedy)
+    probs = answer_probabilities(generator, generator.references(prompts).rollouts, questions, greedy)
     sampled = context.answer(questions, Decoding(32, 1.0, generator=seeded_generator((0,))), SAMPLED)
     differ = [
         answer.token_ids != token_ids for answers, token_ids in zip(sampled, greedy, strict=True) for answer in answers
@@ -101,18 +101,20 @@ def certainty_of_answers(generator: RolloutGenerator, prompts: list[GRPOPrompt])
 
 @torch.no_grad()
 def answer_probabilities(
-    generator: RolloutGenerator, groups: list[RolloutGroup], questions: list[Question], answers: list[list[int]]
+    generator: RolloutGenerator, rollouts: Rollouts, questions: list[Question], answers: list[list[int]]
 ) -> list[float]:
     """Probability of each answer as a whole, scored like the completions of loop 1."""
-    for group, question, token_ids in zip(groups, questions, answers, strict=True):
-        group.describe_ids, group.completion_ids = question.suffix_ids, [token_ids]
+    answered = zip(rollouts.answers, questions, answers, strict=True)
+    captions = [
+        CaptionRollout(a.image, question, [ids], torch.ones(1, dtype=torch.bool)) for a, question, ids in answered
+    ]
     processor = generator.processor
     policy = GRPOPolicy(
         generator.model, generator.mask_policy, 1.0, processor.never_sampled_ids, processor.tokenizer.pad_token_id or 0
     )
     with evaluating(generator.model):
-        outputs, _ = policy(groups)
-    return [float(output.log_probs.sum().exp()) for output in outputs]
+        outputs, _ = policy(Rollouts(len(captions), captions, []))
+    return [float(log_probs.sum().exp()) for log_probs in outputs.log_probs]
 
 
 def measure_spread(
@@ -122,12 +124,11 @@ def measure_spread(
     generator = make_generator(model, processor, folder, name)
     generator.spread_controller.spread = spread
     with torch.no_grad():
-        groups, rollouts = generator.generate_and_score(prompts, (0, 0, 0))
-    reward_step([(groups, rollouts)], generator.rewards, generator.config)
-    loop2 = rollouts["loop2"]
-    assert loop2.advantages is not None
-    pair_iou = median_pair_iou(loop2.columns["predicted_masks"], len(prompts))
-    return pair_iou, float(loop2.terms["iou"].mean()), float(loop2.advantages.spread.mean())
+        rollouts = generator.generate(prompts, (0, 0, 0))
+    terms = score(rollouts, REWARDS)
+    (advantages,) = step_advantages([terms], REWARDS, generator.config)
+    pair_iou = median_pair_iou(rollouts.columns["loop2"]["predicted_masks"], len(prompts))
+    return pair_iou, float(terms["loop2"].values["iou"].mean()), float(advantages["loop2"].spread.mean())
 
 
 def show(policies: dict[str, list[tuple[float, ...]]]) -> None:

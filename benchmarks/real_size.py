@@ -296,7 +296,7 @@ def _train(args: Args, name: str, words: list[str]) -> Measured:
     folder = args.folder / name
     shutil.rmtree(folder, ignore_errors=True)
     words += ["--model_path", str(args.folder / "model"), "--run_folder", str(folder), "--max_steps", str(STEPS)]
-    words += ["--save_steps", str(STEPS), "--watch_every", "0", "--max_completion_length", str(TOKENS)]
+    words += ["--save_steps", str(STEPS), "--eval_steps", "0", "--max_completion_length", str(TOKENS)]
     words += ["--dtype", args.dtype, "--gpu", "0" if args.device.startswith("cuda") else "-1"]
     words += ["--gradient_checkpointing"] * args.gradient_checkpointing
     with _step_ends(args) as ends:

@@ -26,7 +26,7 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import open_grpo_inputs
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rewards import Reward, score_rollouts
+from rl_reward_network.grpo.rewards import Reward, score
 from rl_reward_network.grpo.rollouts import RolloutGenerator
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
@@ -81,15 +81,14 @@ def _parts(args: Args, prompts: list[GRPOPrompt]) -> Iterator[Groups]:
     )
     maps = ForegroundMaps(RewardNetwork.from_pretrained(args.reward_net))
     rewards = {"loop2": {"learned": Reward(learned_reward(maps), 1.0), "dice": Reward(mask_reward("dice"), 0.0)}}
-    generator = RolloutGenerator(model, processor, settings, rewards)
+    generator = RolloutGenerator(model, processor, settings)
     generator.spread_controller.spread = args.spread
     for repeat in range(args.repeats):
         for number, prompt in enumerate(prompts):
             with torch.no_grad():
-                _, rollouts = generator.generate([prompt], (args.config.seed, repeat, number))
-            score_rollouts(rollouts, 1, rewards)
-            loop2 = rollouts["loop2"]
-            yield Groups(loop2.terms["learned"], loop2.terms["dice"], loop2.noise["learned"])
+                rollouts = generator.generate([prompt], (args.config.seed, repeat, number))
+            loop2 = score(rollouts, rewards)["loop2"]
+            yield Groups(loop2.values["learned"], loop2.values["dice"], loop2.noise["learned"])
 
 
 def show(groups: Groups) -> None:

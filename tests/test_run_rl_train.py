@@ -13,7 +13,7 @@ FLAGS = [
     "8",
     "--max_steps",
     "2",
-    "--watch_every",
+    "--eval_steps",
     "2",
     "--max_regions",
     "24",

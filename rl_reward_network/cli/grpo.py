@@ -3,8 +3,8 @@
     sa2va-rl grpo quick --model_path MODEL --data_root DATA
     torchrun --nproc_per_node 8 scripts/train_sa2va_rl.py --model_path MODEL --dataset_name DATA --output_dir OUT
 
-The partner is a moving average of the model. In loop 1 the reward of a caption is that of the mask which the partner
-draws from it; in loop 2 the reward of a mask is that of the caption which the partner gives it. Data are captioned
+The EMA teacher is a moving average of the model. In loop 1 the reward of a caption is that of the mask which the
+teacher gives for it; in loop 2 the reward of a mask is that of the teacher's caption. Data are captioned
 regions (Grasp-Any-Region or describe-anything), or annotated images with a reward network (--reward_net), which needs
 no labels. With --resume the newest run of these settings is resumed.
 """

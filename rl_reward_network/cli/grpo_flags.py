@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import Rare, changed, check_at_least, check_range
+from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
@@ -69,7 +69,7 @@ class RewardArgs:
     """Loop 1: IoU of the mask drawn from the caption with the region."""
     caption_weight: Rare[float | None] = None
     """Loop 1: the caption against its reference: METEOR, or 0.25 METEOR + 0.75 judge with --use_llm_judge. 1, or 0
-    without captions; at 0 captions drift into words that only the partner understands (docs/log.md)."""
+    without captions; at 0 captions drift into words that only the EMA teacher understands (docs/log.md)."""
     loop2_caption_weight: Rare[float | None] = None
     """Loop 2: the caption of the sampled mask against the reference: 1, or 0 without captions or with --reward_net."""
     loop2_iou_weight: Rare[float | None] = None
@@ -156,8 +156,8 @@ class Args:
     """With --objective supervised: use at most so many labelled images (regions), those of the reward network's
     patients first, one per series before a second; a smaller number is a subset of a larger one."""
     no_ema: Rare[bool] = False
-    """Use the model itself as the partner, without a moving average (--ema_decay 0)."""
-    watch_every: Rare[int | None] = None
+    """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
+    eval_steps: Annotated[int | None, tyro.conf.arg(aliases=["--watch-every"]), RARE] = None
     """Steps between validations: quick 35, full 100; 0 never validates. With --reward_net also the stop rule: training
     ends when the score rises while Dice has been more than 0.02 below its peak in three validations."""
     shuffle_rewards: Rare[bool] = False
@@ -198,7 +198,7 @@ def make_plan(args: Args, inputs: "GRPOInputs", network: "RewardNetwork | None")
         args.rewards.judge_facts(args.rewards.llm_judge_model),
         None if network is None else network.fingerprint,
         args.shuffle_rewards,
-        _or(args.watch_every, VALIDATION_STEPS[args.mode]),
+        _or(args.eval_steps, VALIDATION_STEPS[args.mode]),
         args.rewards.mask_rewards_by_loop,
         args.max_labelled,
         args.lora.freeze_embeddings or None,
@@ -264,7 +264,7 @@ def check_together(args: Args, learned: bool) -> None:
     Raises:
         ValueError: names the flags.
     """
-    check_at_least(args, 0, "watch_every")
+    check_at_least(args, 0, "eval_steps")
     check_at_least(args, 1, "max_labelled")
     settings = with_preset(args.grpo, args.mode, args.small)
     alone = settings.pathwise_weight is None and not learned  # the preset needs the data only with a reward network
@@ -310,7 +310,7 @@ def _check_images(args: Args, learned: bool) -> None:
     if flags := changed(grpo, "mask_to_caption_weight") + changed(rewards, "iou_weight", "mask_rewards"):
         raise ValueError(f"annotated images have no captions, so no loop 1: leave out {flags[0]}")
     if flags := changed(grpo, "ema_decay") + changed(args, "no_ema"):
-        raise ValueError(f"annotated images have no captions, so no partner for them: leave out {flags[0]}")
+        raise ValueError(f"annotated images have no captions, so no EMA teacher for them: leave out {flags[0]}")
 
 
 def _check_supervised(args: Args) -> None:

@@ -7,29 +7,7 @@ from transformers import TrainingArguments
 
 from rl_reward_network.flags import check_at_least, check_range
 from rl_reward_network.grpo.ranks import LONGEST_WAIT
-from rl_reward_network.grpo.settings import ROWS_AT_ONCE, GRPOSettings, Level, LossType, MaskPolicyName, check_settings
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Hyperparameters of the loss; fields are TRL's.
-
-    Args:
-        loss_type: how token losses are averaged; see `aggregate`.
-        importance_sampling_level: whether each token or the whole completion has a ratio.
-        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
-        beta: weight of the KL to the reference.
-        entropy_coef: weight of the entropy bonus.
-        max_completion_length: tokens; dr_grpo divides by it.
-    """
-
-    loss_type: LossType = "dapo"
-    importance_sampling_level: Level = "token"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.2
-    beta: float = 0.04
-    entropy_coef: float = 0.0
-    max_completion_length: int = 64
+from rl_reward_network.grpo.settings import ROWS_AT_ONCE, GRPOSettings, MaskPolicyName, check_settings
 
 
 @dataclass
@@ -91,16 +69,12 @@ class Sa2VAGRPOConfig(TrainingArguments, GRPOSettings):  # type: ignore[misc]  #
         return self.max_steps if self.max_steps > 0 else epochs
 
     @property
-    def loss_settings(self) -> LossSettings:
-        """Settings of the caption loop's loss."""
-        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        supervised = self.objective == "supervised"
-        return LossSettings(
-            self.loss_type,
-            self.importance_sampling_level,
-            self.epsilon,
-            high,
-            0.0 if supervised else self.beta,
-            0.0 if supervised else self.entropy_coef,
-            self.max_completion_length,
-        )
+    def needs_masks(self) -> bool:
+        """Whether a loss depends on the mask of the mean action."""
+        return bool(self.pathwise_weight or (self.objective == "supervised" and self.caption_to_mask_weight))
+
+    @property
+    def samples_masks(self) -> bool:
+        """Whether a loss, be it the KL alone, depends on the parameters of the mask policy."""
+        held = self.pathwise_weight and self.mask_beta
+        return self.objective == "grpo" and bool(self.caption_to_mask_weight or held)

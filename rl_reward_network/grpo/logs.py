@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from rl_reward_network.curves import Curves
+from rl_reward_network.grpo.rollouts import Columns, Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE, paint_mask
 from rl_reward_network.rewards.functions import CaptionJudge
 
@@ -56,11 +57,6 @@ def summed_counts(counts: Mapping[str, int], world_size: int) -> dict[str, float
     return {name: float(sum(values[name] for values in processes)) for name in processes[0]}
 
 
-def with_learning(phases: Mapping[str, float], total: float) -> dict[str, float]:
-    """Seconds of each phase, such as rollouts with their rewards, and validations; the rest of `total` is learning."""
-    return {**phases, "learning": total - sum(phases.values())}
-
-
 TRAINING = "total_loss"  # in every line of a training step
 SUMMARY_PREFIX = "train_"  # of the Trainer's summary of the whole run
 PICTURES_EVERY = 25  # log calls
@@ -73,13 +69,15 @@ class GRPOLogs(TrainerCallback):
 
     Args:
         run: run folder.
-        trainer: Sa2VAGRPOTrainer.
+        rollouts: returns the last ones, for the pictures.
         wandb: send the same curves to Weights & Biases, under the run folder's name.
         judge: its first failure is printed as a warning, later ones are counted beside the bar.
     """
 
-    def __init__(self, run: Path, trainer: Any, wandb: bool = False, judge: CaptionJudge | None = None) -> None:
-        self.run, self.trainer, self.wandb, self.judge, self.calls = run, trainer, wandb, judge, 0
+    def __init__(
+        self, run: Path, rollouts: Callable[[], Rollouts], wandb: bool = False, judge: CaptionJudge | None = None
+    ) -> None:
+        self.run, self.rollouts, self.wandb, self.judge, self.calls = run, rollouts, wandb, judge, 0
         self.has_warned = False
         self.curves: Curves | None = None
         self.bar: tqdm[Any] | None = None
@@ -94,7 +92,7 @@ class GRPOLogs(TrainerCallback):
             wandb.init(project="rl_reward_network", name=self.run.name, dir=str(self.run), sync_tensorboard=True)
         last = state.global_step or -1  # a new run has a line of step 0, its first validation
         self.curves = Curves(self.run, {"step": last}, board_step=last)
-        name = "GRPO" if self.trainer.args.objective == "grpo" else "supervised"
+        name = "GRPO" if args.objective == "grpo" else "supervised"
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=name, unit="step")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -136,11 +134,10 @@ class GRPOLogs(TrainerCallback):
     def _pictures(self, step: int) -> None:
         assert self.curves is not None
         assert self.curves.board is not None
-        for loop, rollouts in self.trainer.last_rollouts.items():
-            columns = rollouts.columns
+        rollouts = self.rollouts()
+        for loop, columns in rollouts.columns.items():
             count = len(columns["prompts"])
-            every = max(1, count // (rollouts.advantages.values.shape[0] or 1))
-            rows = list(range(0, count, every))[:MAX_GROUPS]
+            rows = list(range(0, count, count // rollouts.prompts))[:MAX_GROUPS]
             self.curves.board.add_image(f"{loop}/samples", picture_row(columns, rows), step, dataformats="HWC")
             text = "\n\n".join(f"{columns['captions'][row]} -> {columns['completions'][row]}" for row in rows)
             self.curves.board.add_text(f"{loop}/completions", text, step)
@@ -153,7 +150,7 @@ class GRPOLogs(TrainerCallback):
             self.bar.close()
 
 
-def picture_row(columns: dict[str, list[Any]], rows: Sequence[int], side: int = 192) -> np.ndarray:
+def picture_row(columns: Columns, rows: Sequence[int], side: int = 192) -> np.ndarray:
     """uint8 (side, n * side, 3): images with the outlines of the true (green) and the predicted mask (orange)."""
     panels = []
     for row in rows:

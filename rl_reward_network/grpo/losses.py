@@ -1,64 +1,160 @@
-"""GRPO's loss as pure functions of tensors. Names and formulas are TRL's; tests compare them with it.
+"""GRPO's loss as pure functions of tensors and settings; each returns its value and the numbers to log.
 
-Axes: N completions, T tokens (right-padded). Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300),
-DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO (2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL
-Divergence", 2020.
+Names and formulas are TRL's; tests compare them with it. Losses on the mask of the mean action, which reach the mask
+decoder, are the reward network's score and supervision.
+
+Axes: N completions or masks, G of them a group, T tokens (right-padded).
+Source: TRL 1.16, GRPOTrainer._compute_loss; GRPO (arXiv 2402.03300), DAPO (2503.14476), Dr. GRPO (2503.20783), GSPO
+(2507.18071); the k3 estimator of the KL: Schulman, "Approximating KL Divergence", 2020.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_reward_network.grpo.grpo_config import LossSettings, Sa2VAGRPOConfig
+from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.mask_policies import MaskPolicy
-from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
-from rl_reward_network.grpo.settings import Level
+from rl_reward_network.grpo.policy import PolicyOutputs
+from rl_reward_network.grpo.rollouts import CaptionRollout, MicroBatch, PromptImage, Rollouts
+from rl_reward_network.grpo.settings import GRPOSettings, Level
 from rl_reward_network.models.sa2va.grounding_sa2va import mask_losses
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.rewards.learned import ForegroundMaps
 
+FINER = 2  # the grid of mask losses over the decoder's; SAM 2's square (4) is no better (docs/log.md)
+Numbers = Tensor | float
+
 
 @dataclass(frozen=True)
-class LossParts:
-    """The loss, differentiable, and its parts, detached scalars.
+class Loss:
+    """The loss of one loop.
 
     Args:
-        loss: policy + beta * KL - entropy bonus.
-        kl_loss: beta * KL, differentiable, as part of `loss`.
-        policy_loss: before KL and entropy bonus.
-        kl: mean over tokens of the estimate; None without a reference.
-        clip_fraction: share of tokens (or completions) whose gradient is clipped away; None on fresh rollouts.
-        entropy: mean over tokens, in nats.
+        rewarded: scalar, differentiable; the policy loss less the entropy bonus, to which the weight of a loop applies.
+        kl: scalar, differentiable; beta * KL, which counts whatever that weight is.
+        metrics: name -> value to log.
     """
 
-    loss: Tensor
-    kl_loss: Tensor
-    policy_loss: Tensor
-    kl: Tensor | None
-    clip_fraction: Tensor | None
-    entropy: Tensor
+    rewarded: Tensor
+    kl: Tensor
+    metrics: dict[str, float]
 
     @property
-    def rewarded(self) -> Tensor:
-        """The loss without KL, to which the weight of a loop applies: the KL counts whatever that weight is."""
-        return self.loss - self.kl_loss
+    def value(self) -> Tensor:
+        """The whole loss."""
+        return self.rewarded + self.kl
+
+
+class StepCounts(NamedTuple):
+    """Divisors of the losses of one optimisation step, per process and micro-batch.
+
+    With them each token and each group of a step has the same weight, whatever its micro-batch and process.
+
+    Args:
+        tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
+        masks: groups with an answer of loop 2.
+        true_masks: those of them with a true mask.
+    """
+
+    tokens: Numbers
+    masks: Numbers
+    true_masks: Numbers
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a micro-batch.
+
+    Args:
+        value: scalar, differentiable.
+        loops: loop -> its loss; a loop that no prompt takes part in is left out.
+        metrics: tag -> value to log.
+    """
+
+    value: Tensor
+    loops: dict[str, Loss]
+    metrics: dict[str, float]
+
+
+def grpo_objective(
+    batch: MicroBatch,
+    outputs: PolicyOutputs,
+    config: Sa2VAGRPOConfig,
+    counts: StepCounts,
+    weights: Mapping[str, float],
+    mask_policy: MaskPolicy,
+    pathwise: "PathwiseReward | None" = None,
+) -> Objective:
+    """The sum of all enabled losses of a micro-batch.
+
+    Args:
+        batch: the rollouts with their advantages.
+        outputs: of the policy for them.
+        config: settings.
+        counts: divisors.
+        weights: of the loops, "loop1" and "loop2".
+        mask_policy: distribution of loop 2.
+        pathwise: the reward network's score with gradient, needed if `pathwise_weight` is not 0.
+    """
+    supervised = config.objective == "supervised"
+    loops: dict[str, Loss] = {}
+    if batch.rollouts.captions:
+        loss = reference_loss if supervised else caption_loss
+        loops["loop1"] = loss(batch, outputs, config, counts.tokens)
+    if batch.rollouts.masks:
+        loops["loop2"] = mask_policy_loss(batch, outputs, config, counts.masks, mask_policy)
+    # The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
+    metrics = {
+        f"{loop}/{name}": 0.0 for loop, weight in weights.items() if weight and not supervised for name in ALWAYS_LOGGED
+    }
+    metrics |= {f"{loop}/{name}": value for loop, own in loops.items() for name, value in own.metrics.items()}
+    total = torch.zeros((), device=config.device)
+    for loop, own in loops.items():
+        total = total + (weights[loop] * own.rewarded + own.kl)
+    images = [answer.image for answer in batch.rollouts.answers]
+    masks = list(zip(images, outputs.mask_logits, strict=True)) if outputs.mask_logits else []
+    labelled = [(image, logits) for image, logits in masks if image.truth is not None]
+    if labelled and supervised and config.caption_to_mask_weight:
+        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
+        metrics["loss/mask"] = float(losses.detach().mean())
+        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
+    if masks and config.pathwise_weight and pathwise is not None:
+        scores = pathwise.scores(masks)
+        metrics["loop2/pathwise_score"] = float(scores.detach().mean())
+        total = total - config.pathwise_weight * scores.sum() / counts.masks
+    if config.answer_weight and outputs.answer_log_probs:
+        answers = answer_loss(outputs.answer_log_probs, counts.masks)
+        metrics["loss/answer"] = float(answers.detach())
+        total = total + config.answer_weight * answers
+    return Objective(total, loops, metrics)
+
+
+ALWAYS_LOGGED = ("loss", "policy_loss")
+
+
+# ---- loop 1 ---------------------------------------------------------------------------------------------------------
 
 
 def grpo_loss(
     log_probs: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    settings: LossSettings,
+    settings: GRPOSettings,
     old_log_probs: Tensor | None = None,
     ref_log_probs: Tensor | None = None,
     entropies: Tensor | None = None,
-    num_items: Tensor | float | None = None,
-) -> LossParts:
+    num_items: Numbers | None = None,
+) -> Loss:
     """The clipped policy loss of N completions.
+
+    The metrics are `loss`, `policy_loss` (before KL and entropy bonus), `entropy` (mean over tokens, in nats), with a
+    reference `kl_div` (mean over tokens of the estimate), and on rollouts that are used again `clip_fraction` (share of
+    tokens, or completions, whose gradient is clipped away).
 
     Args:
         log_probs: float (N, T), of the sampled tokens, with gradient.
@@ -73,26 +169,27 @@ def grpo_loss(
     mask = mask.to(log_probs.dtype)
     old = log_probs.detach() if old_log_probs is None else old_log_probs
     ratio = importance_ratio(log_probs, old, mask, settings.importance_sampling_level)
-    low, high = 1 - settings.epsilon, 1 + settings.epsilon_high
-    rewarded = advantages[:, None]
-    per_token = -torch.min(ratio * rewarded, ratio.clamp(low, high) * rewarded)
+    high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
+    per_token, clipped = clipped_loss(ratio, advantages[:, None], settings.epsilon, high)
     policy_loss = aggregate(per_token.expand_as(mask), mask, settings, num_items)
-    kl, kl_loss = torch.zeros_like(log_probs), torch.zeros_like(policy_loss)
+    entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
+    metrics = {"policy_loss": float(policy_loss.detach()), "entropy": float(entropy.detach())}
+    kl_loss = torch.zeros_like(policy_loss)
     if settings.beta:
         assert ref_log_probs is not None
         kl = ratio * k3(log_probs, ref_log_probs)
         kl_loss = settings.beta * aggregate(kl, mask, settings, num_items)
-    loss = policy_loss + kl_loss
-    entropy = _token_mean(entropies, mask) if entropies is not None else log_probs.new_zeros(())
-    clipped = ((ratio < low) & (rewarded < 0)) | ((ratio > high) & (rewarded > 0))
-    return LossParts(
-        loss - settings.entropy_coef * entropy if settings.entropy_coef else loss,
-        kl_loss,
-        policy_loss.detach(),
-        _token_mean(kl, mask).detach() if settings.beta else None,
-        None if old_log_probs is None else _token_mean(clipped.to(mask.dtype).expand_as(mask), mask).detach(),
-        entropy.detach(),
-    )
+        metrics["kl_div"] = float(_token_mean(kl, mask).detach())
+    if old_log_probs is not None:
+        metrics["clip_fraction"] = float(_token_mean(clipped.to(mask.dtype).expand_as(mask), mask))
+    rewarded = policy_loss - settings.entropy_coef * entropy if settings.entropy_coef else policy_loss
+    return Loss(rewarded, kl_loss, {"loss": float((rewarded + kl_loss).detach()), **metrics})
+
+
+def clipped_loss(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), and where its gradient is clipped away."""
+    loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    return loss, ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
 
 
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, level: Level) -> Tensor:
@@ -113,7 +210,7 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     return difference.exp() - difference - 1
 
 
-def aggregate(per_token: Tensor, mask: Tensor, settings: LossSettings, num_items: Tensor | float | None) -> Tensor:
+def aggregate(per_token: Tensor, mask: Tensor, settings: GRPOSettings, num_items: Numbers | None) -> Tensor:
     """Average token losses (N, T) to a scalar.
 
     grpo: mean over each completion's tokens, then over completions. bnpo: mean over the batch's tokens. dapo: sum over
@@ -123,6 +220,7 @@ def aggregate(per_token: Tensor, mask: Tensor, settings: LossSettings, num_items
         return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
     total = (per_token * mask).sum()
     if settings.loss_type == "dr_grpo":
+        assert settings.max_completion_length is not None
         return total / (len(mask) * settings.max_completion_length)
     count = mask.sum() if settings.loss_type == "bnpo" or num_items is None else torch.as_tensor(num_items)
     return total / count.to(total).clamp(min=1)
@@ -132,189 +230,114 @@ def _token_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-Pairs = Sequence[tuple[RolloutGroup, GroupOutput]]
-Value = TypeVar("Value")
-
-
-class StepCounts(NamedTuple):
-    """Divisors of the losses of one optimisation step, per process and micro-batch.
-
-    With them each token and each group of a step has the same weight, whatever its micro-batch and process.
-
-    Args:
-        tokens: that enter the loss of loop 1; those of groups without spread are included, as in TRL.
-        masks: groups with an answer of loop 2.
-        true_masks: those of them with a true mask.
-    """
-
-    tokens: Tensor | float
-    masks: Tensor | float
-    true_masks: Tensor | float
-
-
-def loop_losses(
-    pairs: Pairs, config: Sa2VAGRPOConfig, mask_policy: MaskPolicy, counts: StepCounts
-) -> dict[str, LossParts]:
-    """loop -> its loss; a loop that no group takes part in is left out, and so is loop 2 in supervised training."""
-    if config.objective == "supervised":
-        losses = {"loop1": reference_loss(pairs, config.loss_settings, counts.tokens)}
-    else:
-        losses = {
-            "loop1": caption_loss(pairs, config.loss_settings, counts.tokens),
-            "loop2": mask_policy_loss(pairs, mask_policy, config, counts.masks),
-        }
-    return {loop: parts for loop, parts in losses.items() if parts is not None}
-
-
-def loss_metrics(losses: Mapping[str, LossParts], rewarded_loops: Sequence[str]) -> dict[str, float]:
-    """The parts of the losses by tag, without those that were not computed; loop 2 has no entropy.
-
-    The loss of a rewarded loop without groups is logged as 0, so that the mean of its curve includes the step.
-    """
-    values: dict[str, float] = {}
-    for loop, parts in losses.items():
-        values |= {f"{loop}/loss": float(parts.loss.detach()), f"{loop}/policy_loss": float(parts.policy_loss)}
-        more = {"kl_div": parts.kl, "clip_fraction": parts.clip_fraction}
-        values |= {f"{loop}/{name}": float(value) for name, value in more.items() if value is not None}
-        if loop == "loop1":
-            values["loop1/entropy"] = float(parts.entropy)
-    for loop in rewarded_loops:
-        if loop not in losses:
-            values |= {f"{loop}/loss": 0.0, f"{loop}/policy_loss": 0.0}
-    return values
-
-
-def caption_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
-    """Loss of loop 1 over all groups that take part in it; None if there is none."""
-    pairs = [(group, output) for group, output in pairs if group.describe_ids]
-    if not pairs:
-        return None
-    log_probs = torch.cat([_required(output.log_probs) for _, output in pairs])
+def caption_loss(
+    batch: MicroBatch, outputs: PolicyOutputs, settings: GRPOSettings, num_items: Numbers | None = None
+) -> Loss:
+    """Loss of loop 1 over all caption rollouts."""
+    log_probs = torch.cat(outputs.log_probs)
     longest = log_probs.shape[1]
-    advantages = torch.cat([_required(group.caption_advantages) for group, _ in pairs]).to(log_probs)
-    mask = torch.cat([completion_mask(group, longest) for group, _ in pairs]).to(log_probs)
-    old_log_probs = _stored_log_probs([group.old_output for group, _ in pairs], longest)
-    ref_log_probs = _stored_log_probs([group.ref_output for group, _ in pairs], longest) if settings.beta else None
-    entropies = [output.entropies for _, output in pairs if output.entropies is not None]  # or none has one
     return grpo_loss(
         log_probs,
-        advantages,
-        mask,
+        torch.cat(batch.caption_advantages).to(log_probs),
+        _mask(batch.rollouts.captions, longest).to(log_probs),
         settings,
-        old_log_probs,
-        ref_log_probs,
-        torch.cat(entropies) if entropies else None,
+        _padded(batch.old.log_probs, longest),
+        _padded(batch.reference.log_probs, longest),
+        torch.cat(outputs.entropies) if outputs.entropies else None,
         num_items,
     )
 
 
-def reference_loss(pairs: Pairs, settings: LossSettings, num_items: Tensor | float | None) -> LossParts | None:
-    """Cross-entropy of the reference captions, averaged as `settings` say; None if there is none.
+def reference_loss(
+    batch: MicroBatch, outputs: PolicyOutputs, settings: GRPOSettings, num_items: Numbers | None = None
+) -> Loss:
+    """Cross-entropy of the reference captions, averaged as `settings` say.
 
     Its gradient is that of `caption_loss` with advantages of 1, whose value is -1 whatever the model says.
     """
-    parts = caption_loss(pairs, settings, num_items)
-    if parts is None:
-        return None
-    described = [(group, _required(output.log_probs)) for group, output in pairs if group.describe_ids]
-    log_probs = torch.cat([rows for _, rows in described])
-    mask = torch.cat([completion_mask(group, log_probs.shape[1]) for group, _ in described]).to(log_probs)
+    log_probs = torch.cat(outputs.log_probs)
+    mask = _mask(batch.rollouts.captions, log_probs.shape[1]).to(log_probs)
     loss = aggregate(-log_probs, mask, settings, num_items)
-    return replace(parts, loss=loss, policy_loss=loss.detach())
+    value, entropy = float(loss.detach()), 0.0
+    if outputs.entropies:
+        entropy = float(_token_mean(torch.cat(outputs.entropies), mask).detach())
+    return Loss(loss, torch.zeros_like(loss), {"loss": value, "policy_loss": value, "entropy": entropy})
+
+
+def completion_mask(rollout: CaptionRollout, longest: int) -> Tensor:
+    """float32 (G, longest): 1 on tokens that enter the loss."""
+    lengths = torch.tensor([len(ids) for ids in rollout.completion_ids])
+    return (torch.arange(longest) < lengths[:, None]).float() * rollout.counted[:, None]
+
+
+def _mask(rollouts: Sequence[CaptionRollout], longest: int) -> Tensor:
+    return torch.cat([completion_mask(rollout, longest) for rollout in rollouts])
+
+
+def _padded(log_probs: Sequence[Tensor], longest: int) -> Tensor | None:
+    """Stored log-probabilities (N, longest), padded anew; None if there are none."""
+    if not log_probs:
+        return None
+    return torch.cat([F.pad(rows, (0, longest - rows.shape[1])) for rows in log_probs])
+
+
+# ---- loop 2 ---------------------------------------------------------------------------------------------------------
 
 
 def mask_policy_loss(
-    pairs: Pairs, policy: MaskPolicy, config: Sa2VAGRPOConfig, num_groups: Tensor | float | None = None
-) -> LossParts | None:
+    batch: MicroBatch, outputs: PolicyOutputs, config: Sa2VAGRPOConfig, num_groups: Numbers, policy: MaskPolicy
+) -> Loss:
     """Loss of loop 2: the same clipped objective on the mask policy's log-probabilities, and its closed-form KL.
 
-    A sum over the groups with sampled masks, divided by `num_groups` (None: by their number): a group whose answer has
-    no `[SEG]` has the advantage 0 and counts, as one whose rewards are all alike.
+    A sum over the groups with sampled masks, divided by `num_groups`: a group whose answer has no `[SEG]` has the
+    advantage 0 and counts, as one whose rewards are all alike.
     """
-    pairs = [(group, output) for group, output in pairs if group.actions is not None]
-    if not pairs:
-        return None
-    log_probs, old_log_probs = _mask_log_probs(pairs, policy)
-    advantages = torch.cat([_required(group.mask_advantages) for group, _ in pairs]).to(log_probs)
-    settings = LossSettings("grpo", "token", config.mask_epsilon, config.mask_epsilon, 0.0, 0.0, 1)
-    parts = grpo_loss(log_probs, advantages, torch.ones_like(log_probs), settings, old_log_probs)
-    kl = _mask_kl(pairs, policy) if config.mask_beta else None
-    share = 1.0 if num_groups is None else len(pairs) / num_groups
-    kl_loss = torch.zeros_like(parts.loss) if kl is None else share * config.mask_beta * kl
-    return replace(
-        parts,
-        loss=share * parts.loss + kl_loss,
-        kl_loss=kl_loss,
-        policy_loss=share * parts.policy_loss,
-        kl=None if kl is None else kl.detach(),
-        clip_fraction=None if pairs[0][0].old_output is None else parts.clip_fraction,
-    )
+    masks = batch.rollouts.masks
+    log_probs, old_log_probs, divergences = [], [], []
+    for mask in masks:
+        parameters = outputs.parameters[mask.row]
+        old = batch.old.parameters[mask.row] if batch.old.parameters else parameters.detach()
+        log_probs.append(policy.log_prob(parameters, mask.width, mask.actions))
+        old_log_probs.append(policy.log_prob(old, mask.width, mask.actions))
+        if config.mask_beta:
+            divergences.append(policy.kl(parameters, batch.reference.parameters[mask.row], mask.width))
+    ratio = (torch.cat(log_probs) - torch.cat(old_log_probs)).exp()
+    advantages = torch.cat(batch.mask_advantages).to(ratio)
+    losses, clipped = clipped_loss(ratio, advantages, config.mask_epsilon, config.mask_epsilon)
+    share = len(masks) / num_groups
+    policy_loss = share * losses.mean()
+    kl_loss = torch.zeros_like(policy_loss)
+    metrics = {"policy_loss": float(policy_loss.detach())}
+    if config.mask_beta:
+        kl = torch.stack(divergences).mean()
+        kl_loss = share * config.mask_beta * kl
+        metrics["kl_div"] = float(kl.detach())
+    if batch.old.parameters:
+        metrics["clip_fraction"] = float(clipped.float().mean())
+    return Loss(policy_loss, kl_loss, {"loss": float((policy_loss + kl_loss).detach()), **metrics})
 
 
-def answer_loss(pairs: Pairs, num_groups: Tensor | float) -> Tensor | None:
+def answer_loss(log_probs: Sequence[Tensor], num_groups: Numbers) -> Tensor:
     """Cross-entropy of the answers of loop 2: mean over the tokens of each, sum over groups, divided by `num_groups`.
 
     Losses on masks change the text as well, up to answers without `[SEG]`, which have no mask. The reference answer,
-    which their groups have in place of the model's, brings `[SEG]` back. None without answers.
+    which such a prompt has in place of the model's, brings `[SEG]` back.
     """
-    answers = [output.answer_log_probs for group, output in pairs if group.answer_length]
-    if not answers:
-        return None
-    return -torch.stack([_required(log_probs).mean() for log_probs in answers]).sum() / num_groups
+    return -torch.stack([of_answer.mean() for of_answer in log_probs]).sum() / num_groups
 
 
-def _mask_log_probs(pairs: Pairs, policy: MaskPolicy) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N, 1) of all actions, now and when they were sampled."""
-    log_probs, old_log_probs = [], []
-    for group, output in pairs:
-        parameters, width, actions = map(_required, (output.parameters, group.action_width, group.actions))
-        old = parameters.detach() if group.old_output is None else _required(group.old_output.parameters)
-        log_probs.append(policy.log_prob(parameters, width, actions))
-        old_log_probs.append(policy.log_prob(old, width, actions))
-    return torch.cat(log_probs)[:, None], torch.cat(old_log_probs)[:, None]
-
-
-def _mask_kl(pairs: Pairs, policy: MaskPolicy) -> Tensor:
-    """Mean over groups of KL(policy || reference)."""
-    divergences = []
-    for group, output in pairs:
-        ref_parameters = _required(_required(group.ref_output).parameters)
-        divergences.append(policy.kl(_required(output.parameters), ref_parameters, _required(group.action_width)))
-    return torch.stack(divergences).mean()
-
-
-def completion_mask(group: RolloutGroup, longest: int) -> Tensor:
-    """float32 (G, longest): 1 on tokens that enter the loss."""
-    lengths = torch.tensor([len(ids) for ids in group.completion_ids])
-    mask = (torch.arange(longest) < lengths[:, None]).float()
-    return mask if group.counted is None else mask * group.counted[:, None]
-
-
-def count_step(micro_batches: Sequence[Sequence[RolloutGroup]]) -> StepCounts:
+def count_step(micro_batches: Sequence[Rollouts]) -> StepCounts:
     """`StepCounts` of all micro-batches of this process together."""
-    groups = [group for groups in micro_batches for group in groups]
-    captioned = [group for group in groups if group.describe_ids]
-    segmented = [group for group in groups if group.segment_ids]
-    tokens = [completion_mask(group, max(map(len, group.completion_ids))).sum() for group in captioned]
-    true_masks = sum(group.truth is not None for group in segmented)
-    return StepCounts(float(sum(tokens)), float(len(segmented)), float(true_masks))
+    captions = [caption for rollouts in micro_batches for caption in rollouts.captions]
+    answers = [answer for rollouts in micro_batches for answer in rollouts.answers]
+    tokens = [completion_mask(caption, max(map(len, caption.completion_ids))).sum() for caption in captions]
+    true_masks = sum(answer.image.truth is not None for answer in answers)
+    return StepCounts(float(sum(tokens)), float(len(answers)), float(true_masks))
 
 
-def _stored_log_probs(outputs: Sequence[GroupOutput | None], longest: int) -> Tensor | None:
-    """Log-probabilities (N, longest) of earlier outputs, padded anew; None if there are none."""
-    if outputs[0] is None:
-        return None
-    rows = [_required(_required(output).log_probs) for output in outputs]
-    return torch.cat([F.pad(row, (0, longest - row.shape[1])) for row in rows])
+# ---- the mask of the mean action ------------------------------------------------------------------------------------
 
-
-def _required(value: Value | None) -> Value:
-    assert value is not None
-    return value
-
-
-GroupMasks = Sequence[tuple[RolloutGroup, Tensor]]  # with logits (h, w)
-FINER = 2  # the grid of mask losses over the decoder's; SAM 2's square (4) is no better (docs/log.md)
+MeanMasks = Sequence[tuple[PromptImage, Tensor]]  # with logits (h, w)
 
 
 class PathwiseReward:
@@ -328,42 +351,23 @@ class PathwiseReward:
     def __init__(self, maps: ForegroundMaps, sam_image_size: int) -> None:
         self.maps, self.side = maps, sam_image_size
 
-    def scores(self, masks: GroupMasks) -> Tensor:
-        """float32 (N,): scores of the soft masks of N groups, in [0, 1] up to the ensemble's penalty for its spread."""
-        return torch.stack([self._score(group, logits) for group, logits in masks])
+    def scores(self, masks: MeanMasks) -> Tensor:
+        """float32 (N,): scores of N soft masks, in [0, 1] up to the ensemble's penalty for its spread."""
+        return torch.stack([self._score(image.image, logits) for image, logits in masks])
 
-    def _score(self, group: RolloutGroup, logits: Tensor) -> Tensor:
-        assert group.image is not None
-        mask = upsample_mask_logits(logits[None], group.image.shape[:2], self.side).sigmoid()[None]
-        score: Tensor = self.maps.network.mask_quality(mask, self.maps.probs(group.image).to(mask.device)).score
+    def _score(self, image: np.ndarray, logits: Tensor) -> Tensor:
+        mask = upsample_mask_logits(logits[None], image.shape[:2], self.side).sigmoid()[None]
+        score: Tensor = self.maps.network.mask_quality(mask, self.maps.probs(image).to(mask.device)).score
         return score.mean()
 
 
-def direct_mask_loss(
-    pairs: Pairs, config: Sa2VAGRPOConfig, counts: StepCounts, pathwise: PathwiseReward | None
-) -> tuple[Tensor, dict[str, float]]:
-    """Sum of the weighted losses on the masks of the mean actions, and the values to log by tag; 0 without masks."""
-    total, values = torch.zeros((), device=config.device), {}
-    masks = [(group, output.mask_logits) for group, output in pairs if output.mask_logits is not None]
-    labelled = [(group, logits) for group, logits in masks if group.truth is not None]
-    if labelled and config.objective == "supervised" and config.caption_to_mask_weight:
-        losses = supervised_mask_losses(labelled, config.bce_weight, config.dice_weight)
-        values["loss/mask"] = float(losses.detach().mean())
-        total = total + config.supervised_mask_weight * losses.sum() / counts.true_masks
-    if masks and config.pathwise_weight and pathwise is not None:
-        scores = pathwise.scores(masks)
-        values["loop2/pathwise_score"] = float(scores.detach().mean())
-        total = total - config.pathwise_weight * scores.sum() / counts.masks
-    return total, values
-
-
-def supervised_mask_losses(masks: GroupMasks, bce_weight: float, dice_weight: float) -> Tensor:
-    """float32 (N,): weighted sum of cross-entropy and Dice loss, for N groups with a true mask.
+def supervised_mask_losses(masks: MeanMasks, bce_weight: float, dice_weight: float) -> Tensor:
+    """float32 (N,): weighted sum of cross-entropy and Dice loss, for N prompts with a true mask.
 
     Raises:
-        ValueError: no group has a true mask.
+        ValueError: no prompt has a true mask.
     """
-    labelled = [(group.truth, logits) for group, logits in masks if group.truth is not None]
+    labelled = [(image.truth, logits) for image, logits in masks if image.truth is not None]
     if not labelled:
         raise ValueError("supervised training needs true masks, and no prompt of this batch has one")
     losses = []
@@ -374,13 +378,20 @@ def supervised_mask_losses(masks: GroupMasks, bce_weight: float, dice_weight: fl
     return torch.stack([torch.as_tensor(loss) for loss in losses])
 
 
+# ---- weights of the loops -------------------------------------------------------------------------------------------
+
 EVERY = 10  # optimisation steps between two measurements: each takes a backward pass for each loop
 MEMORY = 0.5  # weight of the earlier norms in the running mean
 BOUNDS = (0.25, 4.0)  # of the ratio of a weight to the configured one
 
 
 class LoopWeights:
-    """The current weights.
+    """Weights of the two loops, balanced by the norms of their gradients.
+
+    Each loop's weight is divided by the norm of its gradient in the LoRA layers, which both loops share, and both
+    weights are scaled so that their sum stays as configured. Similar to GradNorm (arXiv 1711.02257), without its
+    training rates. A gradient may be noise alone, however small or large: no weight leaves `BOUNDS`, even if the sum
+    then differs.
 
     Args:
         configured: loop -> weight from the settings.
@@ -409,14 +420,6 @@ class LoopWeights:
         if set(norms) == set(self.configured) and all(norms.values()):
             earlier = self.norms or norms
             self.norms = {name: MEMORY * earlier[name] + (1 - MEMORY) * norm for name, norm in norms.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"norms": self.norms}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        self.norms = state["norms"]
 
 
 def gradient_norm(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:

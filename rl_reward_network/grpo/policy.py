@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rl_reward_network.grpo.mask_policies import MaskPolicy
-from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
+from rl_reward_network.grpo.rollouts import AnswerRollout, CaptionRollout, Rollouts, Stored
 from rl_reward_network.models.ema import trainable_tensors
 
 
@@ -94,6 +94,29 @@ Entropies = Literal["none", "logged", "trained"]
 LOGITS_AT_ONCE = 2**25  # float32 in memory together: 221 tokens with Sa2VA's vocabulary of 151,679
 
 
+@dataclass(frozen=True)
+class PolicyOutputs:
+    """The policy's outputs for `Rollouts`.
+
+    Args:
+        log_probs, entropies: float32 (G, T) of each caption rollout, 0 behind the end of each completion; no entropies
+            where no gradient is computed, as of the reference.
+        answer_log_probs: float32 (T,) of each answer's tokens, `[SEG]` included.
+        parameters: float32 (D,) of the mask policy for each answer.
+        mask_logits: float32 (h, w) of the mean action of each answer; empty unless requested.
+    """
+
+    log_probs: list[Tensor]
+    entropies: list[Tensor]
+    answer_log_probs: list[Tensor]
+    parameters: list[Tensor]
+    mask_logits: list[Tensor]
+
+    def stored(self) -> Stored:
+        """What a later loss compares with, without gradient."""
+        return Stored([one.detach() for one in self.log_probs], [one.detach() for one in self.parameters])
+
+
 class GRPOPolicy(nn.Module):
     """Sa2VA as a policy over captions and masks.
 
@@ -120,17 +143,19 @@ class GRPOPolicy(nn.Module):
         self.never_sampled_ids, self.pad_id = list(never_sampled_ids), pad_id
         self.entropies: Entropies = "trained" if entropy_gradient else "logged"
 
-    def forward(self, groups: Sequence[RolloutGroup], with_masks: bool = False) -> tuple[list[GroupOutput], Tensor]:
-        """One output per group, differentiable, and a zero that depends on every trainable tensor.
+    def forward(self, rollouts: Rollouts, with_masks: bool = False) -> tuple[PolicyOutputs, Tensor]:
+        """The differentiable outputs for the rollouts, and a zero that depends on every trainable tensor.
 
         Without the zero, data-parallel training would wait for gradients of tensors that this batch does not use.
 
         Args:
-            groups: may be empty.
+            rollouts: may be empty.
             with_masks: decode the mask of the mean action, too.
         """
         anchor = torch.stack([p.flatten()[0].float() * 0 for p in self.parameters() if p.requires_grad]).sum()
-        return (self._outputs(groups, with_masks) if groups else []), anchor
+        if not rollouts.captions and not rollouts.answers:
+            return PolicyOutputs([], [], [], [], []), anchor
+        return self._outputs(rollouts, with_masks), anchor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; frozen ones may be missing, as in the checkpoints of DeepSpeed.
@@ -145,21 +170,31 @@ class GRPOPolicy(nn.Module):
         """Recompute the language model's activations in the backward pass; called by the Trainer."""
         self.sa2va.activation_checkpointing_enable({"use_reentrant": False})
 
-    def _outputs(self, groups: Sequence[RolloutGroup], with_masks: bool) -> list[GroupOutput]:
-        trees = _trees(groups)
+    def _outputs(self, rollouts: Rollouts, with_masks: bool) -> PolicyOutputs:
+        trees = _trees(rollouts)
         packed = pack([list(tree.segments()) for tree in trees], self.pad_id)
         states = self._states(trees, packed)
-        outputs = {id(group): GroupOutput() for group in groups}
-        for tree, tree_starts, tree_states in zip(trees, packed.starts, states, strict=True):
-            starts = iter(tree_starts[1:])
-            for group, describes, segments in tree.parts:
-                output = outputs[id(group)]
-                if describes:  # `_score` replaces the states
-                    output.log_probs = tree_states[_predicting(group, starts)]
-                if segments:
-                    self._segment(group, output, tree_states, next(starts), with_masks)
-        self._score([(group, outputs[id(group)]) for group in groups])
-        return [outputs[id(group)] for group in groups]
+        of_text: dict[int, Tensor] = {}  # states that predict the tokens of each caption rollout; of each answer's text
+        for tree, starts, tree_states in zip(trees, packed.starts, states, strict=True):
+            places = iter(starts[1:])
+            for text in tree.texts:
+                if isinstance(text, CaptionRollout):
+                    of_text[id(text)] = tree_states[_predicting(text, places)]
+                else:
+                    start = next(places) + len(text.question_ids)
+                    of_text[id(text)] = tree_states[start - 1 : start + len(text.answer_ids)]
+        answers = [self._answer(answer, of_text[id(answer)]) for answer in rollouts.answers]
+        embeddings = [embedding for _, embedding in answers]
+        log_probs, entropies = self._captions(rollouts.captions, [of_text[id(c)] for c in rollouts.captions])
+        features = [answer.image.features.sam for answer in rollouts.answers]
+        pairs = list(zip(features, embeddings, strict=True))
+        return PolicyOutputs(
+            log_probs,
+            entropies,
+            [answer_log_probs for answer_log_probs, _ in answers],
+            [self.mask_policy.parameters(self.sa2va, sam, embedding) for sam, embedding in pairs],
+            [self.sa2va.decode_masks(sam, one[None]).mask_logits[0] for sam, one in pairs] if with_masks else [],
+        )
 
     def _states(self, trees: Sequence["_Tree"], packed: Packed) -> Tensor:
         """Hidden states (B, L, D)."""
@@ -174,42 +209,36 @@ class GRPOPolicy(nn.Module):
         )
         return output.last_hidden_state
 
-    def _segment(self, group: RolloutGroup, output: GroupOutput, states: Tensor, start: int, with_masks: bool) -> None:
-        """The outputs of loop 2, from the states of its tree (L, D) and the place of its first token."""
-        seg = start + len(group.segment_ids) - 1
-        if group.answer_length:
-            output.answer_log_probs = self._answer_log_probs(group, states[seg - group.answer_length : seg])
-        embedding = self.sa2va.text_hidden_fcs(states[seg][None])[0]
-        output.parameters = self.mask_policy.parameters(self.sa2va, group.features.sam, embedding)
-        if with_masks:
-            output.mask_logits = self.sa2va.decode_masks(group.features.sam, embedding[None]).mask_logits[0]
-
-    def _answer_log_probs(self, group: RolloutGroup, states: Tensor) -> Tensor:
-        """Log-probabilities of the answer's tokens, from the states (T, D) that predict them."""
-        token_ids = torch.tensor(group.segment_ids[-group.answer_length :], device=states.device)
-        return self._log_probs(states, token_ids, 1.0, "none")[0]
+    def _answer(self, answer: AnswerRollout, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (T,) of an answer's tokens and its `[SEG]` embedding (C,), from the states (T + 1, D)."""
+        token_ids = torch.tensor(answer.answer_ids, device=states.device)
+        log_probs, _ = self._log_probs(states[:-1], token_ids, 1.0, "none")
+        return log_probs, self.sa2va.text_hidden_fcs(states[-1][None])[0]
 
     def _log_probs(
         self, states: Tensor, token_ids: Tensor, temperature: float, entropies: Entropies
     ) -> tuple[Tensor, Tensor | None]:
         return token_log_probs(self.sa2va.lm_head, states, token_ids, temperature, self.never_sampled_ids, entropies)
 
-    def _score(self, pairs: list[tuple[RolloutGroup, GroupOutput]]) -> None:
-        """Turn the states of all completions into log-probabilities and entropies (G, T)."""
-        scored = [(group, output) for group, output in pairs if output.log_probs is not None]
-        if not scored:
-            return
-        states = torch.cat([output.log_probs for _, output in scored if output.log_probs is not None])
-        completions = [ids for group, _ in scored for ids in group.completion_ids]
-        token_ids = torch.tensor([token_id for ids in completions for token_id in ids], device=states.device)
+    def _captions(
+        self, captions: Sequence[CaptionRollout], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Log-probabilities (G, T) of each rollout, padded to one length; entropies, or nothing without gradient."""
+        if not captions:
+            return [], []
+        completions = [ids for caption in captions for ids in caption.completion_ids]
+        token_ids = torch.tensor([token_id for ids in completions for token_id in ids], device=states[0].device)
         wanted: Entropies = self.entropies if torch.is_grad_enabled() else "none"  # nobody reads the reference's
-        log_probs, entropies = self._log_probs(states, token_ids, self.temperature, wanted)
-        lengths, counts = [len(ids) for ids in completions], [len(group.completion_ids) for group, _ in scored]
-        for name, values in (("log_probs", log_probs), ("entropies", entropies)):
-            if values is not None:
-                rows = pad_sequence(list(values.split(lengths)), batch_first=True).split(counts)
-                for (_, output), own in zip(scored, rows, strict=True):
-                    setattr(output, name, own)
+        flat = self._log_probs(torch.cat(list(states)), token_ids, self.temperature, wanted)
+        lengths, counts = [len(ids) for ids in completions], [len(caption.completion_ids) for caption in captions]
+        log_probs, entropies = (
+            [] if values is None else pad_sequence(list(values.split(lengths)), batch_first=True).split(counts)
+            for values in flat
+        )
+        return list(log_probs), list(entropies)
+
+
+Text = CaptionRollout | AnswerRollout
 
 
 @dataclass(frozen=True)
@@ -219,47 +248,48 @@ class _Tree:
     Args:
         vision: features of the image.
         prefix_ids: token ids up to the end of the image.
-        parts: the groups, and whether their texts of loop 1 and of loop 2 are part of the tree.
+        texts: of both loops.
     """
 
     vision: Any
     prefix_ids: list[int]
-    parts: list[tuple[RolloutGroup, bool, bool]]
+    texts: list[Text]
 
     def segments(self) -> Iterator[Segment]:
-        """The image; then, for each group, the question of loop 1 with its completions, and the text of loop 2."""
+        """The image; then each question of loop 1 with its completions, and each question of loop 2 with its answer."""
         yield Segment(self.prefix_ids, None)
         count = 1
-        for group, describes, segments in self.parts:
-            if describes:
-                yield Segment(group.describe_ids, 0)
-                question, count = count, count + 1
-                for ids in group.completion_ids:
-                    yield Segment(ids, question)
-                    count += 1
-            if segments:
-                yield Segment(group.segment_ids, 0)
+        for text in self.texts:
+            if isinstance(text, AnswerRollout):
+                yield Segment(text.token_ids, 0)
+                count += 1
+                continue
+            yield Segment(text.question.suffix_ids, 0)
+            question, count = count, count + 1
+            for ids in text.completion_ids:
+                yield Segment(ids, question)
                 count += 1
 
 
-def _trees(groups: Sequence[RolloutGroup]) -> list[_Tree]:
-    """One tree for each image, and one for each drawn region."""
+def _trees(rollouts: Rollouts) -> list[_Tree]:
+    """One tree for each image, and one for each image with a region drawn into it."""
     by_image: dict[str, _Tree] = {}
     drawn: list[_Tree] = []
-    for group in groups:
-        tree = by_image.setdefault(group.image_id, _Tree(group.features.vision, group.prefix_ids, []))
-        tree.parts.append((group, bool(group.describe_ids) and group.drawn is None, bool(group.segment_ids)))
-        if group.describe_ids and group.drawn is not None:
-            drawn.append(_Tree(group.drawn.vision, group.drawn_prefix_ids, [(group, True, False)]))
-    used = [tree for tree in by_image.values() if any(describes or segments for _, describes, segments in tree.parts)]
-    return [*used, *drawn]
+    texts: list[Text] = [*rollouts.captions, *rollouts.answers]
+    for text in sorted(texts, key=lambda text: text.image.row):
+        image = text.image
+        if isinstance(text, CaptionRollout) and text.question.drawn is not None:
+            drawn.append(_Tree(text.question.drawn.vision, text.question.prefix_ids, [text]))
+        else:
+            by_image.setdefault(image.image_id, _Tree(image.features.vision, image.prefix_ids, [])).texts.append(text)
+    return [*by_image.values(), *drawn]
 
 
-def _predicting(group: RolloutGroup, starts: Iterator[int]) -> list[int]:
-    """For each token of a group's completions the index of the state that predicts it."""
-    last = next(starts) + len(group.describe_ids) - 1
+def _predicting(caption: CaptionRollout, starts: Iterator[int]) -> list[int]:
+    """For each token of the completions the index of the state that predicts it."""
+    last = next(starts) + len(caption.question.suffix_ids) - 1
     predicting = []
-    for ids in group.completion_ids:
+    for ids in caption.completion_ids:
         first = next(starts)
         predicting += [last, *range(first, first + len(ids) - 1)]
     return predicting
@@ -268,7 +298,11 @@ def _predicting(group: RolloutGroup, starts: Iterator[int]) -> list[int]:
 def _regions(trees: Sequence[_Tree]) -> tuple[list[Tensor], Tensor | None]:
     """Region cells bool (N, g, g) of each image that has some, and whether regions follow a tile; the last one's do."""
     regions = [
-        [group.region_cells for group, describes, _ in tree.parts if describes and group.region_cells is not None]
+        [
+            text.question.region_cells
+            for text in tree.texts
+            if isinstance(text, CaptionRollout) and text.question.region_cells is not None
+        ]
         for tree in trees
     ]
     if not any(regions):

@@ -1,13 +1,17 @@
-"""Rollouts of both loops: completions sampled from the policy, the partner's answers to them, rewards and advantages.
+"""Rollouts of both loops: what the policy samples, and the EMA teacher's answers to it.
 
-Loop 1: mask -> caption (sampled) -> mask' (partner, greedy). Loop 2: caption -> mask (sampled) -> caption' (partner,
-greedy). The partner is the moving average of the policy, so that a reward does not measure the policy's agreement with
-itself. Axes: P prompts, G generations of each.
+Loop 1: mask -> caption (sampled) -> mask' (teacher, greedy). Loop 2: caption -> mask (sampled) -> caption' (teacher,
+greedy). The teacher is a moving average of the policy, so that a reward does not measure the policy's agreement with
+itself.
+
+Each stage hands a frozen dataclass on: `Rollouts` (sampled) -> `rewards.Terms` (scored) -> `combine.Advantages`
+-> `MicroBatch`, which is all that the loss reads.
+Axes: P prompts, G generations of each, T tokens, A numbers of a mask action, D parameters of a mask policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,180 +31,203 @@ from rl_reward_network.grpo.image_context import (
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
 from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.rewards import LoopRollouts, Reward, make_columns, score_rollouts
 from rl_reward_network.models.ema import EMA, swapped
 from rl_reward_network.models.sa2va.generation_sa2va import Answer, Decoding
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.models.sa2va.templates import SEG_ANSWERS
 
-
-@dataclass
-class GroupOutput:
-    """The policy's outputs for a group.
-
-    Args:
-        log_probs, entropies: float32 (G, T), 0 behind the end of each completion; None without loop 1, and entropies
-            also where no gradient is computed, as of the reference.
-        parameters: float32 (D,) of the mask policy; None without loop 2.
-        mask_logits: float32 (h, w) of the mean action; None unless requested.
-        answer_log_probs: float32 (T,), of the answer's tokens of loop 2, `[SEG]` included; None without loop 2.
-    """
-
-    log_probs: Tensor | None = None
-    entropies: Tensor | None = None
-    parameters: Tensor | None = None
-    mask_logits: Tensor | None = None
-    answer_log_probs: Tensor | None = None
-
-    def detached(self) -> "GroupOutput":
-        """The same tensors without gradients."""
-        parts = (self.log_probs, self.entropies, self.parameters, self.mask_logits, self.answer_log_probs)
-        return GroupOutput(*(None if part is None else part.detach() for part in parts))
-
-    def differentiable(self, samples_masks: bool, answers: bool = True) -> list[Tensor]:
-        """The tensors that a loss depends on.
-
-        Args:
-            samples_masks: masks are sampled, so that a loss depends on the parameters of their policy.
-            answers: the answers' text has a weight.
-        """
-        parameters, text = self.parameters if samples_masks else None, self.answer_log_probs if answers else None
-        parts = (self.log_probs, parameters, self.mask_logits, text)
-        return [part for part in parts if part is not None]
+Columns = dict[str, list[Any]]  # name -> P * G entries, the arguments of a reward function; see `rewards.functions`
 
 
-@dataclass
-class RolloutGroup:
-    """All rollouts of one prompt, in both loops.
+@dataclass(frozen=True, eq=False)
+class PromptImage:
+    """The image of a prompt, as both loops use it.
 
     Args:
-        image_id: digest of the image's pixels; groups of one image share its prefix.
+        row: number of the prompt in its micro-batch.
+        image_id: digest of the image's pixels; texts about one image share its prefix.
         features: of the image.
         prefix_ids: token ids up to and including the end of the image.
-        describe_ids: the question of loop 1, after the prefix; empty if the group takes no part in that loop.
-        region_cells: bool (1, g, g), the region that the question of loop 1 refers to.
-        drawn, drawn_prefix_ids: in place of it, the image with the region drawn into it: features and token ids up to
-            its end, in place of `features` and `prefix_ids` in loop 1.
-        completion_ids: G lists of token ids, the stop token included.
-        counted: bool (G,), completions that enter the loss (not truncated).
-        caption_advantages: float32 (G,).
-        segment_ids: question and answer of loop 2, up to and including `[SEG]`; empty if neither masks nor answers are
-            trained. The answer is the model's, or without `[SEG]` in that the reference answer.
-        answer_length: tokens of that answer.
-        actions: (G, A) of the mask policy; None if no mask was sampled.
-        action_width: scalar, width of the mask policy when the actions were sampled.
-        mask_advantages: float32 (G,).
-        old_output: of the policy that sampled the group; None makes the importance ratio exactly 1.
-        ref_output: of the reference model; needed where a KL has a weight.
-        image: uint8 (H, W, 3), and truth: bool (H, W) or None; for losses on the mask itself.
+        image: uint8 (H, W, 3).
+        truth: bool (H, W), None for an unlabelled image.
     """
 
+    row: int
     image_id: str
     features: ImageFeatures
     prefix_ids: list[int]
-    describe_ids: list[int] = field(default_factory=list)
-    region_cells: Tensor | None = None
-    drawn: ImageFeatures | None = None
-    drawn_prefix_ids: list[int] = field(default_factory=list)
-    completion_ids: list[list[int]] = field(default_factory=list)
-    counted: Tensor | None = None
-    caption_advantages: Tensor | None = None
-    segment_ids: list[int] = field(default_factory=list)
-    answer_length: int = 0
-    actions: Tensor | None = None
-    action_width: Tensor | None = None
-    mask_advantages: Tensor | None = None
-    old_output: GroupOutput | None = None
-    ref_output: GroupOutput | None = None
-    image: np.ndarray | None = None
-    truth: np.ndarray | None = None
+    image: np.ndarray
+    truth: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionRollout:
+    """Loop 1: captions of the region of one prompt.
+
+    Args:
+        image: of the prompt.
+        question: for the caption; where the region is drawn into the image, with features and prefix of that image.
+        completion_ids: G lists of token ids, the stop token included.
+        counted: bool (G,), completions that enter the loss (not truncated).
+    """
+
+    image: PromptImage
+    question: Question
+    completion_ids: list[list[int]]
+    counted: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerRollout:
+    """Loop 2: the answer with `[SEG]` to the question of one prompt.
+
+    Args:
+        image: of the prompt.
+        question_ids: token ids behind the image.
+        answer_ids: up to and including `[SEG]`; the model's answer, or without `[SEG]` in that the reference answer, so
+            that the loss of answers brings `[SEG]` back.
+    """
+
+    image: PromptImage
+    question_ids: list[int]
+    answer_ids: list[int]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Question and answer."""
+        return self.question_ids + self.answer_ids
+
+
+@dataclass(frozen=True, eq=False)
+class MaskRollout:
+    """Loop 2: masks of one prompt whose answer has a `[SEG]`.
+
+    Args:
+        row: number of the prompt, and of its answer.
+        actions: (G, A) of the mask policy.
+        width: scalar, width of the mask policy when the actions were sampled.
+    """
+
+    row: int
+    actions: Tensor
+    width: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """What was sampled for the P prompts of a micro-batch.
+
+    Args:
+        prompts: P.
+        captions: of each prompt in loop 1; empty without that loop.
+        answers: of each prompt in loop 2; empty if neither masks nor answers are trained.
+        masks: of the prompts whose answer has a `[SEG]`; empty if no masks are sampled.
+        columns: loop ("loop1", "loop2") -> the columns of its reward functions; empty in supervised training.
+    """
+
+    prompts: int
+    captions: list[CaptionRollout]
+    answers: list[AnswerRollout]
+    masks: list[MaskRollout] = field(default_factory=list)
+    columns: dict[str, Columns] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Outputs of an earlier policy for the rollouts of a micro-batch, without gradient.
+
+    Args:
+        log_probs: (G, T) of each caption rollout.
+        parameters: (D,) of the mask policy for each answer.
+    """
+
+    log_probs: list[Tensor]
+    parameters: list[Tensor]
+
+
+NOTHING_STORED = Stored([], [])
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """All that the loss of one micro-batch reads, besides the policy's outputs.
+
+    Args:
+        rollouts: what was sampled; `columns` is empty.
+        caption_advantages: float32 (G,) of each caption rollout.
+        mask_advantages: float32 (G,) of each mask rollout.
+        reference: of the reference model; `NOTHING_STORED` where no KL has a weight.
+        old: of the policy that sampled; `NOTHING_STORED` on fresh rollouts, whose importance ratio is exactly 1.
+    """
+
+    rollouts: Rollouts
+    caption_advantages: list[Tensor]
+    mask_advantages: list[Tensor]
+    reference: Stored = NOTHING_STORED
+    old: Stored = NOTHING_STORED
 
 
 class RolloutGenerator:
-    """Sample rollouts and score them.
+    """Sample rollouts.
 
     Args:
         model: Sa2VA with its current weights.
         processor: of the model.
         config: of the run.
-        rewards: loop ("loop1", "loop2") -> name -> Reward.
-        shuffle_rewards: control experiment: permute the values of each reward at random over all groups.
     """
 
-    ema: EMA | None = None  # the partner's weights; None: the model itself is the partner
+    ema: EMA | None = None  # the teacher's weights; None: the model itself is the teacher
 
-    def __init__(
-        self,
-        model: Any,
-        processor: Sa2VAProcessor,
-        config: Sa2VAGRPOConfig,
-        rewards: Mapping[str, Mapping[str, Reward]],
-        shuffle_rewards: bool = False,
-    ) -> None:
-        self.model, self.processor, self.config, self.rewards = model, processor, config, rewards
-        self.shuffle_rewards = shuffle_rewards
+    def __init__(self, model: Any, processor: Sa2VAProcessor, config: Sa2VAGRPOConfig) -> None:
+        self.model, self.processor, self.config = model, processor, config
         self.cache = FeatureCache(model, processor, config.feature_cache_gib)
         self.mask_policy = MASK_POLICIES[config.mask_policy]
         self.spread_controller = SpreadController(self.mask_policy.first_spread)
 
-    def generate_and_score(
-        self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
-    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
-        """P groups, and the rollouts of each loop with their terms; all randomness comes from `seed`.
-
-        Advantages follow from the terms of a whole optimisation step; see `reward_step`.
-        """
-        groups, rollouts = self.generate(prompts, seed)
-        score_rollouts(rollouts, len(groups), self.rewards, seed if self.shuffle_rewards else None)
-        return groups, rollouts
-
-    def generate(
-        self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]
-    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
-        """The same without rewards."""
+    def generate(self, prompts: Sequence[GRPOPrompt], seed: Sequence[int]) -> Rollouts:
+        """The rollouts of P prompts; all randomness comes from `seed`."""
         batch, rng = open_batch(prompts, self.cache), seeded_generator(seed)
-        groups = self.groups_of(batch)
+        images = prompt_images(batch)
         policy = batch.context(self.model, self.config.rows_at_once)
-        captions = self.sample_captions(batch, policy, groups, rng) if self.config.mask_to_caption_weight else None
-        masks = self.sample_masks(batch, policy, groups, rng) if self._samples_masks else None
-        rollouts = {}
+        captions: list[list[Answer]] = []
+        rollouts = Rollouts(len(prompts), [], self.reference_answers(batch, images))
+        if self.config.mask_to_caption_weight:
+            captions, sampled = self.sample_captions(batch, policy, images, rng)
+            rollouts = replace(rollouts, captions=sampled)
+        masks: list[Mask] = []
+        if self._samples_masks:
+            masks, rollouts = self.sample_masks(batch, policy, rollouts, rng)
+        columns = {}
         with nullcontext() if self.ema is None else swapped(self.model, self.ema.weights):
-            partner = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
-            if captions is not None:
-                rollouts["loop1"] = self.masks_of_captions(batch, partner, captions)
-            if masks is not None:
-                rollouts["loop2"] = self.captions_of_masks(batch, partner, masks)
-        return groups, rollouts
+            teacher = policy if self.ema is None else batch.context(self.model, self.config.rows_at_once)
+            if captions:
+                columns["loop1"] = self.masks_of_captions(batch, teacher, captions)
+            if masks:
+                columns["loop2"] = self.captions_of_masks(batch, teacher, masks)
+        return replace(rollouts, columns=columns)
 
-    def groups_from_references(self, prompts: Sequence[GRPOPrompt]) -> list[RolloutGroup]:
-        """Groups for supervised training: the reference caption and answer as one completion of advantage 1."""
+    def references(self, prompts: Sequence[GRPOPrompt]) -> MicroBatch:
+        """For supervised training: the reference caption as one completion of advantage 1, the reference answer."""
         batch = open_batch(prompts, self.cache)
-        groups = self.groups_of(batch)
-        for row, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
-            if self.config.mask_to_caption_weight and prompt.caption and (mask := batch.truths[row]) is not None:
-                question = batch.caption_question(row, mask)
-                describe_region(group, question)
-                group.completion_ids = [self.processor.answer_ids(prompt.caption)]
-                group.caption_advantages = torch.ones(1)
-        return groups
+        images, captions = prompt_images(batch), []
+        for image, prompt in zip(images, prompts, strict=True):
+            if self.config.mask_to_caption_weight and prompt.caption and image.truth is not None:
+                question = batch.caption_question(image.row, image.truth)
+                ids = [self.processor.answer_ids(prompt.caption)]
+                captions.append(CaptionRollout(image, question, ids, torch.ones(1, dtype=torch.bool)))
+        rollouts = Rollouts(len(prompts), captions, self.reference_answers(batch, images))
+        return MicroBatch(rollouts, [torch.ones(1) for _ in captions], [])
 
-    def groups_of(self, batch: PromptBatch) -> list[RolloutGroup]:
-        """A group for each prompt, without completions and masks; the answer of loop 2 is the reference answer.
-
-        It stays where the model's own answer has no `[SEG]`, so that the loss of answers brings `[SEG]` back.
-        """
+    def reference_answers(self, batch: PromptBatch, images: Sequence[PromptImage]) -> list[AnswerRollout]:
+        """For each prompt its question of loop 2 with the reference answer; none if nothing trains them."""
+        if not (self._samples_masks or self.config.answer_weight):
+            return []
         answer = self.processor.token_ids(SEG_ANSWERS[1])
-        seg_answer = answer[: answer.index(self.processor.seg_token_id) + 1]
-        groups = []
-        for row, prompt in enumerate(batch.prompts):
-            index = batch.image_indices[row]
-            group = RolloutGroup(batch.image_ids[row], batch.features[index], batch.prefix_ids(index))
-            group.image, group.truth = batch.images[row], batch.truths[row]
-            if self._samples_masks or self.config.answer_weight:
-                group.segment_ids = batch.question(row, prompt.question).suffix_ids + seg_answer
-                group.answer_length = len(seg_answer)
-            groups.append(group)
-        return groups
+        answer = answer[: answer.index(self.processor.seg_token_id) + 1]
+        questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
+        return [
+            AnswerRollout(image, question.suffix_ids, answer) for image, question in zip(images, questions, strict=True)
+        ]
 
     @property
     def _samples_masks(self) -> bool:
@@ -210,78 +237,109 @@ class RolloutGenerator:
     # ---- loop 1 -------------------------------------------------------------------------------------------------
 
     def sample_captions(
-        self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
-    ) -> list[list[Answer]]:
-        """G captions of each region; their token ids are stored in its group.
+        self, batch: PromptBatch, policy: ImageContext, images: Sequence[PromptImage], rng: torch.Generator
+    ) -> tuple[list[list[Answer]], list[CaptionRollout]]:
+        """G captions of each region.
 
         Raises:
             ValueError: a prompt has no region.
         """
         masks = [mask for mask in batch.truths if mask is not None]
-        if len(masks) < len(groups):
+        if len(masks) < len(images):
             raise ValueError("loop 1 describes regions, and a prompt has none; set mask_to_caption_weight to 0")
         questions = [batch.caption_question(row, mask) for row, mask in enumerate(masks)]
         decoding = Decoding(self.config.max_completion_length, self.config.temperature, generator=rng)
         answers = batch.answer_regions(policy, questions, decoding, self.config.num_generations)
         count_truncated = not self.config.mask_truncated_completions
-        for group, question, completions in zip(groups, questions, answers, strict=True):
-            describe_region(group, question)
-            group.completion_ids = [answer.token_ids for answer in completions]
-            group.counted = torch.tensor([answer.stopped or count_truncated for answer in completions])
-        return answers
+        rollouts = []
+        for image, question, completions in zip(images, questions, answers, strict=True):
+            counted = torch.tensor([answer.stopped or count_truncated for answer in completions])
+            rollouts.append(CaptionRollout(image, question, [answer.token_ids for answer in completions], counted))
+        return answers, rollouts
 
-    def masks_of_captions(
-        self, batch: PromptBatch, partner: ImageContext, captions: list[list[Answer]]
-    ) -> LoopRollouts:
-        """Loop 1, second half: the partner's mask of each caption."""
-        rows = [row for row, group_captions in enumerate(captions) for _ in group_captions]
-        flat = [caption for group_captions in captions for caption in group_captions]
+    def masks_of_captions(self, batch: PromptBatch, teacher: ImageContext, captions: list[list[Answer]]) -> Columns:
+        """Loop 1, second half: the teacher's mask of each caption."""
+        rows = [row for row, of_prompt in enumerate(captions) for _ in of_prompt]
+        flat = [caption for of_prompt in captions for caption in of_prompt]
         texts = [batch.text(caption) for caption in flat]
-        by_caption = batch.masks_from_captions(partner, rows, texts)
+        by_caption = batch.masks_from_captions(teacher, rows, texts)
         masks = [by_caption.get(key) for key in zip(rows, texts, strict=True)]
-        return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].describe for row in rows], flat, masks))
+        return make_columns(batch, rows, [batch.prompts[row].describe for row in rows], flat, masks)
 
     # ---- loop 2 -------------------------------------------------------------------------------------------------
 
-    def sample_masks(
-        self, batch: PromptBatch, policy: ImageContext, groups: Sequence[RolloutGroup], rng: torch.Generator
-    ) -> list[Mask]:
-        """G masks of each prompt, float32 (G, H, W) probabilities; None for an answer without `[SEG]`."""
-        questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
-        answers = policy.segment(questions)
-        masks: list[Mask] = [None] * len(groups)
-        for row, (group, question, (ids, embedding)) in enumerate(zip(groups, questions, answers, strict=True)):
-            if embedding is not None:
-                group.segment_ids, group.answer_length = question.suffix_ids + ids, len(ids)
-                masks[row] = batch.mask_probabilities(row, self._sample_actions(group, embedding, rng))
-        return masks
-
     @torch.no_grad()
-    def _sample_actions(self, group: RolloutGroup, embedding: Tensor, rng: torch.Generator) -> Tensor:
-        """Sample G actions of the mask policy, store them in the group, and return their mask logits (G, h, w)."""
-        sam, policy = group.features.sam, self.mask_policy
-        parameters = policy.parameters(self.model, sam, embedding)
-        group.action_width = policy.width(parameters, self.spread_controller.spread)
-        group.actions = policy.sample(parameters, group.action_width, self.config.num_mask_generations, rng)
-        return policy.mask_logits(self.model, sam, embedding, group.actions)
+    def sample_masks(
+        self, batch: PromptBatch, context: ImageContext, rollouts: Rollouts, rng: torch.Generator
+    ) -> tuple[list[Mask], Rollouts]:
+        """G masks of each prompt, float32 (G, H, W) probabilities, None for an answer without `[SEG]`; the rollouts."""
+        questions = [batch.question(row, prompt.question) for row, prompt in enumerate(batch.prompts)]
+        policy, probabilities = self.mask_policy, list[Mask]()
+        answers, masks = [], []
+        for reference, (ids, embedding) in zip(rollouts.answers, context.segment(questions), strict=True):
+            row, sam = reference.image.row, reference.image.features.sam
+            if embedding is None:
+                probabilities.append(None)
+                answers.append(reference)
+                continue
+            parameters = policy.parameters(self.model, sam, embedding)
+            width = policy.width(parameters, self.spread_controller.spread)
+            actions = policy.sample(parameters, width, self.config.num_mask_generations, rng)
+            logits = policy.mask_logits(self.model, sam, embedding, actions)
+            probabilities.append(batch.mask_probabilities(row, logits))
+            answers.append(replace(reference, answer_ids=ids))
+            masks.append(MaskRollout(row, actions, width))
+        return probabilities, replace(rollouts, answers=answers, masks=masks)
 
-    def captions_of_masks(self, batch: PromptBatch, partner: ImageContext, masks: Sequence[Mask]) -> LoopRollouts:
-        """Loop 2, second half: the partner's caption of each sampled mask; none of an empty one, with a reward of 0."""
+    def captions_of_masks(self, batch: PromptBatch, teacher: ImageContext, masks: Sequence[Mask]) -> Columns:
+        """Loop 2, second half: the teacher's caption of each sampled mask; none of an empty one, with a reward of 0."""
         count = self.config.num_mask_generations
         rows = [row for row in range(len(batch.prompts)) for _ in range(count)]
-        flat = [mask for group_masks in masks for mask in (group_masks if group_masks is not None else [None] * count)]
+        flat = [mask for of_prompt in masks for mask in (of_prompt if of_prompt is not None else [None] * count)]
         captions: list[Answer | None] = [None] * len(rows)
         if any(prompt.caption for prompt in batch.prompts):
             regions = {i: mask > 0.5 for i, mask in enumerate(flat) if mask is not None and (mask > 0.5).any()}
             region_rows, longest = [rows[i] for i in regions], self.config.max_completion_length
-            answers = batch.caption_answers(partner, region_rows, list(regions.values()), longest)
+            answers = batch.caption_answers(teacher, region_rows, list(regions.values()), longest)
             for i, answer in zip(regions, answers, strict=True):
                 captions[i] = answer
-        return LoopRollouts(make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat))
+        return make_columns(batch, rows, [batch.prompts[row].question for row in rows], captions, flat)
 
 
-def describe_region(group: RolloutGroup, question: Question) -> None:
-    """Store the question of loop 1 in its group."""
-    group.describe_ids, group.region_cells = question.suffix_ids, question.region_cells
-    if question.drawn is not None:
-        group.drawn, group.drawn_prefix_ids = question.drawn, question.prefix_ids
+def prompt_images(batch: PromptBatch) -> list[PromptImage]:
+    """The image of each prompt."""
+    images = []
+    for row, index in enumerate(batch.image_indices):
+        features, prefix_ids = batch.features[index], batch.prefix_ids(index)
+        images.append(
+            PromptImage(row, batch.image_ids[row], features, prefix_ids, batch.images[row], batch.truths[row])
+        )
+    return images
+
+
+def make_columns(
+    batch: PromptBatch,
+    rows: Sequence[int],
+    prompts: Sequence[str],
+    answers: Sequence[Answer | None],
+    probabilities: Sequence[Mask],
+) -> Columns:
+    """Columns of a loop.
+
+    Args:
+        batch: prompts, images and true masks.
+        rows: index of the prompt of each generation.
+        prompts: question of each generation.
+        answers: caption of each generation, by the policy or its teacher; None for one that was not generated.
+        probabilities: float32 (H, W) in [0, 1] of each mask, or None.
+    """
+    return {
+        "prompts": list(prompts),
+        "completions": ["" if answer is None else batch.text(answer) for answer in answers],
+        "completion_ids": [[] if answer is None else answer.token_ids for answer in answers],
+        "captions": [batch.prompts[row].caption for row in rows],
+        "images": [batch.images[row] for row in rows],
+        "masks": [batch.truths[row] for row in rows],
+        "mask_probabilities": list(probabilities),
+        "predicted_masks": [None if soft is None else soft > 0.5 for soft in probabilities],
+    }

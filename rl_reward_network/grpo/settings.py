@@ -96,7 +96,7 @@ class GRPOSettings:
     adaptive_loop_weights: Rare[bool] = False
     """Set the weights of the two loops by the size of their gradients, measured every tenth step."""
     ema_decay: Rare[float] = 0.999
-    """Decay of the partner, a moving average of the model; 0 uses the model itself, as --no_ema does."""
+    """Decay of the EMA teacher, a moving average of the model; 0 uses the model itself, as --no_ema does."""
     pathwise_weight: Rare[float | None] = None
     """Weight of the reward network's own gradient through the soft mask, which trains the mask decoder, too: 1 on
     annotated images with --reward_net, but for the controls; else 0 (docs/log.md compares)."""
@@ -267,7 +267,7 @@ class GRPOPlan:
         judge: the LLM judge of captions: base_url, model, loops ("loop1", "loop2"), no key; None without a judge.
         reward_net: fingerprint of the reward network; None without one.
         shuffle_rewards: the control: the rewards of each step are permuted at random.
-        watch_every: optimisation steps between validations; 0 never validates.
+        eval_steps: optimisation steps between validations; 0 never validates.
         mask_rewards: loop -> name in `rewards.table.MASK_REWARDS` -> weight, beside those of `weights`; None without.
         freeze_embeddings: True leaves the token embeddings and the head of a Qwen-VL as they are; None trains them.
         max_labelled: most prompts with a true mask that supervised training uses; None uses all.
@@ -282,7 +282,7 @@ class GRPOPlan:
     judge: dict[str, Any] | None = None
     reward_net: str | None = None
     shuffle_rewards: bool = False
-    watch_every: int = 0
+    eval_steps: int = 0
     mask_rewards: dict[str, dict[str, float]] | None = None
     max_labelled: int | None = None
     freeze_embeddings: bool | None = None

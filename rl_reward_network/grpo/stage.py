@@ -4,9 +4,9 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +15,10 @@ from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.artefacts import read_json, weights_fingerprint, whole_folder, write_json
+from rl_reward_network.artefacts import weights_fingerprint, whole_folder, write_json
 from rl_reward_network.data.splits import Split, save_split, select
 from rl_reward_network.grpo.card import card_text
-from rl_reward_network.grpo.checkpoint import load_if_finished, save_run_state
+from rl_reward_network.grpo.checkpoint import TRAINABLE
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.inputs import (
     GRPOInputs,
@@ -28,21 +28,15 @@ from rl_reward_network.grpo.inputs import (
     with_unlabelled,
     within_budget,
 )
-from rl_reward_network.grpo.logs import GRPOLogs, with_learning
+from rl_reward_network.grpo.logs import GRPOLogs
 from rl_reward_network.grpo.losses import PathwiseReward
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import any_rank
-from rl_reward_network.grpo.rewards import Reward, loop_rewards
+from rl_reward_network.grpo.rewards import LoopRewards, loop_rewards
 from rl_reward_network.grpo.settings import GRPOPlan
-from rl_reward_network.grpo.trainable import (
-    check_movement,
-    digests,
-    freeze_unreached,
-    prepare_model,
-    unmoved_reasons,
-)
-from rl_reward_network.grpo.trainer import SMALLER_LOSS, Sa2VAGRPOTrainer, hint_out_of_memory, resume_hint
-from rl_reward_network.grpo.validation import Outcome, ValidationCallback
+from rl_reward_network.grpo.trainable import check_movement, digests, prepare_model, unmoved_reasons
+from rl_reward_network.grpo.trainer import SMALLER_LOSS, TILES, Sa2VAGRPOTrainer, hint_out_of_memory
+from rl_reward_network.grpo.validation import ValidationCallback
 from rl_reward_network.inputs.loading import portable_settings
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import parameter_table, save_trainable
@@ -53,10 +47,9 @@ from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
 from rl_reward_network.report.cost import RunCost
 from rl_reward_network.reward_training.stage import named
 from rl_reward_network.rewards.captions import meteor_variant
-from rl_reward_network.rewards.functions import (
-    CaptionJudge,
-)
+from rl_reward_network.rewards.functions import CaptionJudge
 from rl_reward_network.rewards.learned import ForegroundMaps
+from rl_reward_network.rewards.out_of_distribution import OODCheck
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import FINAL, GRPO_RUN, REWARD_NET, Run, peak_memory_gib
 
@@ -72,82 +65,24 @@ WHY_FROZEN = {
     "SAM 2 mask decoder": BEHIND_SEG,
     "SAM 2 memory": "for video alone",
 }
-
-
-def load_model(
-    model_path: str, device: str, use_flash_attn: bool = False, dtype: Dtype = "auto"
-) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
-    """Model and processor of a run.
-
-    Args:
-        model_path: folder, hub id or name of an embedded model.
-        device: of the model.
-        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
-            mask FlashAttention does not take.
-        dtype: see `load_sa2va_model`.
-    """
-    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
-    if use_flash_attn:
-        model.model.vision_encoder.set_attn_implementation(FLASH)
-    return model, processor
-
-
-def startup_lines(trainer: Any) -> list[str]:
-    """Size of an optimisation step, number of trained parameters, frozen parts, unlabelled images left out.
-
-    Args:
-        trainer: Sa2VAGRPOTrainer, after `freeze_unreached`.
-    """
-    table = parameter_table(trainer.sa2va)
-    total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
-    frozen = [part for part, count, training in table if count and not training]
-    reasons = {part: WHY_FROZEN.get(part, AS_SUPERVISED) for part in frozen}
-    return [
-        f"each step: {_step(trainer.args)}",
-        f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})",
-        *(
-            f"not trained: {', '.join(part for part in frozen if reasons[part] == reason)} ({reason})"
-            for reason in dict.fromkeys(reasons.values())
-        ),
-        *([trainer.ood_check.sentence] if trainer.ood_check else []),
-    ]
-
-
-def _step(args: Any) -> str:
-    """Regions x captions and masks of one optimisation step."""
-    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
-    each = []
-    if args.mask_to_caption_weight:
-        each.append(f"{args.num_generations} captions")
-    if args.caption_to_mask_weight:
-        each.append(f"{args.num_mask_generations} masks")
-    weights = {"captions": args.mask_to_caption_weight, "masks": args.caption_to_mask_weight}
-    true = f"true {' and '.join(name for name, weight in weights.items() if weight)}"
-    made = true if args.objective == "supervised" else " and ".join(each) or "their masks"
-    shares = (
-        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
-    )
-    return f"{regions} regions x {made} ({shares})"
-
-
 PROBED = 4  # prompts on which unreached tensors are found
 
 
-def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
-    """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
-    cuda = inputs.device != "cpu"
-    settings = {name: value for name, value in asdict(plan.settings).items() if value is not None}
-    return Sa2VAGRPOConfig(
-        output_dir=str(run),
-        seed=inputs.config.seed,
-        data_seed=inputs.config.seed,
-        use_cpu=not cuda,
-        bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
-        feature_cache_gib=inputs.regions.feature_cache_gib,
-        report_to="none",
-        disable_tqdm=True,
-        **settings,
-    )
+@dataclass(frozen=True)
+class _Training:
+    """A run that is about to train.
+
+    Args:
+        origin: the settings that a resumed run must share.
+        trainer: on the run's prompts.
+        ood_check: which unlabelled images were left out; None without unlabelled images.
+        validation: None if the plan has none.
+    """
+
+    origin: dict[str, Any]
+    trainer: Sa2VAGRPOTrainer
+    ood_check: OODCheck | None
+    validation: ValidationCallback | None
 
 
 def run_grpo_stage(
@@ -170,43 +105,87 @@ def run_grpo_stage(
         begun.check_same({})  # before anything is loaded
     else:
         begun.check_new()
-    trainer, origin = _make_trainer(inputs, plan, run, judge, network)
-    with hint_out_of_memory(trainer, "a first trial", "max_dynamic_patch"):
-        frozen = freeze_unreached(trainer, trainer.prompts[:PROBED])
+    training = _make_training(inputs, plan, run, judge, network)
+    trainer, validation = training.trainer, training.validation
+    with hint_out_of_memory(trainer.place, "a first trial", TILES):
+        frozen = trainer.freeze_unreached(trainer.prompts[:PROBED])
     trainer.reset_reference()
     if trainer.args.should_save:
-        _print_parts(trainer, frozen)
+        print("\n".join(startup_lines(trainer, frozen, training.ood_check)))
     with begun.lock() if trainer.args.should_save else nullcontext():  # the first process locks the folder for all
         if resume:
-            begun.check_same(origin)
+            begun.check_same(training.origin)
         elif trainer.args.should_save:
-            _begin(begun, inputs, origin, trainer, frozen, network)
+            _begin(begun, inputs, training, frozen, network)
         trainer.accelerator.wait_for_everyone()
         before = digests(trainer.sa2va)
-        with hint_out_of_memory(trainer, "training", SMALLER_LOSS):
-            _train(trainer, GRPOLogs(run, trainer, wandb, judge), resume)
+        with hint_out_of_memory(trainer.place, "training", SMALLER_LOSS):
+            _train(training, GRPOLogs(run, lambda: trainer.last_rollouts, wandb, judge), resume)
         unmoved = check_movement(before, digests(trainer.sa2va), trainable_tensors(trainer.sa2va))
         if not any_rank(trainer.accelerator, trainer.any_spread):
             _fail_untrained(trainer, "the rewards of every group were all alike")
         if unmoved:
             _report_unmoved(trainer, unmoved)
-        outcome = _keep_best(trainer)
-        facts = None if outcome is None else outcome.facts
-        peak = peak_memory_gib(inputs.device)
-        spent = {"minutes": trainer.seconds / 60, "resumed": resume, "validation": facts, "peak_memory_gib": peak}
-        spent["seconds"] = with_learning(trainer.phases, trainer.seconds - trainer.earlier_seconds)
+        outcome = None if validation is None else validation.finish()
         if trainer.args.should_save:
-            chose = {"val": outcome.labelled if outcome else 0}
-            labels = {"reward": _labels_used(trainer, inputs.split), "weights": chose}
+            peak = peak_memory_gib(inputs.device)
+            labels = {
+                "reward": _labels_used(trainer, inputs.split),
+                "weights": {"val": outcome.labelled if outcome else 0},
+            }
             trained = sum(count for _, _, count in parameter_table(trainer.sa2va))
             RunCost({"training": trainer.seconds}, labels, trained, peak, resumed=False).save(run)  # of all processes
-        _save(trainer, run, spent)
+            learning = trainer.seconds - trainer.earlier_seconds - sum(trainer.phases.values())
+            spent = {
+                "steps": trainer.state.global_step,
+                "minutes": trainer.seconds / 60,
+                "resumed": resume,
+                "validation": None if outcome is None else asdict(outcome),
+                "peak_memory_gib": peak,
+                "seconds": {**trainer.phases, "learning": learning},
+            }
+            _save(trainer, begun, spent)
 
 
-def _make_trainer(
+def load_model(
+    model_path: str, device: str, use_flash_attn: bool = False, dtype: Dtype = "auto"
+) -> tuple[Sa2VAForConditionalGeneration, Sa2VAProcessor]:
+    """Model and processor of a run.
+
+    Args:
+        model_path: folder, hub id or name of an embedded model.
+        device: of the model.
+        use_flash_attn: FlashAttention in the vision tower alone: the language model is trained on packed rows, whose
+            mask FlashAttention does not take.
+        dtype: see `load_sa2va_model`.
+    """
+    model, processor = load_sa2va_model(model_path, device, dtype=dtype)
+    if use_flash_attn:
+        model.model.vision_encoder.set_attn_implementation(FLASH)
+    return model, processor
+
+
+def training_arguments(inputs: GRPOInputs, plan: GRPOPlan, run: Path) -> Sa2VAGRPOConfig:
+    """The Trainer's configuration for this run: the one place where the plan's settings become its arguments."""
+    cuda = inputs.device != "cpu"
+    settings = {name: value for name, value in asdict(plan.settings).items() if value is not None}
+    return Sa2VAGRPOConfig(
+        output_dir=str(run),
+        seed=inputs.config.seed,
+        data_seed=inputs.config.seed,
+        use_cpu=not cuda,
+        bf16=weight_dtype(inputs.device, inputs.config.dtype) == torch.bfloat16,
+        feature_cache_gib=inputs.regions.feature_cache_gib,
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
+
+
+def _make_training(
     inputs: GRPOInputs, plan: GRPOPlan, run: Path, judge: CaptionJudge | None, network: RewardNetwork | None
-) -> tuple[Sa2VAGRPOTrainer, dict[str, Any]]:
-    """The trainer of a run, and the settings that a resumed run must share."""
+) -> _Training:
+    """Load the model and build the trainer."""
     model, processor = load_model(
         inputs.config.model_path, inputs.device, inputs.regions.use_flash_attn, inputs.config.dtype
     )
@@ -222,16 +201,14 @@ def _make_trainer(
     prompts, ood_check = with_unlabelled(inputs, prompts, maps)
     check_prompts(prompts)
     trainer = Sa2VAGRPOTrainer(model, processor, args, prompts, rewards, pathwise, plan.shuffle_rewards)
-    trainer.judge, trainer.ood_check = judge, ood_check
-    if plan.watch_every:
-        validated = validation_prompts(inputs)
-        trainer.validation = ValidationCallback(trainer, validated, plan.watch_every, maps)
-    return trainer, origin
+    trainer.judge, validation = judge, None
+    if plan.eval_steps:
+        validation = ValidationCallback(trainer, validation_prompts(inputs), plan.eval_steps, maps)
+    trainer.validation = validation
+    return _Training(origin, trainer, ood_check, validation)
 
 
-def _training_prompts(
-    inputs: GRPOInputs, plan: GRPOPlan, rewards: Mapping[str, Mapping[str, Reward]], learned: bool
-) -> list[GRPOPrompt]:
+def _training_prompts(inputs: GRPOInputs, plan: GRPOPlan, rewards: LoopRewards, learned: bool) -> list[GRPOPrompt]:
     """The prompts to train on.
 
     The reward network was trained on the reward split: a run with it (`learned`) must not use these patients.
@@ -248,23 +225,36 @@ def _training_prompts(
     return prompts
 
 
+def _train(training: _Training, logs: GRPOLogs, resume: bool) -> None:
+    """Run the Trainer's loop."""
+    trainer, validation = training.trainer, training.validation
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(logs)
+    if validation is not None:
+        trainer.add_callback(validation)
+    last = get_last_checkpoint(str(logs.run)) if resume else None
+    if last is None or not trainer.load_if_finished(Path(last)):
+        trainer.train(resume_from_checkpoint=last)
+    step = trainer.state.global_step
+    if trainer.judge_failure and step < trainer.planned_steps:
+        raise ValueError(f"step {step}: {trainer.judge_failure}; {trainer.place().resume_hint}")
+    if validation is not None and validation.over_optimised and trainer.args.should_save:
+        print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
+
+
 def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
     """Warn of trainable tensors that did not move, with the reasons.
 
     Raises:
         ValueError: no tensor moved although the learning rate is above 0; the last state has been saved.
     """
-    reasons = unmoved_reasons(
-        unmoved, trainer.tensors_with_gradient, trainer.state.global_step, trainer.args.learning_rate
-    )
-    parts = [
-        f"{len(names)} because {why}, such as {names[0]}"
-        for why in dict.fromkeys(reasons.values())
-        if (names := [name for name, reason in reasons.items() if reason == why])
-    ]
+    rate = trainer.args.learning_rate
+    reasons = unmoved_reasons(unmoved, trainer.tensors_with_gradient, trainer.state.global_step, rate)
+    parts = [f"{len(names)} because {why}, such as {names[0]}" for why, names in reasons.items()]
     count = len(trainable_tensors(trainer.sa2va))
     message = f"{len(unmoved)} of {count} trainable tensors did not move: {'; '.join(parts)}"
-    if len(unmoved) == count and trainer.args.learning_rate:
+    if len(unmoved) == count and rate:
         _fail_untrained(trainer, message)
     if trainer.args.should_save:
         warnings.warn(message, stacklevel=2)
@@ -273,27 +263,60 @@ def _report_unmoved(trainer: Sa2VAGRPOTrainer, unmoved: list[str]) -> None:
 def _fail_untrained(trainer: Sa2VAGRPOTrainer, reason: str) -> NoReturn:
     """Raise a ValueError at the end of a run that learned nothing, after saving its last state."""
     if trainer.optimizer is not None:  # otherwise this state was just read from the checkpoint
-        save_run_state(trainer)  # hours of training must neither be lost nor look finished
+        trainer.save_checkpoint()  # hours of training must neither be lost nor look finished
     last = f"{trainer.args.output_dir}/checkpoint-{trainer.state.global_step}"
     raise ValueError(f"nothing was trained: {reason}; the last state is in {last}")
 
 
-def _print_parts(trainer: Sa2VAGRPOTrainer, frozen: list[str]) -> None:
-    """Print the trained parts, the parts that are frozen because no loss reaches them, and the partner's decay."""
-    for part, count, trained in parameter_table(trainer.sa2va):
-        print(f"{part}: {count:,} parameters, {trained:,} train")
-    print("\n".join(startup_lines(trainer)))
-    parts = Counter(".".join(name.split(".")[:3]) for name in frozen)
-    for part, count in parts.items():
-        print(f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)")
-    print(f"partner: {_partner(trainer)}")
+# ---- the output before the first step -------------------------------------------------------------------------------
 
 
-def _partner(trainer: Sa2VAGRPOTrainer) -> str:
+def startup_lines(trainer: Sa2VAGRPOTrainer, frozen: list[str], ood_check: OODCheck | None) -> Iterator[str]:
+    """Trained and frozen parts, the size of an optimisation step, unlabelled images left out, and the teacher's decay.
+
+    Args:
+        trainer: before its first step.
+        frozen: names of the tensors that no enabled loss reaches.
+        ood_check: of the unlabelled images.
+    """
+    table = parameter_table(trainer.sa2va)
+    yield from (f"{part}: {count:,} parameters, {trained:,} train" for part, count, trained in table)
+    yield f"each step: {_step(trainer.args)}"
+    total, trained = sum(row[1] for row in table), sum(row[2] for row in table)
+    yield f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})"
+    parts: dict[str, list[str]] = {}
+    for part, count, training in table:
+        if count and not training:
+            parts.setdefault(WHY_FROZEN.get(part, AS_SUPERVISED), []).append(part)
+    yield from (f"not trained: {', '.join(names)} ({reason})" for reason, names in parts.items())
+    if ood_check:
+        yield ood_check.sentence
+    for part, count in Counter(".".join(name.split(".")[:3]) for name in frozen).items():
+        yield f"frozen, since no enabled loss reaches it: {part} ({count} tensors, named in config.json)"
+    yield f"EMA teacher: {_teacher(trainer)}"
+
+
+def _step(args: Sa2VAGRPOConfig) -> str:
+    """Regions x captions and masks of one optimisation step."""
+    regions = args.prompts_per_step * args.gradient_accumulation_steps * args.world_size
+    loops = {
+        "captions": (args.mask_to_caption_weight, args.num_generations),
+        "masks": (args.caption_to_mask_weight, args.num_mask_generations),
+    }
+    made = " and ".join(f"{count} {name}" for name, (weight, count) in loops.items() if weight) or "their masks"
+    if args.objective == "supervised":
+        made = f"true {' and '.join(name for name, (weight, _) in loops.items() if weight)}"
+    shares = (
+        f"{args.world_size} processes x {args.gradient_accumulation_steps} forward passes x {args.prompts_per_step}"
+    )
+    return f"{regions} regions x {made} ({shares})"
+
+
+def _teacher(trainer: Sa2VAGRPOTrainer) -> str:
     """The decay at the end of the run, which is below the setting if a short run ends in the warm-up."""
     ema, steps = trainer.ema, trainer.planned_steps
     if trainer.args.objective == "supervised":
-        return "none, supervised training has no partner"
+        return "none, supervised training has none"
     if ema is None:
         return "the model itself"
     reached, half_life = ema.decay_after(steps), ema.half_life_after(steps)
@@ -301,34 +324,14 @@ def _partner(trainer: Sa2VAGRPOTrainer) -> str:
     return f"moving average, decay {reached:.4g}{setting} after {steps} steps, half-life {half_life:.0f} steps"
 
 
-def _train(trainer: Sa2VAGRPOTrainer, logs: GRPOLogs, resume: bool) -> None:
-    """Run the Trainer's loop."""
-    for callback in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(callback)
-    trainer.add_callback(logs)
-    if trainer.validation is not None:
-        trainer.add_callback(trainer.validation)
-    last = get_last_checkpoint(str(logs.run)) if resume else None
-    if last is None or not load_if_finished(trainer, Path(last)):
-        trainer.train(resume_from_checkpoint=last)
-    if trainer.judge_failure and trainer.state.global_step < trainer.planned_steps:
-        raise ValueError(f"step {trainer.state.global_step}: {trainer.judge_failure}; {resume_hint(trainer)}")
-    if trainer.validation is not None and trainer.validation.over_optimised and trainer.args.should_save:
-        print("stopped: the reward network's score still rose, but the metric of the validation items had fallen")
-
-
-def _keep_best(trainer: Sa2VAGRPOTrainer) -> Outcome | None:
-    """Restore the weights that validation found best; None without validation."""
-    if trainer.validation is None:
-        return None
-    outcome: Outcome = trainer.validation.finish()
-    return outcome
+# ---- the run's folder -----------------------------------------------------------------------------------------------
 
 
 def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, Any]:
     """The settings that a resumed run must share, as they are read back from JSON."""
     settings = {
         **asdict(plan),
+        "watch_every": plan.eval_steps,  # its name in the config.json of earlier versions
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "seed": inputs.config.seed,
         "max_dynamic_patch": inputs.regions.max_dynamic_patch,
@@ -340,41 +343,36 @@ def describe(inputs: GRPOInputs, plan: GRPOPlan, fingerprint: str) -> dict[str, 
         "unlabelled": None if inputs.unlabelled is None else inputs.unlabelled.fingerprint,
         "model_fingerprint": fingerprint,
     }
+    del settings["eval_steps"]
     return dict(json.loads(json.dumps(settings | inputs.of_qwen_vl)))
 
 
-def _begin(
-    run: Run,
-    inputs: GRPOInputs,
-    origin: dict[str, Any],
-    trainer: Sa2VAGRPOTrainer,
-    frozen: list[str],
-    network: RewardNetwork | None,
-) -> None:
+def _begin(run: Run, inputs: GRPOInputs, training: _Training, frozen: list[str], network: RewardNetwork | None) -> None:
+    """Write the reward network, split.json and config.json."""
     run.check_new()
     if network is not None:
         network.save_pretrained(run / REWARD_NET)
+    model = training.trainer.sa2va
     facts = {
         "world": portable_settings(run.path, inputs.config, inputs.regions),
         "kind": inputs.kind,
         "data": inputs.summary,
-        "labels": sum(_labels_used(trainer, inputs.split).values()),
-        "unlabelled": None if trainer.ood_check is None else trainer.ood_check.facts,
+        "labels": sum(_labels_used(training.trainer, inputs.split).values()),
+        "unlabelled": None if training.ood_check is None else training.ood_check.facts,
         "reward_net": None if network is None else named(network, run.path),
         "groups": {name: len(ids) for name, ids in inputs.split.groups.items()},
-        "parameters": [list(row) for row in parameter_table(trainer.sa2va)],
+        "parameters": [list(row) for row in parameter_table(model)],
         "frozen_because_unreached": frozen,
-        "trainable": sorted(trainable_tensors(trainer.sa2va)),
+        "trainable": sorted(trainable_tensors(model)),
         "meteor_variant": meteor_variant() if inputs.kind == "regions" else "",
     }
     save_split(inputs.split, run / "split.json")
-    run.begin(origin, facts)
+    run.begin(training.origin, facts)
 
 
 def _labels_used(trainer: Sa2VAGRPOTrainer, split: Split) -> dict[str, int]:
     """Split -> number of training prompts whose true mask the training uses."""
-    rewarded = trainer.rollout_generator.rewards["loop2"].items()
-    of_masks = any(term.weight and name in MASK_REWARDS for name, term in rewarded)
+    of_masks = any(term.weight and name in MASK_REWARDS for name, term in trainer.rewards["loop2"].items())
     if not (trainer.args.objective == "supervised" or trainer.args.mask_to_caption_weight or of_masks):
         return {}
     return {name: sum(prompt.labelled for prompt in select(trainer.prompts, split, name)) for name in split.groups}
@@ -393,12 +391,11 @@ def find_grpo_run(inputs: GRPOInputs, plan: GRPOPlan, also: Callable[[Run], bool
     return None if run is None else run.path
 
 
-def _save(trainer: Sa2VAGRPOTrainer, run: Path, spent: dict[str, Any]) -> None:
+def _save(trainer: Sa2VAGRPOTrainer, run: Run, spent: dict[str, Any]) -> None:
     """Write final_model/: the trained tensors, config.json and the model card."""
-    if trainer.args.should_save:
-        config = {**read_json(run / "config.json"), "steps": trainer.state.global_step, **spent}
-        with whole_folder(run / FINAL) as temporary:
-            save_trainable(trainer.sa2va, temporary / "trainable")
-            write_json(temporary / "config.json", config)
-            (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
-        Run(run, GRPO_RUN).finish()
+    config = {**run.config, **spent}
+    with whole_folder(run / FINAL) as temporary:
+        save_trainable(trainer.sa2va, temporary / TRAINABLE)
+        write_json(temporary / "config.json", config)
+        (temporary / "README.md").write_text(card_text(config), encoding="utf-8")
+    run.finish()

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_reward_network.grpo.prompts import GRPOPrompt
-from rl_reward_network.grpo.ranks import from_first_rank
 from rl_reward_network.grpo.settings import check_lora_dropout
-from rl_reward_network.models.ema import trainable_tensors
-from rl_reward_network.models.lora import freeze_parameters, setup_lora, unreached_parameters
+from rl_reward_network.models.lora import freeze_parameters, setup_lora
 
 CANDIDATE_HEADS = "grounding_encoder.mask_decoder.output_hypernetworks_mlps."
 ATTENTION_DROPOUT = ("attention_dropout", "dropout_p")  # attributes of attention layers in transformers
@@ -53,29 +50,18 @@ def mixed_precision(model: Any) -> AbstractContextManager[Any]:
     return torch.autocast(model.device.type, torch.bfloat16) if model.dtype == torch.bfloat16 else nullcontext()
 
 
-def freeze_unreached(trainer: Any, prompts: Sequence[GRPOPrompt]) -> list[str]:
-    """Freeze the tensors that no enabled loss gives a gradient to, found by one backward pass per prompt.
+def unreached_of_candidates(unreached: Sequence[str], reached: Collection[str]) -> list[str]:
+    """The unreached tensors without those of a selectable candidate's head if another candidate's is reached.
 
-    Rank 0 decides for all. A mask depends only on the candidate that SAM 2 selects for it, so if the head of one
-    candidate is reached, the heads of all candidates that may be selected for other prompts train.
-
-    Args:
-        trainer: Sa2VAGRPOTrainer, before its first step.
-        prompts: a few, tried one after the other: a trial must not take more memory than training.
-
-    Returns:
-        Names of the frozen tensors.
+    A mask depends only on the candidate that SAM 2 selects for it, so such a head may be reached by other prompts.
     """
-    trainer.sa2va.train()
-    if trainer.args.activation_checkpointing:  # the Trainer turns it on only when training begins
-        trainer.model.activation_checkpointing_enable()
-    losses = (_trial_loss(trainer, prompt) for prompt in prompts)
-    unreached = from_first_rank(trainer.accelerator, lambda: unreached_parameters(trainer.sa2va, losses))
-    reached = trainable_tensors(trainer.sa2va).keys() - set(unreached)
-    unreached = [name for name in unreached if not _same_tensor_of_candidates(name) & reached]
-    for name in unreached:
-        trainer.sa2va.get_parameter(name).requires_grad_(False)
-    return unreached
+    return [name for name in unreached if not _same_tensor_of_candidates(name) & set(reached)]
+
+
+def freeze(model: nn.Module, names: Sequence[str]) -> None:
+    """Freeze the named parameters."""
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
 
 
 def _same_tensor_of_candidates(name: str) -> set[str]:
@@ -85,16 +71,6 @@ def _same_tensor_of_candidates(name: str) -> set[str]:
     if not heads or number not in SELECTABLE:
         return set()
     return {f"{before}{heads}{other}.{rest}" for other in SELECTABLE}
-
-
-def _trial_loss(trainer: Any, prompt: GRPOPrompt) -> Tensor:
-    """A sum of all outputs that the enabled losses depend on."""
-    with mixed_precision(trainer.sa2va):
-        outputs, anchor = trainer.policy(trainer.groups_from_references([prompt]), trainer.needs_masks)
-    enabled = trainer.samples_masks, bool(trainer.args.answer_weight)
-    parts = [part for output in outputs for part in output.differentiable(*enabled)]
-    total: Tensor = anchor + sum(part.float().sum() for part in parts)
-    return total
 
 
 def digests(model: nn.Module) -> dict[str, str]:
@@ -138,22 +114,23 @@ def check_movement(before: dict[str, str], after: dict[str, str], training: Coll
 
 def unmoved_reasons(
     unmoved: Sequence[str], with_gradient: Collection[str], steps: int, learning_rate: float
-) -> dict[str, str]:
-    """For each tensor that did not change the reason.
+) -> dict[str, list[str]]:
+    """Reason -> the tensors that did not change for it.
 
     Args:
         unmoved: result of `check_movement`.
         with_gradient: names of tensors that had a gradient at some step.
         steps, learning_rate: optimisation steps, and the largest rate of one.
     """
-    if not learning_rate:
-        return dict.fromkeys(unmoved, "learning_rate is 0")
-    never = f"no loss reached it in {steps} steps"
-    late = "its gradient passes lora_B, which began at 0; train for more than one step"
-    reasons = {}
+    reasons: dict[str, list[str]] = {}
     for name in unmoved:
-        if name in with_gradient:
-            reasons[name] = "its steps were too small for float32: raise the learning rate"
+        if not learning_rate:
+            reason = "learning_rate is 0"
+        elif name in with_gradient:
+            reason = "its steps were too small for float32: raise the learning rate"
+        elif "lora_A" in name and steps == 1:
+            reason = "its gradient passes lora_B, which began at 0; train for more than one step"
         else:
-            reasons[name] = late if "lora_A" in name and steps == 1 else never
+            reason = f"no loss reached it in {steps} steps"
+        reasons.setdefault(reason, []).append(name)
     return reasons

@@ -9,10 +9,11 @@ import os
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from accelerate.utils import gather_object
@@ -22,154 +23,61 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from rl_reward_network.grpo.checkpoint import load_run_state, save_run_state
+from rl_reward_network.grpo.checkpoint import RunState, load_run_state, save_run_state, state_if_finished
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
 from rl_reward_network.grpo.logs import StepMetrics, summed_counts
 from rl_reward_network.grpo.losses import (
     LoopWeights,
-    LossParts,
+    Loss,
     PathwiseReward,
     StepCounts,
-    answer_loss,
     count_step,
-    direct_mask_loss,
     gradient_norm,
-    loop_losses,
-    loss_metrics,
+    grpo_objective,
 )
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.prompts import CurriculumOrder, GRPOPrompt, prompt_order
-from rl_reward_network.grpo.ranks import any_rank, first_message
+from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.rewards import (
+    FRAC_REWARD_ZERO_STD,
     MASK_IOU,
-    ZERO_STD,
-    AlikeRewards,
-    LoopRollouts,
-    Reward,
+    LoopRewards,
+    Terms,
     advantage_statistics,
     check_weights,
     prompt_outcomes,
-    reward_step,
     rollout_statistics,
+    score,
+    step_advantages,
 )
-from rl_reward_network.grpo.rollouts import RolloutGenerator, RolloutGroup
-from rl_reward_network.grpo.trainable import mixed_precision
+from rl_reward_network.grpo.rollouts import NOTHING_STORED, MicroBatch, RolloutGenerator, Rollouts
+from rl_reward_network.grpo.trainable import freeze, mixed_precision, unreached_of_candidates
 from rl_reward_network.models.ema import EMA, copied, swapped, trainable_tensors
-from rl_reward_network.models.lora import lora_off
+from rl_reward_network.models.lora import lora_off, unreached_parameters
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.rewards.combine import Advantages
 from rl_reward_network.rewards.functions import CaptionJudge
-from rl_reward_network.rewards.out_of_distribution import OODCheck
 from rl_reward_network.run import clock
-
-TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
-
-
-def fail_not_finite(trainer: Any, problem: str) -> NoReturn:
-    """Raise a ValueError for a loss or gradient that is not finite.
-
-    Args:
-        trainer: Sa2VAGRPOTrainer.
-        problem: the first part of the message, such as "a gradient is not finite".
-    """
-    checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
-    state = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-    raise ValueError(f"{_step(trainer)}: {problem}; training stops, {state}; lower learning_rate, or raise beta")
-
-
-def resume_hint(trainer: Any) -> str:
-    """A sentence on the possible use of the last checkpoint."""
-    checkpoint = get_last_checkpoint(str(trainer.args.output_dir))
-    return f"--resume goes on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
-
-
-@contextmanager
-def hint_to_resume(trainer: Any) -> Iterator[None]:
-    """Add step and resume hint to a ValueError of the block, such as a judge that cannot be reached any more."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{_step(trainer)}: {error}; {resume_hint(trainer)}") from error
-
-
-@contextmanager
-def hint_out_of_memory(trainer: Any, phase: str, remedy: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        if TILES in remedy and trainer.sa2va.config.family.body == "qwen_vl":
-            remedy = remedy.replace(TILES, "the size of the images")
-        raise ValueError(
-            f"{_step(trainer)}: out of GPU memory in {phase}; lower {remedy}, or turn on gradient_checkpointing"
-        ) from error
-
-
-def _step(trainer: Any) -> str:
-    return f"step {trainer.state.global_step + 1}"
-
-
-class StepCallback(TrainerCallback):
-    """Check the gradients before each optimisation step; after it, update partner and loop weights, and may stop.
-
-    Args:
-        trainer: Sa2VAGRPOTrainer.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self.trainer.start_time = time.monotonic()
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""
-        tensors = trainable_tensors(self.trainer.sa2va)
-        gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
-        norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
-        if not norms.isfinite().all():
-            fail_not_finite(self.trainer, "a gradient is not finite")
-        not_zero = (norms > 0).tolist()
-        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Update loop weights and partner, and stop when the time is over or the judge has failed."""
-        self._update_loop_weights()
-        rollouts_used_up = state.global_step % args.num_iterations == 0  # a checkpoint holds no half-used rollouts
-        if rollouts_used_up:
-            self._stop_without_judge(control)
-        if self.trainer.ema is not None:
-            self.trainer.ema.update(self.trainer.sa2va)
-        if args.max_minutes is not None:
-            late = any_rank(self.trainer.accelerator, self.trainer.seconds > 60 * args.max_minutes)
-            if late and rollouts_used_up:
-                self.trainer.ended = control.should_training_stop = control.should_save = True
-        # A resumed run begins a line of its own, so the whole one must do so there, too; and no step is left out.
-        control.should_log |= control.should_save or state.global_step >= state.max_steps
-
-    def _stop_without_judge(self, control: Any) -> None:
-        """Stop, with a checkpoint, if the judge of some process fails for good; METEOR alone is another objective."""
-        trainer = self.trainer
-        if trainer.judge is not None:
-            trainer.judge_failure = first_message(trainer.accelerator, trainer.judge.failing())
-            if trainer.judge_failure:
-                control.should_training_stop = control.should_save = True
-
-    def _update_loop_weights(self) -> None:
-        """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
-        trainer, norms = self.trainer, self.trainer.gradient_norms
-        if norms:
-            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
-            means = trainer.accelerator.reduce(means, "mean").tolist()
-            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
-            for loop, norm in zip(norms, means, strict=True):
-                trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
-            norms.clear()
-
 
 SMALLER_ROLLOUTS = "batch_size, num_generations, num_mask_generations or max_dynamic_patch"
 SMALLER_LOSS = "batch_size, num_generations or max_dynamic_patch"
+TILES = "max_dynamic_patch"  # a Qwen-VL has no tiles: its image tokens grow with the image
+LONGEST_ALIKE = 20  # optimisation steps in a row whose rewards do not differ, before a warning
+DIFFERENT_REWARDS = {
+    "loop1": "raise temperature or num_generations, or weigh a reward that differs between captions",
+    "loop2": "raise num_mask_generations, or weigh a reward that differs between masks",
+}
+
+
+class Stateful(Protocol):
+    """What a checkpoint keeps the state of, such as the validation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint whose weights have been loaded."""
 
 
 class Sa2VAGRPOTrainer(Trainer):
@@ -186,7 +94,6 @@ class Sa2VAGRPOTrainer(Trainer):
 
     Attributes set from outside, all optional:
         judge: the LLM judge that scores captions; its counts are logged, and the run stops when it fails for good.
-        ood_check: how many unlabelled images were left out.
         validation: `ValidationCallback`, whose state goes into checkpoints.
     """
 
@@ -198,7 +105,7 @@ class Sa2VAGRPOTrainer(Trainer):
         processor: Sa2VAProcessor,
         args: Sa2VAGRPOConfig,
         prompts: Sequence[GRPOPrompt],
-        rewards: Mapping[str, Mapping[str, Reward]],
+        rewards: LoopRewards,
         pathwise: PathwiseReward | None = None,
         shuffle_rewards: bool = False,
     ) -> None:
@@ -211,23 +118,22 @@ class Sa2VAGRPOTrainer(Trainer):
         order = prompt_order(len(prompts), args)  # refuses too few prompts before the Trainer makes the run's folder
         super().__init__(policy, args, data_collator=list, train_dataset=prompts)  # type: ignore[arg-type]
         self.loss_is_scaled_for_ga = True  # by `compute_loss` itself
-        self.sa2va, self.prompts, self.pathwise, self.order = model, prompts, pathwise, order
-        self.rollout_generator = RolloutGenerator(model, processor, args, rewards, shuffle_rewards)
+        self.sa2va, self.prompts, self.rewards, self.pathwise, self.order = model, prompts, rewards, pathwise, order
+        self.shuffle_rewards = shuffle_rewards
+        self.rollout_generator = RolloutGenerator(model, processor, args)
         self.reset_reference()
         self.judge: CaptionJudge | None = None
-        self.ood_check: OODCheck | None = None
-        self.validation: Any = None
-        self.loop_weights = LoopWeights(
-            {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}, args.adaptive_loop_weights
-        )
+        self.validation: Stateful | None = None
+        weights = {"loop1": args.mask_to_caption_weight, "loop2": args.caption_to_mask_weight}
+        self.loop_weights = LoopWeights(weights, args.adaptive_loop_weights)
         self._init_state()
         self.add_callback(StepCallback(self))
 
     def _init_state(self) -> None:
         """State of the run besides weights and optimiser."""
         # Rollouts in use, and their results for logs and curriculum.
-        self.buffer: list[list[RolloutGroup]] = []
-        self.last_rollouts: dict[str, LoopRollouts] = {}
+        self.buffer: list[MicroBatch] = []
+        self.last_rollouts = Rollouts(0, [], [])
         self.prompt_outcomes: list[tuple[int, float, bool]] = []  # of the rollouts of this step
         self.prompt_indices = {id(prompt): index for index, prompt in enumerate(self.prompts)}
         # Measurements.
@@ -236,9 +142,8 @@ class Sa2VAGRPOTrainer(Trainer):
         self.tensors_with_gradient: set[str] = set()  # a gradient other than 0 at some step
         # Whether the rewards of some group differed, or the loss needs no rewards.
         self.any_spread = self.args.objective == "supervised" or bool(self.args.pathwise_weight)
-        rewards, weights = self.rollout_generator.rewards, self.loop_weights.configured
-        loops = [loop for loop, terms in rewards.items() if weights[loop] and any(t.weight for t in terms.values())]
-        self.alike_rewards = AlikeRewards(loops)
+        rewarded = [loop for loop, terms in self.rewards.items() if any(term.weight for term in terms.values())]
+        self.alike_steps = {loop: 0 for loop in rewarded if self.loop_weights.configured[loop]}  # in a row
         # End of the run.
         self.ended = False  # before its last step, by the time limit or by the stop rule of validation
         self.judge_failure: str | None = None  # the reason, if the run stopped for lack of a judge
@@ -246,12 +151,43 @@ class Sa2VAGRPOTrainer(Trainer):
         self.phases: dict[str, float] = {}  # seconds of this process, since it began or resumed the run
 
     def reset_reference(self) -> None:
-        """Make the current weights the reference and the partner's start; call again after freezing more tensors."""
+        """Make the current weights the reference and the teacher's start; call again after freezing more tensors."""
         self.reference = {name: tensor for name, tensor in copied(self.sa2va).items() if "lora_" not in name}
-        captioned = any(prompt.caption for prompt in self.prompts)  # else there is nothing to draw or to describe
-        has_partner = self.args.ema_decay and self.args.objective == "grpo" and captioned  # supervised: needs none
-        self.ema = EMA(self.sa2va, self.args.ema_decay) if has_partner else None
+        captioned = any(prompt.caption for prompt in self.prompts)  # else there is nothing to segment or to describe
+        has_teacher = self.args.ema_decay and self.args.objective == "grpo" and captioned  # supervised: needs none
+        self.ema = EMA(self.sa2va, self.args.ema_decay) if has_teacher else None
         self.rollout_generator.ema = self.ema
+
+    def freeze_unreached(self, prompts: Sequence[GRPOPrompt]) -> list[str]:
+        """Freeze the tensors that no enabled loss gives a gradient to, found by one backward pass per prompt.
+
+        Rank 0 decides for all. A mask depends only on the candidate that SAM 2 selects for it, so if the head of one
+        candidate is reached, the heads of all candidates that may be selected for other prompts train.
+
+        Args:
+            prompts: a few, tried one after the other: a trial must not take more memory than training.
+
+        Returns:
+            Names of the frozen tensors.
+        """
+        self.sa2va.train()
+        if self.args.activation_checkpointing:  # the Trainer turns it on only when training begins
+            self.policy.activation_checkpointing_enable()
+        losses = (self._trial_loss(prompt) for prompt in prompts)
+        unreached = from_first_rank(self.accelerator, lambda: unreached_parameters(self.sa2va, losses))
+        names = unreached_of_candidates(unreached, trainable_tensors(self.sa2va).keys() - set(unreached))
+        freeze(self.sa2va, names)
+        return names
+
+    def _trial_loss(self, prompt: GRPOPrompt) -> Tensor:
+        """A sum of all outputs that the enabled losses depend on."""
+        with mixed_precision(self.sa2va):
+            batch = self.rollout_generator.references([prompt])
+            outputs, anchor = self.policy(batch.rollouts, self.args.needs_masks)
+        parts = [*outputs.log_probs, *outputs.mask_logits]
+        parts += outputs.parameters if self.args.samples_masks else []
+        parts += outputs.answer_log_probs if self.args.answer_weight else []
+        return anchor + sum(part.float().sum() for part in parts)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
         """The configured schedule, with a warm-up that begins above 0: a run of one step must learn, too."""
@@ -277,21 +213,13 @@ class Sa2VAGRPOTrainer(Trainer):
         return self.args.planned_steps(self.order.rollouts_per_epoch)
 
     @property
-    def needs_masks(self) -> bool:
-        """Whether a loss depends on the mask of the mean action."""
-        supervised = self.args.objective == "supervised" and self.args.caption_to_mask_weight
-        return bool(self.args.pathwise_weight or supervised)
-
-    @property
-    def samples_masks(self) -> bool:
-        """Whether a loss, be it the KL alone, depends on the parameters of the mask policy."""
-        held = self.args.pathwise_weight and self.args.mask_beta
-        return self.args.objective == "grpo" and bool(self.args.caption_to_mask_weight or held)
-
-    @property
     def seconds(self) -> float:
         """Training time so far, including the time before an interruption."""
         return self.earlier_seconds + time.monotonic() - self.start_time
+
+    def place(self) -> "Place":
+        """Where the run is, for messages."""
+        return Place(self.state.global_step + 1, str(self.args.output_dir), self.sa2va.config.family.body == "qwen_vl")
 
     # ---- prompts ------------------------------------------------------------------------------------------------
 
@@ -317,139 +245,134 @@ class Sa2VAGRPOTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[list[RolloutGroup]], Tensor]:
-        """Rollouts of all micro-batches of one optimisation step, generated anew every `num_iterations` steps.
+    ) -> tuple[list[MicroBatch], Tensor]:
+        """All micro-batches of one optimisation step, whose rollouts are generated anew every `num_iterations` steps.
 
         Returns:
-            Groups by micro-batch, and `StepCounts` of a process, on average, as a tensor.
+            The micro-batches, and `StepCounts` of a process, on average, as a tensor.
         """
         for _ in range(num_batches):
             next(epoch_iterator)
         if self.state.global_step % self.args.num_iterations == 0 or not self.buffer:
             self.buffer.clear()  # in place, for the Trainer holds this list, too: image features of both are too much
             self.buffer = self._generate_step()
-        counts = torch.tensor(count_step(self.buffer), device=device)
+        counts = torch.tensor(count_step([batch.rollouts for batch in self.buffer]), device=device)
         return self.buffer, self.accelerator.reduce(counts, "sum") / self.args.world_size
 
-    def _generate_step(self) -> list[list[RolloutGroup]]:
-        batches = self._prompt_batches()
+    def _generate_step(self) -> list[MicroBatch]:
+        """The micro-batches of this process in one optimisation step."""
         with (
             clock(self.phases, "rollouts"),
-            hint_out_of_memory(self, "rollouts", SMALLER_ROLLOUTS),
-            hint_to_resume(self),
+            hint_out_of_memory(self.place, "rollouts", SMALLER_ROLLOUTS),
+            hint_to_resume(self.place),
         ):
+            prompts = self._prompt_batches()
             if self.args.objective == "supervised":
-                return [self.groups_from_references(prompts) for _, prompts in batches]
-            step = [self._generate_and_score(prompts, number) for number, prompts in batches]
-            reward_step(step, self.rollout_generator.rewards, self.args, self.accelerator)
-        for (_, prompts), (_, rollouts) in zip(batches, step, strict=True):
-            self._record_advantages(prompts, rollouts)
-        self._update_spread(len(step))
-        self._update_curriculum()
-        self.alike_rewards.end_step(self.accelerator, self.state.global_step, self.args.num_iterations)
-        return [groups for groups, _ in step]
+                with mixed_precision(self.sa2va):
+                    return [self.rollout_generator.references(of_batch) for _, of_batch in prompts]
+            batches, terms = zip(
+                *(self.generate_and_score(of_batch, number) for number, of_batch in prompts), strict=True
+            )
+            advantages = step_advantages(terms, self.rewards, self.args, self.accelerator)
+        for (_, of_batch), of_loops in zip(prompts, advantages, strict=True):
+            self.metrics.record(advantage_statistics(of_loops))
+            if self.args.curriculum:
+                indices = [self.prompt_indices[id(prompt)] for prompt in of_batch]
+                self.prompt_outcomes += prompt_outcomes(indices, of_loops)
+        self._update_spread(len(batches))
+        if isinstance(self.order, CurriculumOrder):  # rewards of the prompts of this step, of all processes
+            self.order.update(sorted(gather_object(self.prompt_outcomes)))
+            self.prompt_outcomes = []
+        self._note_spread(advantages)
+        return [with_advantages(batch, of_loops) for batch, of_loops in zip(batches, advantages, strict=True)]
 
-    def _generate_and_score(
-        self, prompts: Sequence[GRPOPrompt], number: int
-    ) -> tuple[list[RolloutGroup], dict[str, LoopRollouts]]:
-        """Groups of one micro-batch with the reference's outputs, and their rollouts with terms."""
+    def generate_and_score(self, prompts: Sequence[GRPOPrompt], number: int) -> tuple[MicroBatch, dict[str, Terms]]:
+        """The rollouts of one micro-batch with the reference's outputs, still without advantages, and their terms."""
         seed = (self.args.seed, self.state.global_step, number)
         with mixed_precision(self.sa2va):
-            groups, rollouts = self.rollout_generator.generate_and_score(prompts, seed)
-        self._record_rollouts(groups, rollouts)
+            rollouts = self.rollout_generator.generate(prompts, seed)
+            terms = score(rollouts, self.rewards, seed if self.shuffle_rewards else None)
+        self.last_rollouts = rollouts  # for the pictures; the pixels of all micro-batches of a step would be too much
+        self.metrics.record(rollout_statistics(rollouts, terms))
+        if "loop2" in terms:
+            self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
+        reference = NOTHING_STORED
         if self.args.beta or self.args.mask_beta:
             with torch.no_grad(), self.reference_weights(), mixed_precision(self.sa2va):
-                for group, output in zip(groups, self.policy(groups)[0], strict=True):
-                    group.ref_output = output.detached()
-        return groups, rollouts
-
-    def groups_from_references(self, prompts: Sequence[GRPOPrompt]) -> list[RolloutGroup]:
-        """Groups that take part in every enabled loop, with the reference answers in place of rollouts."""
-        with mixed_precision(self.sa2va):
-            return self.rollout_generator.groups_from_references(prompts)
+                reference = self.policy(rollouts)[0].stored()
+        return MicroBatch(replace(rollouts, columns={}), [], [], reference), terms
 
     @contextmanager
     def reference_weights(self) -> Iterator[None]:
-        """The model as it was before training: LoRA off, and copies of all other trainable tensors."""
+        """The initial model: LoRA off, and copies of all other trainable tensors."""
         with swapped(self.sa2va, self.reference), lora_off(self.sa2va):
             yield
-
-    def _record_rollouts(self, groups: Sequence[RolloutGroup], rollouts: dict[str, LoopRollouts]) -> None:
-        for loop in self.last_rollouts.values():
-            loop.columns.clear()  # the pixels of all micro-batches of a step would be too much
-        self.last_rollouts = rollouts
-        self.metrics.record(rollout_statistics(groups, rollouts))
-        if "loop2" in rollouts:
-            self.metrics.record({"loop2/sigma": self.rollout_generator.spread_controller.spread})
-
-    def _record_advantages(self, prompts: Sequence[GRPOPrompt], rollouts: Mapping[str, LoopRollouts]) -> None:
-        self.metrics.record(advantage_statistics(rollouts))
-        if self.args.curriculum:
-            self.prompt_outcomes += prompt_outcomes([self.prompt_indices[id(prompt)] for prompt in prompts], rollouts)
-        self.any_spread |= any(
-            loop.advantages is not None and loop.advantages.spread.any() for loop in rollouts.values()
-        )
-        self.alike_rewards.note(rollouts)
 
     def _update_spread(self, micro_batches: int) -> None:
         """Widen or narrow the mask policy by the means over all processes, so that it is equal on all."""
         if MASK_IOU in self.metrics.values:
             means = torch.tensor(
-                self.metrics.mean_of_last((MASK_IOU, ZERO_STD), micro_batches), device=self.args.device
+                self.metrics.mean_of_last((MASK_IOU, FRAC_REWARD_ZERO_STD), micro_batches), device=self.args.device
             )
             self.rollout_generator.spread_controller.update(*self.accelerator.reduce(means, "mean").tolist())
 
-    def _update_curriculum(self) -> None:
-        """Pass the rewards of the prompts of this step, gathered from all processes, to the curriculum."""
-        if isinstance(self.order, CurriculumOrder):
-            self.order.update(sorted(gather_object(self.prompt_outcomes)))
-            self.prompt_outcomes = []
+    def _note_spread(self, advantages: Sequence[Mapping[str, Advantages]]) -> None:
+        """Count the steps in a row in which the rewards of every group of a loop were alike, and warn of many."""
+        differed = {loop: any(bool(one[loop].spread.any()) for one in advantages) for loop in advantages[0]}
+        self.any_spread |= any(differed.values())
+        for loop in sorted(differed.keys() & self.alike_steps.keys()):
+            before, uses = self.alike_steps[loop], self.args.num_iterations
+            self.alike_steps[loop] = 0 if any_rank(self.accelerator, differed[loop]) else before + uses
+            if before < LONGEST_ALIKE <= self.alike_steps[loop] and self.args.should_log:
+                last = self.state.global_step + uses
+                warnings.warn(
+                    f"steps {last - self.alike_steps[loop] + 1} to {last}: the rewards of every group of {loop} were "
+                    f"alike, so nothing was learned from them; {DIFFERENT_REWARDS[loop]}",
+                    stacklevel=2,
+                )
 
     # ---- loss ---------------------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return inputs
 
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: the Trainer's estimate needs its own kind of batch."""
+        return 0
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward pass of one micro-batch."""
-        with hint_out_of_memory(self, "the loss", SMALLER_LOSS):
+        with hint_out_of_memory(self.place, "the loss", SMALLER_LOSS):
             return super().training_step(*args, **kwargs)
 
     def compute_loss(  # type: ignore[override]
-        self, model: nn.Module, inputs: list[RolloutGroup], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: MicroBatch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The weighted loss of both loops over one micro-batch, scaled for accumulation.
+        """The loss of one micro-batch, scaled for accumulation.
 
         Raises:
             ValueError: it is not finite; names the step.
         """
-        outputs, loss = model(inputs, self.needs_masks)  # the loss begins as a zero that depends on all tensors
-        pairs = list(zip(inputs, outputs, strict=True))
+        outputs, anchor = model(inputs.rollouts, self.args.needs_masks)
         steps = self.current_gradient_accumulation_steps
-        counts = StepCounts(*count_step([inputs]) if num_items_in_batch is None else (num_items_in_batch / steps))
-        losses = loop_losses(pairs, self.args, self.policy.mask_policy, counts)
-        rewarded_loops = [
-            loop for loop, weight in self.loop_weights.configured.items() if weight and self.args.objective == "grpo"
-        ]
-        self.metrics.record(loss_metrics(losses, rewarded_loops))
-        self._measure_gradients(losses)
-        for loop, parts in losses.items():
-            loss = loss + (self.loop_weights[loop] * parts.rewarded + parts.kl_loss) / steps
-        mask_loss, values = direct_mask_loss(pairs, self.args, counts, self.pathwise)
-        loss = loss + mask_loss / steps
-        if self.args.answer_weight and (answers := answer_loss(pairs, counts.masks)) is not None:
-            loss = loss + self.args.answer_weight * answers / steps
-            values["loss/answer"] = float(answers.detach())
+        counts = count_step([inputs.rollouts])
+        if num_items_in_batch is not None:
+            counts = StepCounts(*(num_items_in_batch / steps))
+        weights = {loop: self.loop_weights[loop] for loop in self.loop_weights.configured}
+        mask_policy = self.policy.mask_policy
+        objective = grpo_objective(inputs, outputs, self.args, counts, weights, mask_policy, self.pathwise)
+        self._measure_gradients(objective.loops)
+        loss = anchor + objective.value / steps  # the anchor is a zero that depends on all tensors
         # Curves are means over micro-batches, so the scaling for accumulation is undone.
-        self.metrics.record({**values, "total_loss": float(loss.detach()) * steps})
+        self.metrics.record({**objective.metrics, "total_loss": float(loss.detach()) * steps})
         if not torch.isfinite(loss):
-            fail_not_finite(self, f"the loss is {float(loss.detach())}")
-        if self.args.num_iterations > 1:
-            for group, output in pairs:
-                group.old_output = group.old_output or output.detached()
+            fail_not_finite(self.place(), f"the loss is {float(loss.detach())}")
+        if self.args.num_iterations > 1 and inputs.old is NOTHING_STORED:
+            place = next(number for number, batch in enumerate(self.buffer) if batch is inputs)
+            self.buffer[place] = replace(inputs, old=outputs.stored())
         return loss
 
-    def _measure_gradients(self, losses: Mapping[str, LossParts]) -> None:
+    def _measure_gradients(self, losses: Mapping[str, Loss]) -> None:
         """Record the gradient norms of both loops for `StepCallback`, in the steps in which the loop weights change."""
         if self.loop_weights.measures_at(self.state.global_step):
             lora = [p for name, p in trainable_tensors(self.sa2va).items() if "lora_" in name]
@@ -483,23 +406,70 @@ class Sa2VAGRPOTrainer(Trainer):
         super().log(dict(values))
         self.control.should_log = due  # the Trainer takes any line for the one that is due
 
+    def save_checkpoint(self) -> None:
+        """Write `checkpoint-<step>`."""
+        state = RunState(
+            spread=self.rollout_generator.spread_controller.spread,
+            seconds=self.seconds,
+            reached=sorted(self.tensors_with_gradient),
+            ended=self.ended,
+            any_spread=any_rank(self.accelerator, self.any_spread),
+            alike_rewards=self.alike_steps,
+            loop_weights={"norms": self.loop_weights.norms},
+            curriculum=self.order.state_dict() if isinstance(self.order, CurriculumOrder) else {},
+            ema_steps=self.ema.steps if self.ema is not None else 0,
+            validation=self.validation.state_dict() if self.validation is not None else {},
+        )
+        save_run_state(self, self.sa2va, self.ema, state)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Restore what the Trainer does not load itself (it loads optimiser, schedule and step).
+
+        Raises:
+            ValueError: a file is missing.
+        """
+        state = load_run_state(folder, self.sa2va, self.ema, self.is_deepspeed_enabled)
+        self.rollout_generator.spread_controller.spread, self.earlier_seconds = state.spread, state.seconds
+        self.loop_weights.norms, self.alike_steps = state.loop_weights["norms"], state.alike_rewards
+        self.tensors_with_gradient, self.any_spread = set(state.reached), state.any_spread
+        if isinstance(self.order, CurriculumOrder):
+            self.order.load_state_dict(state.curriculum)
+        if self.validation is not None:
+            self.validation.load_state_dict(state.validation)
+
+    def load_if_finished(self, folder: Path) -> bool:
+        """Load a checkpoint after whose step nothing is left to train; otherwise leave it to the Trainer."""
+        state = state_if_finished(folder, self.planned_steps)
+        if state is None:
+            return False
+        self.load_checkpoint(folder)
+        self.state = state
+        return True
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        save_run_state(self)
+        self.save_checkpoint()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_run_state(self, Path(resume_from_checkpoint))
+        self.load_checkpoint(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.is_deepspeed_enabled and checkpoint is not None:  # for which the Trainer loads no more than its files
-            load_run_state(self, Path(checkpoint))
+            self.load_checkpoint(Path(checkpoint))
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
-def check_supported(args: Any, pathwise: PathwiseReward | None) -> None:
-    """Check a `Sa2VAGRPOConfig`.
+def with_advantages(batch: MicroBatch, advantages: Mapping[str, Advantages]) -> MicroBatch:
+    """A micro-batch with the advantages of its rollouts."""
+    values = {loop: torch.tensor(of_loop.values).float() for loop, of_loop in advantages.items()}
+    masks = [values["loop2"][mask.row] for mask in batch.rollouts.masks]
+    return replace(batch, caption_advantages=list(values.get("loop1", ())), mask_advantages=masks)
+
+
+def check_supported(args: Sa2VAGRPOConfig, pathwise: PathwiseReward | None) -> None:
+    """Refuse settings that this trainer cannot run.
 
     Raises:
-        ValueError: settings that this trainer cannot run.
+        ValueError: names the setting.
     """
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
         raise ValueError("FSDP is not supported in training; use torchrun alone (DDP), or --deepspeed (ZeRO-2)")
@@ -507,7 +477,7 @@ def check_supported(args: Any, pathwise: PathwiseReward | None) -> None:
     if plugin is not None and plugin.zero_stage > 2:
         raise ValueError(
             f"{args.deepspeed}: zero_optimization.stage is {plugin.zero_stage}, expected 1 or 2: ZeRO-3 splits the "
-            "weights, which rollouts and the partner need whole"
+            "weights, which rollouts and the EMA teacher need whole"
         )
     if plugin is not None and args.bf16:
         raise ValueError(
@@ -518,3 +488,109 @@ def check_supported(args: Any, pathwise: PathwiseReward | None) -> None:
         raise ValueError(
             f"pathwise_weight is {args.pathwise_weight}, but there is no reward network; give --reward_net"
         )
+
+
+# ---- around each step -----------------------------------------------------------------------------------------------
+
+
+class StepCallback(TrainerCallback):
+    """Check the gradients before each optimisation step; after it, update teacher and loop weights, and may stop."""
+
+    def __init__(self, trainer: Sa2VAGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Start the clock."""
+        self.trainer.start_time = time.monotonic()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse a gradient that is not finite, which a finite loss can have; record the tensors with a gradient."""
+        tensors = trainable_tensors(self.trainer.sa2va)
+        gradients = {name: p.grad for name, p in tensors.items() if p.grad is not None}
+        norms = torch.stack(torch._foreach_norm(list(gradients.values()))) if gradients else torch.zeros(0)
+        if not norms.isfinite().all():
+            fail_not_finite(self.trainer.place(), "a gradient is not finite")
+        not_zero = (norms > 0).tolist()
+        self.trainer.tensors_with_gradient.update(name for name, flag in zip(gradients, not_zero, strict=True) if flag)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Update loop weights and teacher, and stop when the time is over or the judge has failed."""
+        trainer = self.trainer
+        self._update_loop_weights()
+        rollouts_used_up = state.global_step % args.num_iterations == 0  # a checkpoint holds no half-used rollouts
+        if rollouts_used_up and trainer.judge is not None:  # METEOR alone would be another objective
+            trainer.judge_failure = first_message(trainer.accelerator, trainer.judge.failing())
+            if trainer.judge_failure:
+                control.should_training_stop = control.should_save = True
+        if trainer.ema is not None:
+            trainer.ema.update(trainer.sa2va)
+        if args.max_minutes is not None:
+            late = any_rank(trainer.accelerator, trainer.seconds > 60 * args.max_minutes)
+            if late and rollouts_used_up:
+                trainer.ended = control.should_training_stop = control.should_save = True
+        # A resumed run begins a line of its own, so the whole one must do so there, too; and no step is left out.
+        control.should_log |= control.should_save or state.global_step >= state.max_steps
+
+    def _update_loop_weights(self) -> None:
+        """Update the loop weights with the gradient norms of this step, if they were measured: means over processes."""
+        trainer, norms = self.trainer, self.trainer.gradient_norms
+        if norms:
+            means = torch.tensor([sum(values) / len(values) for values in norms.values()], device=trainer.args.device)
+            means = trainer.accelerator.reduce(means, "mean").tolist()
+            trainer.loop_weights.update(dict(zip(norms, means, strict=True)))
+            for loop, norm in zip(norms, means, strict=True):
+                trainer.metrics.record({f"{loop}/gradient_norm": norm, f"{loop}/weight": trainer.loop_weights[loop]})
+            norms.clear()
+
+
+# ---- errors that end a run ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is, for its messages.
+
+    Args:
+        step: optimisation step, from 1.
+        output_dir: with the checkpoints.
+        qwen_vl: whether the model is a Qwen-VL.
+    """
+
+    step: int
+    output_dir: str
+    qwen_vl: bool = False
+
+    @property
+    def resume_hint(self) -> str:
+        """A sentence on the possible use of the last checkpoint."""
+        checkpoint = get_last_checkpoint(self.output_dir)
+        return f"--resume goes on from {checkpoint}" if checkpoint else "there is no checkpoint yet"
+
+
+def fail_not_finite(place: Place, problem: str) -> NoReturn:
+    """Raise a ValueError for a loss or gradient that is not finite, such as `problem` says."""
+    checkpoint = get_last_checkpoint(place.output_dir)
+    state = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+    raise ValueError(f"step {place.step}: {problem}; training stops, {state}; lower learning_rate, or raise beta")
+
+
+@contextmanager
+def hint_to_resume(place: Callable[[], Place]) -> Iterator[None]:
+    """Add step and resume hint to a ValueError of the block, such as a judge that cannot be reached any more."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"step {place().step}: {error}; {place().resume_hint}") from error
+
+
+@contextmanager
+def hint_out_of_memory(place: Callable[[], Place], phase: str, remedy: str) -> Iterator[None]:
+    """Turn an out-of-memory error of the block into a ValueError that names the phase and the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if place().qwen_vl:
+            remedy = remedy.replace(TILES, "the size of the images")
+        raise ValueError(
+            f"step {place().step}: out of GPU memory in {phase}; lower {remedy}, or turn on gradient_checkpointing"
+        ) from error

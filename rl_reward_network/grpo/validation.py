@@ -18,6 +18,7 @@ from rl_reward_network.curves import over_optimised
 from rl_reward_network.grpo.measure import OVERLAPS, Measured, measure, unpacked
 from rl_reward_network.grpo.prompts import GRPOPrompt
 from rl_reward_network.grpo.ranks import from_first_rank
+from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.lora import trainable_state
 from rl_reward_network.rewards.functions import learned_reward
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -141,14 +142,14 @@ class ValidationCallback(TrainerCallback):
     stops when the proxy rises while the gold standard has fallen.
 
     Args:
-        trainer: Sa2VAGRPOTrainer.
+        trainer: whose model is measured.
         prompts: of the validation split.
         every: optimisation steps.
         maps: of the reward network of the run, if there is one.
     """
 
     def __init__(
-        self, trainer: Any, prompts: Sequence[GRPOPrompt], every: int, maps: ForegroundMaps | None = None
+        self, trainer: Sa2VAGRPOTrainer, prompts: Sequence[GRPOPrompt], every: int, maps: ForegroundMaps | None = None
     ) -> None:
         self.trainer, self.prompts, self.every, self.maps = trainer, prompts, every, maps
         self.steps: list[int] = []

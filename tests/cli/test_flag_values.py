@@ -40,7 +40,7 @@ OUT_OF_RANGE = [
     (*GRPO, "--iou_weight", "-1"),
     (*GRPO, "--confidence_weight", "-0.5"),
     (*GRPO, "--loop2_mask_rewards", "dice", "-1"),
-    (*GRPO, "--watch_every", "-1"),
+    (*GRPO, "--eval_steps", "-1"),
     (*GRPO, "--save_steps", "0"),
     (*GRPO, "--warmup_steps", "-2"),
     (*GRPO, "--max_steps", "-7"),

@@ -281,7 +281,7 @@ def test_a_run_from_the_command_line_ends_in_a_model_and_goes_on(
         "--max_steps",
         "2",
     ]
-    flags += ["--watch_every", "0", "--save_steps", "1"]
+    flags += ["--eval_steps", "0", "--save_steps", "1"]
     main(tyro.cli(Args, args=flags))
     output = capsys.readouterr().out
     (folder,) = tmp_path.glob("sa2va_grpo_*")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,13 +13,34 @@ from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
 from rl_reward_network.embedded.regions import LAMPLIGHT, make_scenes
 from rl_reward_network.grpo.grpo_config import Sa2VAGRPOConfig
-from rl_reward_network.grpo.image_context import FeatureCache, open_batch
+from rl_reward_network.grpo.image_context import FeatureCache, ImageFeatures, Question, open_batch
 from rl_reward_network.grpo.prompts import GRPOPrompt, region_prompt
 from rl_reward_network.grpo.rewards import Reward
+from rl_reward_network.grpo.rollouts import CaptionRollout, PromptImage, Rollouts
 from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.rewards.functions import iou_reward, meteor_reward
+
+NOTHING = ImageFeatures(torch.zeros(1, 1, 1), Sam2Features((torch.zeros(1),) * 3))
+
+
+def image_of(row: int = 0, pixels: np.ndarray | None = None, truth: np.ndarray | None = None) -> PromptImage:
+    """The image of a prompt, for losses that need no features."""
+    return PromptImage(row, str(row), NOTHING, [1], np.zeros((1, 1, 3), np.uint8) if pixels is None else pixels, truth)
+
+
+def captions_of(row: int, lengths: Sequence[int], counted: Sequence[bool] | None = None) -> CaptionRollout:
+    """Captions of these lengths."""
+    flags = torch.tensor([True] * len(lengths) if counted is None else list(counted))
+    return CaptionRollout(image_of(row), Question(row, [1], [2]), [[3] * length for length in lengths], flags)
+
+
+def some(rollouts: Rollouts, *rows: int) -> Rollouts:
+    """The rollouts of some prompts."""
+    captions = [caption for caption in rollouts.captions if caption.image.row in rows]
+    return replace(rollouts, captions=captions, answers=[a for a in rollouts.answers if a.image.row in rows])
 
 
 @cache
@@ -92,7 +114,7 @@ def make_trainer(folder: Any, prompts: Any = None, **changed: Any) -> Sa2VAGRPOT
     trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), prompts or regions(), rewards(**weights))
     for name, parameter in model.named_parameters():
         if "mask_decoder" in name or "prompt_encoder" in name:
-            parameter.requires_grad_(trainer.needs_masks)
+            parameter.requires_grad_(trainer.args.needs_masks)
     trainer.reset_reference()
     return trainer
 

@@ -20,11 +20,10 @@ from rl_reward_network.grpo import measure as measure_file
 from rl_reward_network.grpo.measure import Measured
 from rl_reward_network.grpo.policy import GRPOPolicy
 from rl_reward_network.grpo.ranks import any_rank, connect, first_message, from_first_rank
-from rl_reward_network.grpo.rollouts import RolloutGroup
-from rl_reward_network.grpo.trainable import freeze_unreached
+from rl_reward_network.grpo.rollouts import Rollouts
 from rl_reward_network.grpo.validation import EMPTY, PROXY, SILENT, TAGS, ValidationCallback
 from rl_reward_network.models.ema import copied
-from tests.grpo.nano import make_trainer, prompts_by_candidate, regions, shake
+from tests.grpo.nano import make_trainer, prompts_by_candidate, regions, shake, some
 
 # Plain SGD, since Adam amplifies rounding of gradients near 0; entropy and KL, or the loss of fresh rollouts is near 0.
 SETTINGS: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.3, "entropy_coef": 0.1, "beta": 1.0, "mask_beta": 1.0}
@@ -32,7 +31,7 @@ RANKS = 2
 
 
 def train(folder: Path, accumulation: int = 1) -> None:
-    """Two steps; weights, partner, rollouts and logs of this process go to `folder`, its checkpoints to a folder in it.
+    """Two steps; weights, teacher, rollouts and logs of this process go to `folder`, its checkpoints to a folder in it.
 
     One process with `accumulation` 2 gets the batches of two processes without.
     """
@@ -132,7 +131,7 @@ def candidates(folder: Path, accumulation: int = 1) -> None:
     more = {"objective": "supervised", "per_device_train_batch_size": 4, "max_steps": 1, "optim": "sgd"}
     more |= {"learning_rate": 0.3, "gradient_accumulation_steps": accumulation}
     trainer = make_trainer(folder / f"candidates_{rank}", prompts_by_candidate(regions(9))[:RANKS], **more)
-    frozen = freeze_unreached(trainer, trainer.train_dataset[:1])
+    frozen = trainer.freeze_unreached(trainer.prompts[:1])
     trainer.reset_reference()
     start, chosen = copied(trainer.sa2va), []
     decode = trainer.sa2va.decode_masks
@@ -153,19 +152,19 @@ def noted(decoded: Any, chosen: list[int]) -> Any:
 def noted_rollouts(trainer: Any) -> list[dict[str, Any]]:
     """A list that grows as rollouts are made."""
     rollouts: list[dict[str, Any]] = []
-    generate = trainer.rollout_generator.generate_and_score
+    generate = trainer.rollout_generator.generate
 
     def noted(prompts: Any, seed: Any) -> Any:
-        groups, loop_rollouts = generate(prompts, seed)
-        actions = [None if group.actions is None else group.actions.tolist() for group in groups]
+        sampled = generate(prompts, seed)
         record = {
             "prompts": [prompt.sample_id for prompt in prompts],
-            "completions": [group.completion_ids for group in groups],
+            "completions": [caption.completion_ids for caption in sampled.captions],
+            "actions": [mask.actions.tolist() for mask in sampled.masks],
         }
-        rollouts.append({"seed": list(seed), **record, "actions": actions})
-        return groups, loop_rollouts
+        rollouts.append({"seed": list(seed), **record})
+        return sampled
 
-    trainer.rollout_generator.generate_and_score = noted
+    trainer.rollout_generator.generate = noted
     return rollouts
 
 
@@ -174,13 +173,14 @@ def shard(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     trainer = make_trainer(folder / f"sharded_{rank}", objective="supervised")
     shake(trainer.sa2va)
-    policy, groups = trainer.policy, trainer.rollout_generator.groups_from_references(regions()[: 2 * RANKS])
+    policy, rollouts = trainer.policy, trainer.rollout_generator.references(regions()[: 2 * RANKS]).rollouts
+    own = some(rollouts, *range(rank, 2 * RANKS, RANKS))
     parameters = sum(p.numel() for p in policy.parameters())
-    whole = {name: grad / RANKS for name, grad in gradients(policy, groups).items()}
-    expected = outputs(policy, groups[rank::RANKS])
+    whole = {name: grad / RANKS for name, grad in gradients(policy, rollouts).items()}
+    expected = outputs(policy, own)
     split(policy)
-    gap = [float((a - b).abs().max()) for a, b in zip(outputs(policy, groups[rank::RANKS]), expected, strict=True)]
-    sharded = gradients(policy, groups[rank::RANKS])
+    gap = [float((a - b).abs().max()) for a, b in zip(outputs(policy, own), expected, strict=True)]
+    sharded = gradients(policy, own)
     scale = max(float(grad.abs().max()) for grad in whole.values())
     record = {
         "held": sum(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor)) / parameters,
@@ -199,19 +199,21 @@ def split(policy: GRPOPolicy) -> None:
     fully_shard(policy, mesh=mesh)
 
 
+def parts(policy: Any, rollouts: Rollouts) -> list[Tensor]:
+    """Everything a loss is made of."""
+    outputs, _ = policy(rollouts, True)
+    return [*outputs.log_probs, *outputs.parameters, *outputs.mask_logits, *outputs.answer_log_probs]
+
+
 @torch.no_grad()
-def outputs(policy: Any, groups: list[RolloutGroup]) -> list[Tensor]:
-    """Log-probabilities, parameters and mask of each group."""
-    group_outputs, _ = policy(groups, True)
-    return [part for output in group_outputs for part in output.differentiable(True)]
+def outputs(policy: Any, rollouts: Rollouts) -> list[Tensor]:
+    """`parts` without gradient."""
+    return parts(policy, rollouts)
 
 
-def gradients(policy: Any, groups: list[RolloutGroup]) -> dict[str, Tensor]:
+def gradients(policy: Any, rollouts: Rollouts) -> dict[str, Tensor]:
     """Of a number that everything a loss is made of has part in; whole tensors, also of a split model."""
-    group_outputs, _ = policy(groups, True)
-    torch.stack(
-        [part.float().mean() for output in group_outputs for part in output.differentiable(True)]
-    ).sum().backward()
+    torch.stack([part.float().mean() for part in parts(policy, rollouts)]).sum().backward()
     grads = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
     policy.zero_grad(set_to_none=True)
     return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}

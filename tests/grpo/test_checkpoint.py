@@ -11,7 +11,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from rl_reward_network.curves import load_checkpoint
 from rl_reward_network.grpo import checkpoint as checkpoint_file
-from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE, load_run_state, save_run_state
+from rl_reward_network.grpo.checkpoint import EMA_WEIGHTS, SAVE_TOTAL_LIMIT, STATE
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import read_trainable
@@ -35,7 +35,7 @@ def elsewhere(trained: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.Mon
     trainer = trained[1]
     monkeypatch.setattr(trainer.args, "output_dir", str(tmp_path))
     monkeypatch.setattr(trainer.state, "global_step", 1)
-    save_run_state(trainer)
+    trainer.save_checkpoint()
     return trainer
 
 
@@ -57,9 +57,9 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
     now = trainable_tensors(trainer.sa2va)
     assert saved.keys() == now.keys()
     assert all(torch.equal(tensor, now[name]) for name, tensor in saved.items())
-    partner = load_file(folder / "checkpoint-3" / EMA_WEIGHTS)
-    assert all(torch.equal(tensor, trainer.ema.weights[name]) for name, tensor in partner.items())
-    assert any(not torch.equal(tensor, saved[name]) for name, tensor in partner.items())
+    teacher = load_file(folder / "checkpoint-3" / EMA_WEIGHTS)
+    assert all(torch.equal(tensor, trainer.ema.weights[name]) for name, tensor in teacher.items())
+    assert any(not torch.equal(tensor, saved[name]) for name, tensor in teacher.items())
     state = load_checkpoint(folder / "checkpoint-3" / STATE)
     assert 0 < state.pop("seconds") < trainer.seconds
     assert set(state.pop("reached")) == trainer.tensors_with_gradient == now.keys()
@@ -70,6 +70,8 @@ def test_a_checkpoint_holds_all_that_changes(trained: tuple[Path, Any]) -> None:
         "ended": False,
         "loop_weights": {"norms": {}},
         "alike_rewards": {"loop1": 0, "loop2": 0},
+        "curriculum": {},
+        "validation": {},
     }
 
 
@@ -80,13 +82,13 @@ def test_only_the_newest_are_kept(trained: tuple[Path, Any]) -> None:
     assert get_last_checkpoint(str(folder)) == str(folder / "checkpoint-3")
 
 
-def test_without_a_partner_none_is_saved(tmp_path: Path) -> None:
+def test_without_a_teacher_none_is_saved(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, max_steps=1, ema_decay=0.0, **SAVING)
     trainer.train()
     assert EMA_WEIGHTS not in names(tmp_path / "checkpoint-1")
-    assert "ema_steps" not in load_checkpoint(tmp_path / "checkpoint-1" / STATE)
+    assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["ema_steps"] == 0
     trainer.rollout_generator.spread_controller.spread = 9.0
-    load_run_state(trainer, tmp_path / "checkpoint-1")
+    trainer.load_checkpoint(tmp_path / "checkpoint-1")
     assert trainer.rollout_generator.spread_controller.spread != 9.0
 
 
@@ -94,7 +96,7 @@ def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> No
     folder, trainer = trained
     other = make_trainer(tmp_path, max_steps=4)
     shake(other.sa2va, 0.1)
-    load_run_state(other, folder / "checkpoint-3")
+    other.load_checkpoint(folder / "checkpoint-3")
     for name, tensor in trainable_tensors(trainer.sa2va).items():
         assert torch.equal(tensor, other.sa2va.get_parameter(name)), name
     assert other.ema is not None
@@ -102,7 +104,7 @@ def test_everything_is_put_back(trained: tuple[Path, Any], tmp_path: Path) -> No
         assert torch.equal(tensor, other.ema.weights[name]), name
     assert other.ema.steps == 3
     assert other.rollout_generator.spread_controller.spread == trainer.rollout_generator.spread_controller.spread
-    assert other.rollout_generator.ema is other.ema, "rollouts go on with the partner that was put back"
+    assert other.rollout_generator.ema is other.ema, "rollouts go on with the teacher that was put back"
 
 
 def test_a_folder_that_was_not_finished_is_never_gone_on_with(
@@ -119,7 +121,7 @@ def test_a_folder_that_was_not_finished_is_never_gone_on_with(
     monkeypatch.setattr(checkpoint_file, "save_checkpoint", full)
     monkeypatch.setattr(elsewhere.state, "global_step", 7)
     with pytest.raises(RuntimeError, match="stopped"):
-        save_run_state(elsewhere)
+        elsewhere.save_checkpoint()
     assert len(seen) == 3
     assert seen[0].startswith(".checkpoint-7_")
     assert seen[1:] == ["checkpoint-1", str(tmp_path / "checkpoint-1")]
@@ -134,7 +136,7 @@ def test_a_checkpoint_written_again_replaces_the_old(
 ) -> None:
     monkeypatch.setattr(elsewhere.rollout_generator.spread_controller, "spread", 0.125)
     (tmp_path / "checkpoint-1" / "stale").touch()
-    save_run_state(elsewhere)
+    elsewhere.save_checkpoint()
     assert "stale" not in names(tmp_path / "checkpoint-1")
     assert load_checkpoint(tmp_path / "checkpoint-1" / STATE)["spread"] == 0.125
 
@@ -144,7 +146,7 @@ def test_a_file_that_is_missing_is_named(trained: tuple[Path, Any], tmp_path: Pa
     shutil.copytree(trained[0] / "checkpoint-3", tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3" / name).unlink()
     with pytest.raises(ValueError, match=f"checkpoint-3: {name} is missing; delete"):
-        load_run_state(trained[1], tmp_path / "checkpoint-3")
+        trained[1].load_checkpoint(tmp_path / "checkpoint-3")
 
 
 def test_an_adapter_of_another_rank_is_refused(trained: tuple[Path, Any], tmp_path: Path) -> None:
@@ -160,4 +162,4 @@ def test_a_damaged_state_is_named(trained: tuple[Path, Any], tmp_path: Path) -> 
     shutil.copytree(trained[0] / "checkpoint-3", folder)
     (folder / STATE).write_bytes((folder / STATE).read_bytes()[:40])
     with pytest.raises(ValueError, match=r"grpo_state\.pt: damaged \(.*\); delete it"):
-        load_run_state(make_trainer(tmp_path / "other"), folder)
+        make_trainer(tmp_path / "other").load_checkpoint(folder)

@@ -16,9 +16,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from rl_reward_network.embedded.regions import write_regions
+from rl_reward_network.grpo.ranks import any_rank, first_message, from_first_rank
 from rl_reward_network.grpo.trainable import CANDIDATE_HEADS
 from rl_reward_network.grpo.trainer import check_supported
 from rl_reward_network.models.ema import copied
@@ -107,7 +109,7 @@ def test_weights_are_those_of_one_process_and_the_same_on_both_ranks(alone: Path
     assert recorded(ranks)["wrapped"] == "DistributedDataParallel"
 
 
-def test_the_partner_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Path, ranks: Path) -> None:
+def test_the_teacher_and_the_width_of_masks_are_the_same_on_both_ranks(alone: Path, ranks: Path) -> None:
     first, second = (load_file(ranks / f"ema_{rank}.safetensors") for rank in range(RANKS))
     assert_close(second, first, 0)
     assert_close(first, load_file(alone / "ema_0.safetensors"), TOLERANCE)
@@ -288,3 +290,10 @@ def test_split_weights_are_refused(tmp_path: Path) -> None:
     args.bf16 = True
     with pytest.raises(ValueError, match="would round trained tensors to bfloat16; give --dtype float32"):
         check_supported(args, None)
+
+
+def test_one_process_decides_by_itself() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert from_first_rank(accelerator, lambda: {"a": 1}) == {"a": 1}
+    assert [any_rank(accelerator, flag) for flag in (True, False)] == [True, False]
+    assert [first_message(accelerator, words) for words in ("why", "", None)] == ["why", None, None]

@@ -40,7 +40,7 @@ TRAIN = [
     "grpo",
     "quick",
     *FLAGS,
-    "--watch_every",
+    "--eval_steps",
     "3",
     "--gpu",
     "-1",
@@ -72,7 +72,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unkilled(user: Path) -> tuple[dict[str, Any], float]:
     """The numbers of a run that nobody killed, and how many seconds it trains."""
     process = started([*TRAIN, "--run_folder", "whole"], user, user / "said")
-    began = wait_for("partner:", user / "said", process)
+    began = wait_for("EMA teacher:", user / "said", process)
     seconds = wait_for("fine-tuned model:", user / "said", process) - began
     assert process.wait() == 0
     return numbers(user / "whole"), seconds
@@ -84,7 +84,7 @@ def test_killed_at_a_random_point_and_resumed(user: Path, unkilled: tuple[dict[s
     run, said = user / f"killed_{kill}", user / "said"
     command = [*TRAIN, "--run_folder", str(run)]
     process = started(command, user, said)
-    wait_for("partner:", said, process)
+    wait_for("EMA teacher:", said, process)
     while not (run / "config.json").exists():  # before it there is nothing to resume
         time.sleep(0.005)
     time.sleep(np.random.default_rng([7, kill]).uniform(0, 0.9) * seconds)

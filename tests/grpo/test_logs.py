@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers.trainer_callback import PrinterCallback
 
 from rl_reward_network.grpo import logs as logs_file
-from rl_reward_network.grpo.logs import GRPOLogs, picture_row
+from rl_reward_network.grpo.logs import GRPOLogs, StepMetrics, picture_row, summed_counts
+from rl_reward_network.grpo.rollouts import Rollouts
 from rl_reward_network.report.overlays import GREEN, ORANGE
 from tests.grpo.nano import make_trainer
 
@@ -34,8 +35,11 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def trained(**rollouts: Any) -> Any:
-    return SimpleNamespace(last_rollouts=rollouts, args=SimpleNamespace(objective="grpo"))
+ARGS: Any = SimpleNamespace(objective="grpo")
+
+
+def none() -> Rollouts:
+    return Rollouts(0, [], [])
 
 
 def curves(run: Path) -> EventAccumulator:
@@ -46,7 +50,7 @@ def train(run: Path, checkpoint: Path | None = None, **changed: Any) -> Any:
     """A run of two steps, one checkpoint each, as the stage logs it."""
     own = make_trainer(run, **{"caption": 1.0, "loop2_iou": 1.0, "save_strategy": "steps", "save_steps": 1} | changed)
     own.remove_callback(PrinterCallback)
-    own.add_callback(GRPOLogs(run, own))
+    own.add_callback(GRPOLogs(run, lambda: own.last_rollouts))
     own.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return own
 
@@ -145,11 +149,10 @@ def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs_file, "PICTURES_EVERY", 2)
-    advantages = SimpleNamespace(values=np.zeros((1, 2)))
-    samples = SimpleNamespace(columns=columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}, advantages=advantages)
-    own = GRPOLogs(tmp_path, trained(loop1=samples))
+    samples = columns() | {"prompts": ["?"] * 2, "captions": ["b"] * 2}
+    own = GRPOLogs(tmp_path, lambda: Rollouts(1, [], [], columns={"loop1": samples}))
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=3)
-    own.on_train_begin(None, state, None)
+    own.on_train_begin(ARGS, state, None)
     for state.global_step in (1, 2, 3):
         own.on_step_end(None, state, None)
         own.on_log(None, state, None, {"total_loss": 1.0})
@@ -163,8 +166,8 @@ def test_pictures_are_drawn_every_few_calls_and_the_summary_is_no_curve(
 
 
 def test_another_process_writes_nothing(tmp_path: Path) -> None:
-    own, state = GRPOLogs(tmp_path, None), SimpleNamespace(is_world_process_zero=False, global_step=1, max_steps=3)
-    own.on_train_begin(None, state, None)
+    own, state = GRPOLogs(tmp_path, none), SimpleNamespace(is_world_process_zero=False, global_step=1, max_steps=3)
+    own.on_train_begin(ARGS, state, None)
     own.on_log(None, state, None, {"total_loss": 1.0})
     own.on_step_end(None, state, None)
     own.on_train_end(None, state, None)
@@ -213,9 +216,9 @@ def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge: Any = Judge()
-    own = GRPOLogs(tmp_path, trained(), judge=judge)
+    own = GRPOLogs(tmp_path, none, judge=judge)
     state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
-    own.on_train_begin(None, state, None)
+    own.on_train_begin(ARGS, state, None)
     assert own.bar is not None
     shown = []
     for count in (0, 12, 12, 13):
@@ -234,8 +237,8 @@ def test_failures_of_the_judge_are_printed_once_and_counted_beside_the_bar(
 
 
 def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
-    own = GRPOLogs(tmp_path, trained())
-    own.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
+    own = GRPOLogs(tmp_path, none)
+    own.on_train_begin(ARGS, SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4), None)  # type: ignore[arg-type]
     own.on_log(
         None,
         SimpleNamespace(global_step=1),
@@ -245,3 +248,26 @@ def test_without_a_judge_the_bar_shows_rewards_alone(tmp_path: Path) -> None:
     assert own.bar is not None
     assert own.bar.postfix == "loop1=0.500, loop2=0.250"
     own.on_train_end(None, None, None)
+
+
+def test_each_tag_has_the_mean_of_its_own_values() -> None:
+    metrics = StepMetrics(world_size=1)
+    metrics.record({"a": 1.0, "b": 5.0})
+    metrics.record({"a": 2.0})
+    assert metrics.means() == {"a": 1.5, "b": 5.0}
+    assert list(metrics.means()) == ["a", "b"], "in the order of the first record"
+    metrics.clear()
+    assert metrics.means() == {}
+
+
+def test_the_mean_of_the_last_values() -> None:
+    metrics = StepMetrics(world_size=1)
+    for value in (9.0, 1.0, 2.0):
+        metrics.record({"a": value, "b": 2 * value})
+    assert metrics.mean_of_last(("a", "b"), 2) == pytest.approx([1.5, 3])
+
+
+def test_counts_become_numbers_for_curves() -> None:
+    counts = summed_counts({"calls": 3, "failures": 0}, world_size=1)
+    assert counts == {"calls": 3.0, "failures": 0.0}
+    assert all(isinstance(count, float) for count in counts.values())

@@ -11,10 +11,11 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rl_reward_network.grpo.losses import mask_policy_loss
 from rl_reward_network.grpo.mask_policies import MASK_POLICIES, SpreadController
-from rl_reward_network.grpo.rollouts import GroupOutput, RolloutGroup
+from rl_reward_network.grpo.policy import PolicyOutputs
+from rl_reward_network.grpo.rollouts import AnswerRollout, MaskRollout, MicroBatch, Rollouts
 from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
-from tests.grpo.nano import config
+from tests.grpo.nano import config, image_of
 
 FEATURES = Sam2Features((torch.zeros(1, 4, 32, 32), torch.zeros(1, 4, 16, 16), torch.zeros(1, 4, 8, 8)))
 SIZES = {"gaussian": 8, "bernoulli": 256}
@@ -60,11 +61,12 @@ def test_a_step_down_the_loss_makes_the_better_action_likelier(name: str, tmp_pa
     start = parameters_of(name)
     actions = policy.sample(start, width, 2, torch.Generator().manual_seed(0))
     parameters = start.clone().requires_grad_(True)
-    group = RolloutGroup("image", None, [], segment_ids=[1], actions=actions, action_width=width)  # type: ignore[arg-type]
-    group.mask_advantages = torch.tensor([1.0, -1.0])
-    parts = mask_policy_loss([(group, GroupOutput(parameters=parameters))], policy, config(tmp_path, mask_beta=0.0))
-    assert parts is not None
-    (gradient,) = torch.autograd.grad(parts.loss, parameters)
+    answer = AnswerRollout(image_of(), [1], [2])
+    rollouts = Rollouts(1, [], [answer], [MaskRollout(0, actions, width)])
+    outputs = PolicyOutputs([], [], [], [parameters], [])
+    batch = MicroBatch(rollouts, [], [torch.tensor([1.0, -1.0])])
+    parts = mask_policy_loss(batch, outputs, config(tmp_path, mask_beta=0.0), 1.0, policy)
+    (gradient,) = torch.autograd.grad(parts.value, parameters)
     step = 0.1 * gradient / gradient.norm()
     before, after = (
         distribution(name, values, WIDTHS[name]).log_prob(actions).mean(dim=1) for values in (start, start - step)

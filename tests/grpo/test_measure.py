@@ -14,7 +14,7 @@ from rl_reward_network.grpo.prompts import DESCRIBE, GRPOPrompt, segment_questio
 from rl_reward_network.models.sa2va.generation_sa2va import Decoding
 from rl_reward_network.rewards.captions import meteor
 from tests.grpo.nano import nano, regions, shake
-from tests.grpo.rollouts.test_image_context import LONGEST, predict
+from tests.grpo.test_image_context import LONGEST, predict
 
 ITEMS = [regions()[row] for row in (5, 2)]
 CAPTIONED = {"iou_of_drawn", "expected_iou_of_drawn", "meteor", "expected_meteor", "cycle_meteor"}

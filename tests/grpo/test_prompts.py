@@ -1,14 +1,24 @@
-"""Items: the words that ask for a mask, and what is kept of a region and of an annotated image."""
+"""Prompts, and their order: a function of seed and step, and of rewards with a curriculum."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.items import make_region
 from rl_reward_network.data.masks import to_rle
-from rl_reward_network.grpo.prompts import GRPOPrompt, image_prompt, region_prompt, segment_question
+from rl_reward_network.grpo.prompts import (
+    LOW_WEIGHT,
+    CurriculumOrder,
+    GRPOPrompt,
+    PromptOrder,
+    image_prompt,
+    region_prompt,
+    segment_question,
+)
 from tests.conftest import tube_image, write_tiny_data
 
 
@@ -70,3 +80,80 @@ def test_pictures_do_not_fill_a_message() -> None:
     item = GRPOPrompt("g", "s", "n", "", "?", False, lambda: (np.zeros((2, 2, 3), np.uint8), None))
     assert "lambda" not in repr(item)
     assert item.load()[1] is None
+
+
+NAN = float("nan")
+
+
+def test_an_epoch_takes_each_prompt_once_but_for_the_incomplete_chunk() -> None:
+    order = PromptOrder(7, 3, seed=0)
+    assert order.rollouts_per_epoch == 2
+    first = order.indices(0) + order.indices(1)
+    assert len(set(first)) == 6
+    assert set(first) < set(range(7))
+    second = order.indices(2) + order.indices(3)
+    assert len(set(second)) == 6
+    assert second != first, "another order for each epoch"
+
+
+def test_the_order_follows_from_seed_and_rollout_alone() -> None:
+    order, again = PromptOrder(7, 3, seed=0), PromptOrder(7, 3, seed=0)
+    expected = [order.indices(rollout) for rollout in range(6)]
+    assert [again.indices(rollout) for rollout in reversed(range(6))] == expected[::-1]
+    assert [PromptOrder(7, 3, seed=1).indices(rollout) for rollout in range(6)] != expected
+
+
+def test_too_few_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^2 training prompts.* 3; lower batch_size"):
+        PromptOrder(2, 3, 0)
+
+
+def test_before_anything_is_known_all_prompts_are_alike_and_none_comes_twice() -> None:
+    order = CurriculumOrder(10, 4, seed=0, rollouts=100)
+    assert order.weights(0).tolist() == [1] * 10
+    drawn = Counter(index for rollout in range(100) for index in order.indices(rollout))
+    assert all(len(set(order.indices(rollout))) == 4 for rollout in range(100))
+    assert min(drawn.values()) > 20
+
+
+def test_prompts_without_spread_are_drawn_less() -> None:
+    order = CurriculumOrder(4, 1, seed=0, rollouts=10)
+    for _ in range(9):
+        order.update([(0, 0.5, False), (1, 0.5, True), (2, 0.5, True), (3, 0.5, True)])
+    assert order.weights(10).tolist() == pytest.approx([LOW_WEIGHT, 1, 1, 1])
+
+
+def test_spread_counts_where_no_reward_is_known() -> None:
+    order = CurriculumOrder(2, 1, seed=0, rollouts=10)
+    for _ in range(9):
+        order.update([(0, NAN, False), (1, NAN, True)])
+    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT, 1])
+
+
+def test_easy_prompts_come_before_hard_ones_and_unknown_ones_at_once() -> None:
+    order = CurriculumOrder(7, 1, seed=0, rollouts=10)
+    order.update([(index, index / 6, True) for index in range(6)])
+    assert order.weights(0).tolist() == pytest.approx([LOW_WEIGHT] * 4 + [1] * 3), (
+        "the best paid third, and the unknown"
+    )
+    assert order.weights(10).tolist() == [1] * 7, "in the end all are open"
+    opened = [int((order.weights(rollout) == 1).sum()) for rollout in range(11)]
+    assert opened == sorted(opened)
+
+
+def test_what_is_known_is_averaged_and_a_missing_reward_changes_nothing() -> None:
+    order = CurriculumOrder(2, 1, seed=0, rollouts=10)
+    order.update([(0, 1.0, True)])
+    order.update([(0, 0.0, False), (1, NAN, True)])
+    assert order.reward[0] == 0.5
+    assert order.spread.tolist() == [0.5, 1]
+    assert order.reward[1].isnan()
+
+
+def test_the_state_comes_back() -> None:
+    order, again = (CurriculumOrder(9, 3, seed=1, rollouts=10) for _ in range(2))
+    order.update([(index, index / 9, index % 2 == 0) for index in range(9)])
+    assert [again.indices(n) for n in range(10)] != [order.indices(n) for n in range(10)]
+    again.load_state_dict(order.state_dict())
+    assert [again.indices(n) for n in range(10)] == [order.indices(n) for n in range(10)]
+    assert torch.equal(again.weights(5), order.weights(5))

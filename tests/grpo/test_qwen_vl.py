@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.measure import measure
-from rl_reward_network.grpo.rollouts import RolloutGroup
-from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
+from rl_reward_network.grpo.rollouts import Rollouts
+from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.grpo.nano import config, regions, rewards, shake
@@ -33,8 +33,8 @@ def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def groups(trainer: Sa2VAGRPOTrainer) -> list[RolloutGroup]:
-    return trainer.rollout_generator.generate(PROMPTS, (0, 0, 0))[0]
+def rollouts(trainer: Sa2VAGRPOTrainer) -> Rollouts:
+    return trainer.rollout_generator.generate(PROMPTS, (0, 0, 0))
 
 
 def alone(trainer: Any, features: Any, ids: list[int]) -> Any:
@@ -49,34 +49,34 @@ def log_probs(logits: Tensor, never: list[int], ids: list[int]) -> Tensor:
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def test_log_probs_are_those_of_the_text_about_the_drawn_region(trainer: Any, groups: list[RolloutGroup]) -> None:
-    outputs, _ = trainer.policy(groups)
+def test_log_probs_are_those_of_the_text_about_the_drawn_region(trainer: Any, rollouts: Rollouts) -> None:
+    outputs, _ = trainer.policy(rollouts)
     never = trainer.rollout_generator.processor.never_sampled_ids
-    for group, output in zip(groups, outputs, strict=True):
-        assert group.drawn is not None
-        assert group.region_cells is None
-        assert len(group.drawn.sam.maps) == 0, "a drawn region is described, never segmented"
-        for row, completion in zip(output.log_probs, group.completion_ids, strict=True):
-            text = group.drawn_prefix_ids + group.describe_ids + completion
-            expected = log_probs(alone(trainer, group.drawn, text).logits, never, completion)
+    for caption, rows in zip(rollouts.captions, outputs.log_probs, strict=True):
+        question = caption.question
+        assert question.drawn is not None
+        assert question.region_cells is None
+        assert len(question.drawn.sam.maps) == 0, "a drawn region is described, never segmented"
+        for row, completion in zip(rows, caption.completion_ids, strict=True):
+            text = question.prefix_ids + question.suffix_ids + completion
+            expected = log_probs(alone(trainer, question.drawn, text).logits, never, completion)
             torch.testing.assert_close(row[: len(completion)], expected, atol=2e-4, rtol=1e-4)
 
 
-def test_the_sampled_mask_belongs_to_the_state_before_or_behind_the_norm(trainer: Any, groups: Any) -> None:
+def test_the_sampled_mask_belongs_to_the_state_before_or_behind_the_norm(trainer: Any, rollouts: Rollouts) -> None:
     """The `[SEG]` state of rollout and loss is what `text_hidden_fcs` reads in the plain forward pass."""
-    outputs, _ = trainer.policy(groups)
+    outputs, _ = trainer.policy(rollouts)
     model = trainer.sa2va
-    for group, output in zip(groups, outputs, strict=True):
-        assert group.segment_ids
-        state = alone(trainer, group.features, group.prefix_ids + group.segment_ids).last_hidden_state[0, -1]
-        embedding = model.text_hidden_fcs(state[None])[0]
-        expected = trainer.policy.mask_policy.parameters(model, group.features.sam, embedding)
-        torch.testing.assert_close(output.parameters, expected, atol=1e-3, rtol=1e-3)
+    for answer, parameters in zip(rollouts.answers, outputs.parameters, strict=True):
+        ids, features = answer.image.prefix_ids + answer.token_ids, answer.image.features
+        embedding = model.text_hidden_fcs(alone(trainer, features, ids).last_hidden_state[0, -1][None])[0]
+        expected = trainer.policy.mask_policy.parameters(model, features.sam, embedding)
+        torch.testing.assert_close(parameters, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_what_the_family_trains_gets_a_gradient_and_nothing_else(trainer: Any, groups: list[RolloutGroup]) -> None:
-    outputs, anchor = trainer.policy(groups, with_masks=True)
-    parts = [part for output in outputs for part in output.differentiable(True)]
+def test_what_the_family_trains_gets_a_gradient_and_nothing_else(trainer: Any, rollouts: Rollouts) -> None:
+    outputs, anchor = trainer.policy(rollouts, with_masks=True)
+    parts = [*outputs.log_probs, *outputs.parameters, *outputs.mask_logits, *outputs.answer_log_probs]
     (anchor + sum(part.float().sum() for part in parts)).backward()
     reached = {name for name, p in trainer.sa2va.named_parameters() if p.grad is not None and p.grad.any()}
     trainer.sa2va.zero_grad(set_to_none=True)
@@ -141,4 +141,4 @@ def test_the_head_is_frozen_where_no_loss_reads_words(tmp_path: Path, weight: fl
     words = {"mask_to_caption_weight": 0.0, "answer_weight": weight, "mask_policy": "gaussian"}
     settings = config(tmp_path / "run", per_device_train_batch_size=2, num_generations=2, **words)
     made = Sa2VAGRPOTrainer(model, processor, settings, PROMPTS, rewards())
-    assert ("lm_head.weight" in freeze_unreached(made, PROMPTS[:1])) == frozen
+    assert ("lm_head.weight" in made.freeze_unreached(PROMPTS[:1])) == frozen

@@ -29,7 +29,7 @@ from benchmarks.random_qwen_vl import CHAT
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.grpo.image_context import make_question
 from rl_reward_network.grpo.prompts import segment_question
-from rl_reward_network.grpo.trainable import freeze_unreached, prepare_model
+from rl_reward_network.grpo.trainable import prepare_model
 from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
 from rl_reward_network.models.lora import parameter_table
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint, tensor_shapes
@@ -170,7 +170,7 @@ def test_a_run_freezes_of_the_recipes_parts_only_those_that_no_loss_reaches(
     prepare_model(model, RANK, ALPHA)
     settings, prompt = config(tmp_path / "run", mask_policy=mask_policy), regions(1)[0]
     items = [prompt] * settings.prompts_per_step
-    freeze_unreached(Sa2VAGRPOTrainer(model, processor, settings, items, rewards(loop2_iou=1.0)), [prompt])
+    Sa2VAGRPOTrainer(model, processor, settings, items, rewards(loop2_iou=1.0)).freeze_unreached([prompt])
     counts = {part: (total, trained) for part, total, trained in parameter_table(model)}
     for part in ("LoRA", "text_hidden_fcs", *(["lm_head"] if "qwen" in kind else ["mlp1"])):
         assert counts[part][0] == counts[part][1] > 0

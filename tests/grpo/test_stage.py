@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +15,24 @@ from rl_reward_network.artefacts import read_json, weights_fingerprint, write_js
 from rl_reward_network.embedded.regions import LAMPLIGHT, write_regions
 from rl_reward_network.grpo import inputs as inputs_file
 from rl_reward_network.grpo import stage as stage_file
+from rl_reward_network.grpo import stage as startup
 from rl_reward_network.grpo.evaluate import run_grpo_evaluation
 from rl_reward_network.grpo.inputs import GRPOInputs, open_grpo_inputs
 from rl_reward_network.grpo.merge import grpo_model
 from rl_reward_network.grpo.rewards import Reward, loop_rewards
-from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights
-from rl_reward_network.grpo.stage import describe, find_grpo_run, run_grpo_stage, training_arguments
+from rl_reward_network.grpo.settings import GRPOPlan, GRPOSettings, RewardWeights, meanings, with_preset
+from rl_reward_network.grpo.stage import (
+    describe,
+    find_grpo_run,
+    load_model,
+    run_grpo_stage,
+    startup_lines,
+    training_arguments,
+)
 from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.models.lora import read_trainable
+from rl_reward_network.models.lora import freeze_parameters, read_trainable, setup_lora
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
+from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.run import GRPO_RUN, Run
 from tests.models.test_reward_network import network_of
@@ -94,6 +104,7 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
         "checkpoint-1",
         "checkpoint-2",
         "config.json",
+        "done.json",
         "final_model",
         "logs",
         "metrics.jsonl",
@@ -267,7 +278,7 @@ SUPERVISED = {"objective": "supervised", "mask_policy": "gaussian", "pathwise_we
 def test_a_run_that_got_worse_says_so_first_and_leaves_the_model_as_it_was(inputs: GRPOInputs, tmp_path: Path) -> None:
     """One step of a size that ruins any model: what is deployed is what it began with, bit by bit."""
     run = tmp_path / "worse"
-    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), watch_every=1), run)
+    run_grpo_stage(inputs, replace(changed(PLAN, **SUPERVISED | {"learning_rate": 1.0}), eval_steps=1), run)
     outcome = read_json(run / "final_model" / "config.json")["validation"]
     assert outcome["metric"] == "val/iou_of_drawn"
     assert outcome["last"] < outcome["before"] == outcome["best"]
@@ -392,3 +403,91 @@ def test_weights_of_16_bit_train_in_both_loops_and_are_evaluated(tmp_path: Path,
     assert any(name.endswith("lora_B.default.weight") and tensor.any() for name, tensor in trained.items())
     result, _ = run_grpo_evaluation(tmp_path / "run" / "final_model", items=1)
     assert 0 <= result.after.values["dice"][0] <= 1
+
+
+STEP = {
+    "prompts_per_step": 2,
+    "gradient_accumulation_steps": 3,
+    "world_size": 4,
+    "num_generations": 5,
+    "num_mask_generations": 8,
+    "mask_to_caption_weight": 1.0,
+    "caption_to_mask_weight": 1.0,
+    "objective": "grpo",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Sa2VAForConditionalGeneration:
+    model, _ = load_sa2va_model("sa2va-nano")
+    setup_lora(model, 4, 8, 0.0)
+    freeze_parameters(model)
+    return model
+
+
+def said(model: Any, **changed: Any) -> list[str]:
+    facts = {"sa2va": model, "args": SimpleNamespace(**{**STEP, **changed}), "ema": None, "planned_steps": 1}
+    lines = startup_lines(SimpleNamespace(**facts), [], None)  # type: ignore[arg-type]
+    return [line for line in lines if line.startswith(("each step", "parameters", "not trained"))]
+
+
+def test_regions_and_what_is_made_of_each(model: Any) -> None:
+    for changed, made in (
+        ({}, "24 regions x 5 captions and 8 masks (4 processes x 3 forward passes x 2)"),
+        ({"mask_to_caption_weight": 0.0}, "24 regions x 8 masks ("),
+        ({"caption_to_mask_weight": 0.0}, "24 regions x 5 captions ("),
+        ({"objective": "supervised"}, "24 regions x true captions and masks ("),
+        ({"objective": "supervised", "caption_to_mask_weight": 0.0}, "24 regions x true captions ("),
+    ):
+        assert said(model, **changed)[0].startswith(f"each step: {made}")
+
+
+def test_parameters_and_what_does_not_train(model: Any) -> None:
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    total, trained = sum(n for n, _ in counts), sum(n for n, trains in counts if trains)
+    lines = said(model)
+    assert lines[1] == f"parameters: {total:,}, of which {trained:,} train ({trained / total:.1%})"
+    assert lines[2].startswith("not trained: vision tower, lm_head, SAM 2 image encoder (frozen, as in Sa2VA's")
+    assert lines[3] == "not trained: language model (LoRA trains in its place)"
+    assert not any("mask decoder" in line for line in lines)
+    sam = model.grounding_encoder
+    for part in (sam.prompt_encoder, sam.mask_decoder):  # two vectors of the first train with the second
+        part.requires_grad_(False)
+    both = "not trained: SAM 2 prompt encoder, SAM 2 mask decoder (no loss of this run goes past the [SEG] embedding; "
+    assert any(line.startswith(both) for line in said(model))
+    freeze_parameters(model)
+
+
+def test_flags_that_mean_something_else_say_so() -> None:
+    settings = GRPOSettings(per_device_train_batch_size=4)
+    assert meanings(GRPOSettings(), settings) == []
+    (line,) = meanings(settings, settings)
+    assert line == "batch_size 4 counts captions, not regions: 1 x 4 captions per process and forward pass"
+    small = GRPOSettings(per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    (line,) = meanings(small, with_preset(small, "quick", True))
+    assert line == (
+        "batch_size 1 counts captions, not regions: 1 x 4 captions per process and forward pass, since a group stays "
+        "whole, and 2 passes per step"
+    )
+    lines = meanings(GRPOSettings(num_train_epochs=1.0, beta=0.1, epsilon=0.3), settings)
+    assert [line.split(" ")[0] for line in lines] == ["num_epochs", "kl_coef", "clip_range"]
+
+
+@pytest.mark.parametrize("given", [{"epsilon": 0.1}, {"epsilon": 0.3}, {"epsilon_high": 0.28}])
+def test_a_clip_range_says_when_it_acts(given: dict[str, float]) -> None:
+    for more, said in (
+        ({}, "it acts from --num_iterations 2 on"),
+        ({"num_iterations": 2}, None),
+        ({"mask_to_caption_weight": 0.0, "num_iterations": 2}, "which this run leaves out"),
+    ):
+        (line,) = meanings(flags := GRPOSettings(**given, **more), flags)
+        assert said is None or said in line
+        assert (";" in line) == (said is not None)
+
+
+def test_flash_attention_is_for_the_vision_tower_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "FLASH", "eager")  # any other than the default, where there is no GPU
+    model, _ = load_model("sa2va-nano", "cpu", use_flash_attn=True)
+    kinds = {part.config._attn_implementation for part in (model.model.language_model, model.grounding_encoder)}
+    assert (model.model.vision_tower.config._attn_implementation, kinds) == ("eager", {"sdpa"})
+    assert model.dtype == torch.float32

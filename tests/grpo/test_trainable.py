@@ -12,7 +12,6 @@ from rl_reward_network.grpo.trainable import (
     CANDIDATE_HEADS,
     check_movement,
     digests,
-    freeze_unreached,
     prepare_model,
     unmoved_reasons,
 )
@@ -36,7 +35,7 @@ def frozen_by(folder: Path, **changed: Any) -> tuple[set[str], set[str]]:
     model, processor = nano()
     trainer = Sa2VAGRPOTrainer(model, processor, config(folder, **changed), regions(), rewards())
     before = trained(model)
-    unreached = set(freeze_unreached(trainer, regions()[:2]))
+    unreached = set(trainer.freeze_unreached(regions()[:2]))
     assert trained(model) == before - unreached
     assert unreached < before
     assert all(parameter.grad is None for parameter in model.parameters()), "the trial leaves no gradient behind"
@@ -125,7 +124,7 @@ def test_the_gradient_of_a_reward_network_reaches_the_decoder(tmp_path: Path) ->
     model, processor = nano()
     pathwise = PathwiseReward(ForegroundMaps(nn.Identity()), processor.sam_image_size)  # type: ignore[arg-type]
     trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, pathwise_weight=1.0), regions(), rewards(), pathwise)
-    freeze_unreached(trainer, regions()[:2])
+    trainer.freeze_unreached(regions()[:2])
     assert any(name.startswith(DECODER) for name in trained(model))
 
 
@@ -164,14 +163,27 @@ def test_frozen_tensors_that_changed_are_a_bug_and_still_ones_are_named() -> Non
         check_movement(before, after | {"tower.b": "5"}, names)
 
 
-def test_what_did_not_move_has_a_reason() -> None:
-    names = ["q.lora_A", "q.lora_B", "head"]
-    assert set(unmoved_reasons(names, [], 9, 0.0).values()) == {"learning_rate is 0"}
-    one = unmoved_reasons(names, ["head"], 1, 0.1)
-    assert "lora_B, which began at 0" in one["q.lora_A"]
-    assert one["q.lora_B"] == "no loss reached it in 1 steps"
-    assert "too small" in one["head"]
-    assert unmoved_reasons(names, [], 2, 0.1)["q.lora_A"] == "no loss reached it in 2 steps"
+@pytest.mark.parametrize(
+    ("with_gradient", "steps", "rate", "reasons"),
+    [
+        ([], 9, 0.0, {"learning_rate is 0": ["q.lora_A", "q.lora_B", "head"]}),
+        (
+            ["head"],
+            1,
+            0.1,
+            {
+                "its gradient passes lora_B, which began at 0; train for more than one step": ["q.lora_A"],
+                "no loss reached it in 1 steps": ["q.lora_B"],
+                "its steps were too small for float32: raise the learning rate": ["head"],
+            },
+        ),
+        ([], 2, 0.1, {"no loss reached it in 2 steps": ["q.lora_A", "q.lora_B", "head"]}),
+    ],
+)
+def test_what_did_not_move_has_a_reason(
+    with_gradient: list[str], steps: int, rate: float, reasons: dict[str, list[str]]
+) -> None:
+    assert unmoved_reasons(["q.lora_A", "q.lora_B", "head"], with_gradient, steps, rate) == reasons
 
 
 def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path: Path) -> None:
@@ -182,7 +194,7 @@ def test_every_head_that_may_be_chosen_trains_whatever_items_are_tried(tmp_path:
         trainer = Sa2VAGRPOTrainer(
             model, processor, config(tmp_path / str(number), mask_policy="bernoulli"), regions(), rewards()
         )
-        result.append(freeze_unreached(trainer, [item]))
+        result.append(trainer.freeze_unreached([item]))
     assert len(result) == 3, "items for which each of the three candidates is chosen"
     assert result[0] == result[1] == result[2]
     heads = {name for name in trained(model) if CANDIDATE_HEADS in name}

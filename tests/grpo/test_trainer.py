@@ -1,5 +1,6 @@
 """The trainer: what moves and what does not, the reference, reused rollouts, resuming, refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from rl_reward_network.grpo.checkpoint import save_run_state
 from rl_reward_network.grpo.image_context import open_batch
+from rl_reward_network.grpo.losses import BOUNDS, answer_loss
 from rl_reward_network.grpo.measure import measure
 from rl_reward_network.grpo.rewards import Reward
-from rl_reward_network.grpo.trainable import check_movement, digests, freeze_unreached
-from rl_reward_network.grpo.trainer import Sa2VAGRPOTrainer
+from rl_reward_network.grpo.trainable import check_movement, digests
+from rl_reward_network.grpo.trainer import (
+    Place,
+    Sa2VAGRPOTrainer,
+    StepCallback,
+    fail_not_finite,
+    hint_out_of_memory,
+    hint_to_resume,
+)
+from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.lora import lora_off
 from rl_reward_network.rewards.functions import iou_reward
 from tests.grpo.nano import config, make_trainer, nano, regions, rewards, shake
@@ -52,20 +61,20 @@ def test_equal_seeds_give_equal_runs_and_lr_0_none(tmp_path: Path) -> None:
     assert_equal(weights(still), start)
 
 
-def test_the_reference_is_the_model_as_it_was_at_every_step(tmp_path: Path) -> None:
+def test_the_reference_is_the_initial_model_at_every_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    groups, _ = trainer.rollout_generator.generate(regions()[:2], (0, 0, 0))
+    rollouts = trainer.rollout_generator.generate(regions()[:2], (0, 0, 0))
     with torch.no_grad():
-        start = [output.detached() for output in trainer.policy(groups)[0]]
+        start = trainer.policy(rollouts)[0].stored()
     trainer.train()
     with torch.no_grad():
-        now = trainer.policy(groups)[0]
+        now = trainer.policy(rollouts)[0].stored()
         with trainer.reference_weights():
-            reference = trainer.policy(groups)[0]
-    for before, same, after in zip(start, reference, now, strict=True):
-        torch.testing.assert_close(before.log_probs, same.log_probs, atol=1e-6, rtol=0)
-        torch.testing.assert_close(before.parameters, same.parameters, atol=1e-6, rtol=0)
-        assert not torch.equal(before.log_probs, after.log_probs)
+            reference = trainer.policy(rollouts)[0].stored()
+    for name in ("log_probs", "parameters"):
+        for before, same, after in zip(*(getattr(stored, name) for stored in (start, reference, now)), strict=True):
+            torch.testing.assert_close(before, same, atol=1e-6, rtol=0)
+            assert not torch.equal(before, after)
 
 
 def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
@@ -84,8 +93,8 @@ def test_lora_off_adds_nothing_and_leaves_what_trains(tmp_path: Path) -> None:
 def test_rollouts_are_used_num_iterations_times(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, num_iterations=2, max_steps=4, epsilon=1e-6)
     calls: list[Any] = []
-    generate = trainer.rollout_generator.generate_and_score
-    trainer.rollout_generator.generate_and_score = lambda prompts, seed: (  # type: ignore[method-assign]
+    generate = trainer.rollout_generator.generate
+    trainer.rollout_generator.generate = lambda prompts, seed: (  # type: ignore[method-assign]
         calls.append(prompts) or generate(prompts, seed)  # type: ignore[func-returns-value]
     )
     trainer.train()
@@ -181,7 +190,7 @@ def test_a_judge_that_goes_away_names_the_step_and_the_way_back(tmp_path: Path) 
     settings = config(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
     paid = {"loop1": {"iou": Reward(iou_reward, 1.0), "judge": Reward(judge, 1.0)}, "loop2": rewards()["loop2"]}
     trainer = Sa2VAGRPOTrainer(model, processor, settings, regions(), paid)
-    freeze_unreached(trainer, regions()[:2])
+    trainer.freeze_unreached(regions()[:2])
     trainer.reset_reference()
     message = r"^step 2: LLM judge http://there: 50 failures .*; --resume .*checkpoint-1$"
     with pytest.raises(ValueError, match=message):
@@ -197,7 +206,7 @@ def test_minutes_count_what_was_spent_before_an_interruption(tmp_path: Path) -> 
     trainer.train()
     again = make_trainer(tmp_path, max_steps=100, max_minutes=10.0)
     trainer.earlier_seconds = 600.0
-    save_run_state(trainer)
+    trainer.save_checkpoint()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert again.state.global_step == 2, "the time was up"
     assert again.seconds > 600
@@ -228,13 +237,13 @@ def test_out_of_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.Mo
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     trainer = make_trainer(tmp_path)
-    monkeypatch.setattr(trainer.rollout_generator, "generate_and_score", full)
+    monkeypatch.setattr(trainer.rollout_generator, "generate", full)
     with pytest.raises(ValueError, match=r"step 1: .*GPU memory in rollouts; .*num_mask_generations"):
         trainer.train()
     trainer = make_trainer(tmp_path)
     monkeypatch.setattr(trainer.model, "forward", full)
-    groups = trainer.groups_from_references(regions()[:2])
-    monkeypatch.setattr(trainer, "_generate_step", lambda: [groups])
+    batch = trainer.rollout_generator.references(regions()[:2])
+    monkeypatch.setattr(trainer, "_generate_step", lambda: [batch])
     with pytest.raises(ValueError, match=r"step 1: .*GPU memory in the loss; .*num_generations"):
         trainer.train()
 
@@ -252,18 +261,6 @@ def test_pathwise_without_a_network_is_refused(tmp_path: Path) -> None:
         Sa2VAGRPOTrainer(*nano(), config(tmp_path, pathwise_weight=1.0), regions(), rewards())
 
 
-def test_all_groups_without_spread_are_a_step_that_changes_nothing(tmp_path: Path) -> None:
-    model, processor = nano()
-    equal = {"a": Reward(lambda **columns: [0.5] * len(columns["prompts"]), 1.0)}
-    trainer = Sa2VAGRPOTrainer(
-        model, processor, config(tmp_path, answer_weight=0.0), regions(), {"loop1": equal, "loop2": equal}
-    )
-    start = weights(trainer)
-    trainer.train()
-    assert_equal(weights(trainer), start)
-    assert trainer.state.log_history[0]["loop1/frac_zero_std"] == 1
-
-
 def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
     """Losses on masks alone leave it where it is: an answer without [SEG] has no mask, and so no gradient."""
     drift = {}
@@ -271,12 +268,10 @@ def test_an_answer_that_drifts_is_brought_back(tmp_path: Path) -> None:
         quiet = {"supervised_mask_weight": 0.0, "mask_to_caption_weight": 0.0, "max_steps": 8}
         trainer = make_trainer(tmp_path / str(weight), objective="supervised", answer_weight=weight, **quiet)
         shake(trainer.sa2va, 0.15)
-        groups = trainer.groups_from_references(regions()[:8])
-        answers = trainer.policy(groups)[0]
-        before = float(-torch.stack([output.answer_log_probs.mean() for output in answers]).mean().detach())
+        rollouts = trainer.rollout_generator.references(regions()[:8]).rollouts
+        before = answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
         trainer.train()
-        after = trainer.policy(groups)[0]
-        drift[weight] = before, float(-torch.stack([output.answer_log_probs.mean() for output in after]).mean())
+        drift[weight] = before, answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).item()
     assert drift[0.0][0] == drift[1.0][0] > 1
     assert drift[0.0][1] == drift[0.0][0]
     assert drift[1.0][1] < 0.1 * drift[1.0][0]
@@ -298,13 +293,11 @@ def test_a_model_that_lost_seg_gets_it_back(tmp_path: Path, loop2: float) -> Non
     trainer = make_trainer(tmp_path, max_steps=12, beta=0.0, mask_beta=0.0, ema_decay=0.0, **settings)
     prompts = regions()[:8]
     without_seg = trainer.rollout_generator.processor.answer_ids("It is not here.")
-    groups = trainer.groups_from_references(prompts)
-    for group in groups:
-        group.segment_ids = group.segment_ids[: -group.answer_length] + without_seg
-        group.answer_length = len(without_seg)
+    rollouts = trainer.rollout_generator.references(prompts).rollouts
+    rollouts = replace(rollouts, answers=[replace(answer, answer_ids=without_seg) for answer in rollouts.answers])
     optimizer = torch.optim.AdamW([p for p in trainer.sa2va.parameters() if p.requires_grad], 3e-3)
     for _ in range(12):
-        (-torch.stack([output.answer_log_probs.mean() for output in trainer.policy(groups)[0]]).mean()).backward()
+        answer_loss(trainer.policy(rollouts)[0].answer_log_probs, 8.0).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert lost_masks(trainer, prompts) == len(prompts)
@@ -325,7 +318,7 @@ def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> Non
     """As on a GPU: what is frozen is bfloat16, what trains float32."""
     model, processor = nano(dtype=torch.bfloat16)
     trainer = Sa2VAGRPOTrainer(model, processor, config(tmp_path, bf16=True), regions(), rewards(caption=1.0))
-    freeze_unreached(trainer, regions()[:2])
+    trainer.freeze_unreached(regions()[:2])
     trainer.reset_reference()
     assert model.lm_head.weight.dtype == torch.bfloat16
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
@@ -336,3 +329,90 @@ def test_bfloat16_weights_train_in_float32_under_autocast(tmp_path: Path) -> Non
     with torch.no_grad(), trainer.accelerator.autocast():
         measured = measure(model, regions()[:4], trainer.rollout_generator.cache, 16)
     assert np.isfinite(measured.values["iou"]).all()
+
+
+# ---- around each step -----------------------------------------------------------------------------------------------
+
+
+def test_what_had_a_gradient_is_noted(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=2)
+    still = "grounding_encoder.prompt_encoder.point_embed.weight"
+    trainer.sa2va.get_parameter(still).requires_grad_(True)
+    trainer.reset_reference()
+    trainer.train()
+    trained = {name for name, p in trainer.sa2va.named_parameters() if p.requires_grad}
+    assert trainer.tensors_with_gradient == trained - {still}, "no point is ever clicked"
+
+
+def test_a_gradient_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    parameter = next(iter(trainable_tensors(trainer.sa2va).values()))
+    parameter.grad = torch.full_like(parameter, float("nan"))
+    with pytest.raises(ValueError, match=r"step 1: .*gradient.*not finite"):
+        StepCallback(trainer).on_pre_optimizer_step()
+    assert not trainer.tensors_with_gradient
+
+
+def test_loops_are_weighed_by_gradients_that_change_nothing_else(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, adaptive_loop_weights=True, max_steps=2)
+    plain = make_trainer(tmp_path, caption=1.0, loop2_iou=1.0, max_steps=1)
+    trainer.train()
+    plain.train()
+    first, second = trainer.state.log_history[:2]
+    assert first["loop1/gradient_norm"] > 0
+    ratio = first["loop1/gradient_norm"] / first["loop2/gradient_norm"]
+    assert first["loop1/weight"] == pytest.approx(max(BOUNDS[0], 2 / (1 + ratio)), rel=1e-6)
+    assert first["loop2/weight"] == pytest.approx(max(BOUNDS[0], 2 * ratio / (1 + ratio)), rel=1e-6)
+    assert "loop1/gradient_norm" not in second, "every tenth step"
+    assert first["grad_norm"] == pytest.approx(plain.state.log_history[0]["grad_norm"], rel=1e-6)
+    assert second["total_loss"] == pytest.approx(
+        sum(
+            second[f"{loop}/policy_loss"] * first[f"{loop}/weight"] + 0.04 * second[f"{loop}/kl_div"]
+            for loop in ("loop1", "loop2")
+        )
+        + second["loss/answer"],
+        abs=1e-6,
+    )
+
+
+def test_a_run_out_of_time_stops_whole(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=50, max_minutes=1e-9, num_iterations=2)
+    trainer.train()
+    assert trainer.state.global_step == 2, "never between two uses of the same rollouts"
+    assert all(torch.isfinite(p).all() for p in trainer.sa2va.parameters())
+
+
+# ---- errors that end a run ------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_names_the_newest_checkpoint_if_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"step 3: the loss is nan;.*no checkpoint.*learning_rate"):
+        fail_not_finite(Place(3, str(tmp_path)), "the loss is nan")
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    with pytest.raises(ValueError, match=r"step 12: the loss is nan;.*checkpoint-10;.*learning_rate"):
+        fail_not_finite(Place(12, str(tmp_path)), "the loss is nan")
+
+
+def test_only_errors_of_values_get_the_resume_hint(tmp_path: Path) -> None:
+    def place() -> Place:
+        return Place(2, str(tmp_path))
+
+    assert "no checkpoint" in place().resume_hint
+    (tmp_path / "checkpoint-4").mkdir()
+    assert place().resume_hint == f"--resume goes on from {tmp_path / 'checkpoint-4'}"
+    with pytest.raises(ValueError, match=r"^step 2: server down; .*checkpoint-4"), hint_to_resume(place):
+        raise ValueError("server down")
+    with pytest.raises(RuntimeError, match=r"^bug$"), hint_to_resume(place):
+        raise RuntimeError("bug")
+
+
+@pytest.mark.parametrize(("qwen_vl", "remedy"), [(False, "max_dynamic_patch"), (True, "the size of the images")])
+def test_out_of_memory_names_phase_and_remedy(qwen_vl: bool, remedy: str) -> None:
+    """A model without tiles needs smaller images."""
+    message = f"^step 1: .*memory in rollouts; lower batch_size or {remedy}, .*gradient_checkpointing"
+    with (
+        pytest.raises(ValueError, match=message),
+        hint_out_of_memory(lambda: Place(1, "", qwen_vl), "rollouts", "batch_size or max_dynamic_patch"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
