@@ -104,6 +104,7 @@ def test_a_run_writes_all_that_it_says(run: Path) -> None:
         "checkpoint-1",
         "checkpoint-2",
         "config.json",
+        "cost.json",
         "done.json",
         "final_model",
         "logs",
