@@ -23,8 +23,7 @@ from rl_reward_network.models.reward_network import RewardNetworkConfig, error_m
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype
 from rl_reward_network.models.sa2va.pixels_sa2va import QUESTIONS, RegionPrompt, draw_region
 from rl_reward_network.report.overlays import BLUE, ORANGE, paint_mask
-from rl_reward_network.segment.loading import default_model, load_mask_maker
-from rl_reward_network.segment.maker import Answered, MaskMaker
+from rl_reward_network.segment.maker import Answered, MaskMaker, default_model, load_mask_maker
 
 CAPTION_TOKENS = 64
 LONGEST_PROMPT = 2000  # characters; the time of an answer grows with the prompt

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import tyro
 from rich import box
 from rich.console import Console
@@ -31,6 +32,7 @@ from rl_reward_network.flags import changed, check_at_least
 if TYPE_CHECKING:
     from rl_reward_network.segment.files import Target
     from rl_reward_network.segment.maker import Segmented
+    from rl_reward_network.segment.sequence import SegmentedSequence
 
 ONLY_WITH_VIDEO = ("memory", "key_frames", "truth")
 NOT_WITH_VIDEO = ("policy", "run", "max_tiles")
@@ -88,12 +90,12 @@ def main(args: Args) -> None:
     check_at_least(args, 1, "max_tiles")
     levels_of_bits(args.bit_depth)
     if args.video:
-        return _segment_sequences(args)
+        return segment_sequences(args)
     if flags := changed(args, *ONLY_WITH_VIDEO):
         raise ValueError(f"{flags[0]}: it is for sequences; add --video, or leave it out")
     from rl_reward_network.env.prompts import PROMPTS
     from rl_reward_network.segment.files import check_free, image_files, targets
-    from rl_reward_network.segment.loading import load_mask_maker
+    from rl_reward_network.segment.maker import load_mask_maker
     from rl_reward_network.segment.methods import load_method_maker
 
     if args.policy is not None and args.prompt is not None:
@@ -121,14 +123,74 @@ def main(args: Args) -> None:
         show_table(results)
 
 
-def _segment_sequences(args: Args) -> None:
-    from rl_reward_network.cli.segment_video import segment_sequences
+def segment_sequences(args: Args) -> None:
+    """Segment each path as a sequence, and print its answer and numbers.
 
+    Raises:
+        ValueError: a sequence, a true mask, the place to write to, or a model is refused; nothing is written then.
+    """
     if flags := changed(args, *NOT_WITH_VIDEO):
         raise ValueError(
             f"--video and {flags[0]}: a sequence has one prompt, and a frame is one tile; leave one of them out"
         )
-    segment_sequences(args)
+    from rl_reward_network.env.prompts import PROMPTS
+    from rl_reward_network.segment.maker import load_mask_maker
+    from rl_reward_network.segment.sequence import SequenceMaker, check_sequence, sequence_targets
+
+    targets = sequence_targets(args.images, args.output, args.prompt)
+    prompt, levels = args.prompt or PROMPTS[0], levels_of_bits(args.bit_depth)
+    key_frames = args.key_frames or ("first" if args.memory else "uniform")
+    names = [target.name for target in targets]
+    if args.truth is not None and len(set(names)) < len(names):
+        raise ValueError(
+            f"--truth {args.truth}: sequences of one name, {names}; segment each by itself, with its --truth"
+        )
+    checked = []
+    for target in targets:
+        truth = args.truth and (args.truth / target.name if len(targets) > 1 else args.truth)
+        checked.append(check_sequence(target, prompt, levels, truth, contrast=key_frames == "contrast"))
+        if (grey := checked[-1].frames.levels) is not None:
+            measured = ", beyond each are 0.1 % of the pixels of some frames; --bit_depth sets them"
+            print(f"{target.name}: grey of more than 8 bit, {grey}{measured if levels is None else ''}")
+    limits = args.device, None, args.bit_depth, args.dtype, args.image_resize
+    maker = load_mask_maker(args.model_path, prompt, None, args.reward_net, *limits)
+    segment = SequenceMaker(maker, args.memory, key_frames)
+    print(f"prompt: {prompt}")
+    results = []
+    for sequence in checked:
+        results.append(segment(sequence))
+        show_sequence(results[-1])
+    show_dice([result.dice for result in results if result.dice])
+    print("written: " + " ".join(str(target.folder) for target in targets))
+
+
+def show_sequence(result: "SegmentedSequence") -> None:
+    """Print the answer and the numbers of a sequence."""
+    numbers = result.summary
+    print(f"\n{result.target.name}: {numbers['frames']} frames; the model saw {numbers['key_frames']}")
+    print(f"answer: {numbers['answer']}")
+    stability = "" if numbers["stability"] is None else f", IoU of consecutive masks {numbers['stability']:.3f}"
+    print(f"masks:  {numbers['share']:.1%} of the frame on average, {numbers['segs']} [SEG]{stability}")
+    if numbers["annotated"]:
+        true = numbers["true_stability"], numbers["stability_there"]
+        more = (
+            "" if true[0] is None else "; IoU of consecutive true masks {:.3f}, of the masks there {:.3f}".format(*true)
+        )
+        print(f"truth:  Dice {numbers['dice']:.3f} on {numbers['annotated']} frames{more}")
+    if "predicted_dice" in numbers:
+        print(f"predicted Dice {numbers['predicted_dice']:.3f}, score {numbers['predicted_score']:.3f}")
+
+
+def show_dice(annotated: Sequence[Sequence[float]]) -> None:
+    """Print the mean Dice over several sequences, each with the same weight, with its interval."""
+    if len(annotated) > 1:
+        from rl_reward_network.report.statistics import few_patients_note, mean_interval
+
+        groups = [str(number) for number, dice in enumerate(annotated) for _ in dice]
+        interval = mean_interval(np.array([value for dice in annotated for value in dice]), groups)
+        print(f"\nDice over {len(annotated)} sequences: {interval} (95 % interval)")
+        for note in few_patients_note(len(annotated), "sequences"):
+            print(note)
 
 
 def show_image(result: "Segmented") -> None:

@@ -1,4 +1,4 @@
-"""Answers of a frozen model, each computed once and stored on disk: of images, and of sequences of frames."""
+"""Answers of a frozen model about images, each computed once and stored on disk."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,6 @@ from tqdm import tqdm
 from rl_reward_network.artefacts import load_arrays, pixels_digest, save_arrays
 
 VISION = "vision_features"  # name of the pooled features in a file, beside the masks
-TEXT, SEGS = "answer", "seg_embeddings"  # names in the file of a sequence
 
 
 class FrozenAnswer(NamedTuple):
@@ -114,50 +113,3 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays in `path`; empty when the file is missing, of an older version, or damaged (with a warning)."""
     stored = load_arrays(path, "its masks are computed again")
     return stored if VISION in stored else {}  # up to version 0.3 files had no features
-
-
-class StoredAnswer(NamedTuple):
-    """The language model's answer about a sequence.
-
-    Args:
-        answer: text, special tokens kept.
-        seg_embeddings: float32 (K, C), the prompt for SAM 2 of each `[SEG]`; K may be 0.
-    """
-
-    answer: str
-    seg_embeddings: np.ndarray
-
-
-def sequence_answer(
-    folder: Path,
-    ask: Callable[[Sequence[np.ndarray], str], StoredAnswer],
-    fingerprint: str,
-    frames: Sequence[np.ndarray],
-    phrase: str,
-) -> StoredAnswer:
-    """The answer about a sequence and a phrase, read from disk if it exists, else computed and stored.
-
-    Masks are not stored: with memory or without it, they follow from the answer.
-
-    Args:
-        folder: of the files, one safetensors file per answer.
-        ask: (frames, phrase) -> answer; called for a missing answer alone.
-        fingerprint: identifies everything else the answer depends on (weights, preprocessing, generation limits).
-        frames: those that the language model sees, uint8 (H, W, 3) each.
-        phrase: the prompt.
-
-    Raises:
-        ValueError: `ask` returned embeddings that are not finite float (K, C).
-    """
-    digests = "".join(pixels_digest(frame) for frame in frames)
-    key = hashlib.sha256(f"{fingerprint}\n{digests}\n{phrase}".encode()).hexdigest()
-    path = folder / f"{key}.safetensors"
-    if stored := load_arrays(path, "the model is asked again"):
-        return StoredAnswer(stored[TEXT].tobytes().decode(), stored[SEGS])
-    found = ask(frames, phrase)
-    segs = np.asarray(found.seg_embeddings, dtype=np.float32)
-    if segs.ndim != 2 or not np.isfinite(segs).all():
-        raise ValueError(f"ask returned embeddings {segs.shape}, expected finite (K, C)")
-    text = np.frombuffer(found.answer.encode(), dtype=np.uint8)
-    save_arrays(path, {TEXT: text, SEGS: np.ascontiguousarray(segs)})
-    return StoredAnswer(found.answer, segs)

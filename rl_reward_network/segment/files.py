@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
@@ -98,25 +99,29 @@ def check_free(target: Target, prompt: str) -> None:
 
 def prompt_of(path: Path) -> str | None:
     """The prompt of a mask or overlay written here; None for any other file, an unreadable one, too."""
+    return text_of(path, PROMPT_KEY)
+
+
+def text_of(path: Path, name: str) -> str | None:
+    """A text in a PNG file; None where there is none, or the file is unreadable."""
     try:
         with Image.open(path) as image:
-            return image.info.get(PROMPT_KEY)
+            return image.info.get(name)
     except (OSError, Image.DecompressionBombError):
         return None
 
 
 def write_mask(target: Target, image: np.ndarray, mask: np.ndarray, prompt: str) -> None:
-    """Write the mask, 0 or 255, and its outline on the image.
+    """Write the mask, bool (H, W), and its outline on the image, uint8 (H, W, 3), with the prompt in the files."""
+    save_mask(target.mask, mask, prompt)
+    save_mask(target.overlay, paint_mask(image, mask, ORANGE, opacity=0), prompt)
 
-    Args:
-        target: files to write.
-        image: uint8 (H, W, 3).
-        mask: bool (H, W).
-        prompt: written into the files, too.
-    """
-    overlay = paint_mask(image, mask, ORANGE, opacity=0)
+
+def save_mask(path: Path, pixels: np.ndarray, prompt: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Write a mask, bool (H, W), as 0 and 255, or a picture, uint8 (H, W, 3), with its prompt and `more` texts."""
     text = PngInfo()
-    text.add_itxt(PROMPT_KEY, prompt)
-    for pixels, path in ((np.where(mask, 255, 0), target.mask), (overlay, target.overlay)):
-        with whole_file(path) as temporary:
-            Image.fromarray(pixels.astype(np.uint8)).save(temporary, "PNG", pnginfo=text)
+    for name, value in {PROMPT_KEY: prompt, **more}.items():
+        text.add_itxt(name, value)
+    values = np.where(pixels, np.uint8(255), np.uint8(0)) if pixels.dtype == bool else pixels
+    with whole_file(path) as temporary:
+        Image.fromarray(values).save(temporary, "PNG", pnginfo=text)

@@ -10,8 +10,7 @@ from rl_reward_network.data.images import load_for_model
 from rl_reward_network.depth import Levels
 from rl_reward_network.methods.deployed import DeployedMethod, load_deployed
 from rl_reward_network.segment.files import Target, check_free, write_mask
-from rl_reward_network.segment.loading import image_levels
-from rl_reward_network.segment.maker import Segmented
+from rl_reward_network.segment.maker import Segmented, image_levels
 
 
 @dataclass(frozen=True)

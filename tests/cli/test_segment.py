@@ -15,7 +15,7 @@ from rl_reward_network.cli.app import run
 from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.models.reward_network import DiceInterval, RewardNetwork, RewardNetworkConfig
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.segment import loading, maker
+from rl_reward_network.segment import maker
 from rl_reward_network.segment.files import image_files, prompt_of, targets
 from tests.conftest import tube_image
 
@@ -47,7 +47,7 @@ def test_a_folder_is_segmented_with_one_model_load(
 ) -> None:
     loads: list[str] = []
     monkeypatch.setattr(
-        loading, "load_sa2va_model", lambda *args, **how: loads.append("once") or load_sa2va_model(*args, **how)
+        maker, "load_sa2va_model", lambda *args, **how: loads.append("once") or load_sa2va_model(*args, **how)
     )
     lines = segmented(capsys, images, output=tmp_path / "out")
     assert loads == ["once"]
@@ -126,7 +126,7 @@ def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(
 ) -> None:
     """The scores of the tried prompts and the predicted quality of the last mask share the maps of the image."""
     RewardNetwork(RewardNetworkConfig(channels=(4, 4), members=2)).save_pretrained(tmp_path / "net")
-    loaded = loading.load_mask_maker(None, PROMPTS[0], reward_net=tmp_path / "net", device="cpu")
+    loaded = maker.load_mask_maker(None, PROMPTS[0], reward_net=tmp_path / "net", device="cpu")
     make, scores, passes = replace(loaded, policy=object(), trained={"prompts": PROMPTS}), [], []
     real = RewardNetwork.foreground_probs
     monkeypatch.setattr(RewardNetwork, "foreground_probs", lambda self, image: passes.append(1) or real(self, image))
@@ -144,7 +144,7 @@ def test_a_policy_that_tries_prompts_needs_one_pass_of_the_u_nets(
 def test_bad_files_are_refused_before_the_model_is_loaded(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(loading, "load_sa2va_model")
+    monkeypatch.delattr(maker, "load_sa2va_model")
     (tmp_path / "empty").mkdir()
     for named, message in (
         ((), "no image"),

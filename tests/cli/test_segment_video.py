@@ -15,9 +15,8 @@ from PIL import Image
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli import segment
-from rl_reward_network.cli.segment_video import segment_sequences
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.segment import loading, sequence_maker
+from rl_reward_network.segment import maker, sequence
 from tests.conftest import smooth_image, tube_image
 from tests.data_import.test_dicom import SECRET, write_dicom
 from tests.data_import.test_sequences import levels, write_folder, write_video
@@ -82,7 +81,7 @@ def test_the_true_stability_is_printed_beside_that_of_the_masks(
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(loading, "load_sa2va_model")
+    monkeypatch.delattr(maker, "load_sa2va_model")
     (tmp_path / "empty").mkdir()
     good = write_folder(tmp_path / "good", levels(2))
     mixed = write_folder(tmp_path / "mixed", levels(3))
@@ -110,7 +109,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 
 def test_sequences_of_one_name_do_not_share_their_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [write_folder(tmp_path / patient / "run", levels(2)) for patient in ("a", "b")]
-    with pytest.raises(ValueError, match=r"--truth .*: 2 sequences are named run; segment each by itself"):
+    with pytest.raises(ValueError, match=r"--truth .*: sequences of one name.*; segment each by itself"):
         segmented(capsys, *runs, truth=tmp_path / "truth")
 
 
@@ -127,10 +126,10 @@ def test_memory_shows_the_first_frames(tmp_path: Path, monkeypatch: pytest.Monke
         given.extend(settings[-2:])
         raise ValueError("loaded")
 
-    monkeypatch.setattr("rl_reward_network.cli.segment_video.load_sequence_maker", refuse)
+    monkeypatch.setattr(sequence, "SequenceMaker", refuse)
     for memory in (True, False):
         with pytest.raises(ValueError, match="loaded"):
-            segment_sequences(segment.Args((write_folder(tmp_path / "run", levels(2)),), memory=memory))
+            segment.main(segment.Args((write_folder(tmp_path / "run", levels(2)),), video=True, memory=memory))
     assert given == [True, "first", False, "uniform"]
 
 
@@ -147,17 +146,13 @@ def test_a_killed_run_leaves_whole_masks_and_is_continued(
     left = {path.name: np.asarray(Image.open(path)) for path in masks.glob("[0-9]*.png")}
     assert 3 <= len(left) < 60
     assert {mask.shape for mask in left.values()} == {(64, 64)}
-    assert {path.name for path in masks.parent.iterdir()} == {"masks", "answers"}
+    assert {path.name for path in masks.parent.iterdir()} == {"masks"}
 
-    asked: list[int] = []
-    monkeypatch.setattr(sequence_maker, "answer_sequence", lambda *_: asked.append(1))
     computed: list[int] = []
-    real = sequence_maker.write_sequence_mask
-    monkeypatch.setattr(
-        sequence_maker, "write_sequence_mask", lambda path, *rest: computed.append(1) or real(path, *rest)
-    )
+    real = sequence.save_mask
+    monkeypatch.setattr(sequence, "save_mask", lambda path, *rest: computed.append(1) or real(path, *rest))
     segmented(capsys, run)
-    assert (asked, len(computed)) == ([], 60 - len(left))
+    assert len(computed) == 60 - len(left)
     assert sorted(path.name for path in masks.glob("[0-9]*.png")) == [f"{number:04d}.png" for number in range(1, 61)]
     for name, mask in left.items():
         np.testing.assert_array_equal(np.asarray(Image.open(masks / name)), mask)

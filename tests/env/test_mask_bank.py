@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank, StoredAnswer, sequence_answer
+from rl_reward_network.env.mask_bank import FrozenAnswer, MaskBank
 
 PROMPTS = ("a vessel", "a catheter", "a rib")
 IMAGES = [np.full((6, 5, 3), level, np.uint8) for level in (10, 20, 30)]
@@ -134,36 +134,3 @@ def test_prompts_and_fingerprint_are_needed(tmp_path):
     for prompts, fingerprint in (([], "model-1"), (PROMPTS, "")):
         with pytest.raises(ValueError, match="mask bank"):
             MaskBank(tmp_path, Segmenter(), fingerprint, prompts)
-
-
-def test_the_answer_about_a_sequence_is_computed_once(tmp_path):
-    calls = []
-
-    def ask(frames, phrase):
-        calls.append(phrase)
-        segs = np.zeros((0, 3)) if phrase == "nothing" else np.arange(6).reshape(2, 3) / 7
-        return StoredAnswer(f"Gefäß {phrase} [SEG]", segs)
-
-    first = sequence_answer(tmp_path, ask, "weights", IMAGES, "the vessel")
-    again = sequence_answer(tmp_path, ask, "weights", [image.copy() for image in IMAGES], "the vessel")
-    assert calls == ["the vessel"]
-    assert again.answer == first.answer == "Gefäß the vessel [SEG]"
-    assert again.seg_embeddings.dtype == np.float32
-    np.testing.assert_array_equal(again.seg_embeddings, first.seg_embeddings)
-    (file,) = tmp_path.iterdir()
-    for other, frames, phrase in (
-        ("weights", IMAGES, "nothing"),
-        ("weights", IMAGES[:2], "the vessel"),
-        ("weights", IMAGES[::-1], "the vessel"),
-        ("other weights", IMAGES, "the vessel"),
-    ):
-        found = [sequence_answer(tmp_path, ask, other, frames, phrase) for _ in range(2)]
-        assert found[0].seg_embeddings.shape == found[1].seg_embeddings.shape
-    assert len(calls) == len(list(tmp_path.iterdir())) == 5
-    file.write_bytes(b"cut off")
-    with pytest.warns(UserWarning, match="the model is asked again"):
-        sequence_answer(tmp_path, ask, "weights", IMAGES, "the vessel")
-    for wrong in (np.ones(3), np.full((1, 3), np.nan)):
-        with pytest.raises(ValueError, match=r"expected finite \(K, C\)"):
-            sequence_answer(tmp_path / "new", lambda *_: StoredAnswer("x", wrong), "weights", IMAGES, "x")  # noqa: B023
-    assert not (tmp_path / "new").exists()

@@ -139,7 +139,7 @@ def load_once() -> Iterator[None]:
     load = cache(load_sa2va_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", load)
-        patch.setattr("rl_reward_network.segment.loading.load_sa2va_model", load)
+        patch.setattr("rl_reward_network.segment.maker.load_sa2va_model", load)
         yield
 
 

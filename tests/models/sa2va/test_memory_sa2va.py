@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_reward_network.models.sa2va.memory_sa2va import SequenceMemory, check_memory
+from rl_reward_network.models.sa2va.video_sa2va import SequenceMemory, check_memory
 
 MEMORY, WIDTH, CELLS = 64, 64, 256  # of the tiny model: 16 x 16 cells
 

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 from rl_reward_network.embedded.angiograms import TREE, render_series
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
-from rl_reward_network.models.sa2va.memory_sa2va import _encode
 from rl_reward_network.models.sa2va.pixels_sa2va import upsample_mask_logits
 from rl_reward_network.models.sa2va.prediction_sa2va import image_features
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
-from rl_reward_network.models.sa2va.video_sa2va import answer_sequence, masks_with_memory, masks_without_memory
+from rl_reward_network.models.sa2va.video_sa2va import _encode, answer_sequence, masks_with_memory, masks_without_memory
 from tests.conftest import GOLDEN, needs_golden, smooth_image
 from tests.qwen_vl import QWEN3, QWEN25, write_tiny_qwen
 

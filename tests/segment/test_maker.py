@@ -12,7 +12,7 @@ from rl_reward_network.depth import Levels
 from rl_reward_network.models.default import DEFAULT_MODEL
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.run import REWARD_NET
-from rl_reward_network.segment.loading import default_model, image_levels, load_mask_maker, load_reward_network
+from rl_reward_network.segment.maker import default_model, image_levels, load_mask_maker, load_reward_network
 
 
 def test_the_policys_levels_win_and_exclude_a_bit_depth() -> None:
