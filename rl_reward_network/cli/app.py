@@ -18,6 +18,7 @@ from rl_reward_network.flags import check_finite, common_flags, parse
 ONLY_CHECK = "SA2VA_RL_ONLY_CHECK"  # set by the shell files, which check all flags before they begin
 CALLED_AS = "SA2VA_RL_CALLED_AS"  # the shell file that the user called, for the hint at --help
 HELP, HELP_ALL = ("--help", "-h"), "--help-all"
+OLD_FLAGS = {"roads": "methods", "watch-every": "eval-steps"}  # names up to version 0.12; no help shows them
 
 
 def run(
@@ -64,7 +65,7 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
         "prog": os.environ.get(CALLED_AS) or prog,
         "config": (tyro.conf.FlagCreatePairsOff,),  # no --no-no-ema beside --no-ema
     }
-    words = sys.argv[1:] if words is None else words
+    words = [_renamed(word) for word in (sys.argv[1:] if words is None else words)]
     if HELP_ALL in words:
         return tyro.cli(args_type, args=HELP[:1], **settings)
     if set(HELP) & set(words):
@@ -72,6 +73,16 @@ def _parsed(args_type: Any, prog: str, words: Sequence[str] | None, ignore_unkno
     if ignore_unknown:
         return tyro.cli(args_type, args=words, return_unknown_args=True, **settings)[0]
     return parse(args_type, words, **settings)
+
+
+def _renamed(word: str) -> str:
+    """A flag under its present name, with a warning where it was another."""
+    name, *value = word.split("=", 1)
+    new = OLD_FLAGS.get(name.removeprefix("--").replace("_", "-")) if name.startswith("--") else None
+    if new is None:
+        return word
+    warnings.warn(f"{name} is now --{new}; the old name will go in the next version", stacklevel=1)
+    return "=".join([f"--{new}", *value])
 
 
 def _checked(args: Any) -> Any:

@@ -40,7 +40,7 @@ class Args:
     """quick: below 45 minutes on two cores with the embedded model and data. full: every run in its full mode."""
     inputs: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
     prompting: Annotated[PromptConfig, tyro.conf.arg(name="")] = field(default_factory=PromptConfig)
-    methods: Annotated[tuple[Group, ...], tyro.conf.arg(aliases=["--roads"])] = GROUPS
+    methods: tuple[Group, ...] = GROUPS
     """Groups of methods: prompts, post, fusion, weights, combined; combined needs weights."""
     seeds: tuple[int, ...] | None = None
     """Seeds of everything that is trained; by default --seed alone. Values of an image are means over seeds."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rl_reward_network.flags import RARE, Rare, changed, check_at_least, check_range
+from rl_reward_network.flags import Rare, changed, check_at_least, check_range
 from rl_reward_network.grpo.settings import (
     LORA_R,
     MASK_LOSSES,
@@ -157,7 +157,7 @@ class Args:
     patients first, one per series before a second; a smaller number is a subset of a larger one."""
     no_ema: Rare[bool] = False
     """Use the model itself as the EMA teacher, without a moving average (--ema_decay 0)."""
-    eval_steps: Annotated[int | None, tyro.conf.arg(aliases=["--watch-every"]), RARE] = None
+    eval_steps: Rare[int | None] = None
     """Steps between validations: quick 35, full 100; 0 never validates. With --reward_net also the stop rule: training
     ends when the score rises while Dice has been more than 0.02 below its peak in three validations."""
     shuffle_rewards: Rare[bool] = False

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_reward_network.cli import app as cli
+from rl_reward_network.cli import compare, grpo
 
 ROOT = Path(__file__).resolve().parents[2]
 AS_FILES = ("train_sa2va_rl", "finetune_sa2va_with_rl", "train_reward_network", "evaluate_rl_finetuned_sa2va")
@@ -73,6 +75,30 @@ def test_commands_run_as_files_from_any_folder(
     assert text.startswith(f"usage: python {file} ")
     assert "--model-path" in text
     assert sys.path[0] == str(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "name", "value"),
+    [
+        (compare.Args, ["quick", "--roads", "fusion", "prompts"], "methods", ("fusion", "prompts")),
+        (compare.Args, ["quick", "--roads=fusion"], "methods", ("fusion",)),
+        (grpo.Args, ["quick", "--watch_every", "7"], "eval_steps", 7),
+        (grpo.Args, ["quick", "--watch-every=7"], "eval_steps", 7),
+    ],
+)
+def test_old_flags_mean_the_new_ones_and_stand_in_no_help(
+    command: type, words: list[str], name: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Any] = []
+    old = words[1].partition("=")[0]
+    with pytest.warns(UserWarning, match=f"^{old} is now --{name.replace('_', '-')}; "):
+        cli.run(seen.append, command, "sa2va-rl command", words)
+    assert getattr(seen[0], name) == value
+    with pytest.raises(SystemExit):
+        cli.run(seen.append, command, "sa2va-rl command", ["--help-all"])
+    text = capsys.readouterr().out
+    assert f"--{name.replace('_', '-')}" in text
+    assert old.replace("_", "-") not in text
 
 
 HEAVY = ("torch", "transformers", "stable_baselines3", "datasets", "accelerate", "skimage")
