@@ -391,4 +391,4 @@ def test_a_reward_network_of_another_version(refused: Refused) -> None:
     file = Path("net/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     message = refused("finetune", "quick", *STANDARD, "--reward_net", "net")
-    assert re.search("net/config.json: field version is 1, .* 3 and 2; .*sa2va-rl reward quick", message)
+    assert re.search("net/config.json: field version is 1, this code reads 3; .*sa2va-rl reward quick", message)

@@ -76,6 +76,7 @@ def test_in_the_imports_too(folder: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.slow  # starts Python four times
 def test_the_shell_file_keeps_the_message_in_its_log(folder: Path) -> None:
     command = ["bash", str(ROOT / "run_experiment3.sh"), "quick", "--steps", "6"]
     code, output = interrupted(command, folder, "run folder:")

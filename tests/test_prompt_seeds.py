@@ -31,6 +31,7 @@ def tables() -> Tables:
     return {"policy": entries(20, 0), "val": entries(48, 1), "test": entries(60, 2)}
 
 
+@pytest.mark.slow
 def test_the_policy_closes_the_gap_and_the_control_gains_nothing(tables: Tables) -> None:
     comparison = measured(tables, PLAN)
     assert "PPO, last weights minus best fixed prompt" in comparison.verdict.sentence, "labels may choose earlier ones"

@@ -22,8 +22,10 @@ SHELL_FILES = {
 def test_the_commands_are_those_of_the_shell_file(name: Run) -> None:
     text = (ROOT / SHELL_FILES[name]).read_text(encoding="utf-8")
     body = text[text.index("  embedded_data") :].replace("embedded_data", "run_command data")
-    called = re.findall(r'run_(?:command (\w+)|module "\$\{command\[@\]\}")', body)
-    assert [words[0] for words in commands(name)] == [word or "grpo" for word in called]
+    called = re.findall(
+        r'^ .*?\b(?:run_command (\w+)|run_module "\$\{command\[@\]\}"|(evaluate)_run\b)', body, re.MULTILINE
+    )
+    assert [words[0] for words in commands(name)] == [first or second or "grpo" for first, second in called]
     assert ("--regions" in text) == (["data", "--folder", "data", "--regions"] in list(commands(name)))
 
 

@@ -20,6 +20,7 @@ WITHIN = 0.2  # of the measured memory
 MOST_GIB, MOST_SECONDS = 12e9 / 2**30, 15 * 60
 
 
+@pytest.mark.slow
 def test_the_stages_run_on_a_tiny_checkpoint_and_clean_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

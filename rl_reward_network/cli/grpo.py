@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from rl_reward_network.artefacts import read_json
 from rl_reward_network.cli.grpo_flags import Args, check_together, make_plan
-from rl_reward_network.grpo.validation import notice
 from rl_reward_network.run import FINAL, GRPO_RUN, Run, check_folder
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ def main(args: Args) -> None:
     from rl_reward_network.grpo.ranks import connect
     from rl_reward_network.grpo.settings import meanings
     from rl_reward_network.grpo.stage import run_grpo_stage, wanted_settings
+    from rl_reward_network.grpo.validation import notice
     from rl_reward_network.report.index import write_index
 
     inputs = open_grpo_inputs(args.inputs, args.regions)

@@ -111,7 +111,7 @@ def judge_reward(judge: CaptionJudge) -> RewardFunction:
 
 
 def judged_caption_reward(judge: CaptionJudge) -> GroupFunction:
-    """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; counts the imputed scores in `counts` of the judge."""
+    """0.25 METEOR + 0.75 judge of whole groups, see `caption_reward`; the judge counts the imputed scores."""
 
     def reward(meteor: np.ndarray, judged: np.ndarray) -> np.ndarray:
         missing = np.isnan(judged)

@@ -53,6 +53,7 @@ def banks_equal(first: Path, second: Path) -> None:
             np.testing.assert_array_equal(actual[key], values)
 
 
+@pytest.mark.slow  # starts three processes
 def test_two_ranks_build_the_same_bank(alone: Path, tiny_checkpoint: Path) -> None:
     printed = build(
         alone, tiny_checkpoint, "ranks", *("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")
