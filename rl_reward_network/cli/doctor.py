@@ -10,10 +10,10 @@ starts and suspicious masks are reported. Nothing is rendered. The exit status i
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -26,9 +26,6 @@ from rl_reward_network.flags import check_at_least
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
 from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL
-
-if TYPE_CHECKING:
-    from rl_reward_network.inputs.doctor import Finding
 
 
 def ignore_unknown(words: Sequence[str]) -> bool:
@@ -75,18 +72,27 @@ def main(args: Args) -> None:
     """Print the table; the exit status is 1 if a line is missing, or if a stage does not fit."""
     check_at_least(args, 0, "split_seed")
     check_at_least(args, -1, "gpu")
-    RegionConfig(max_regions=args.max_regions)
+    regions = RegionConfig(max_regions=args.max_regions)
     levels_of_bits(args.bit_depth)
     if args.memory:
         from rl_reward_network.cli.memory import show_memory
 
         needs = args.needs if args.gpu is None else args.needs.on_device("cpu" if args.gpu < 0 else "cuda")
         sys.exit(0 if show_memory(args.model_path, args.data_root, args.reward_net, needs) else 1)
+    from rl_reward_network.data.readers import DATASET_NAMES
+    from rl_reward_network.inputs.doctor import checks
+
+    if args.dataset_name in DATASET_NAMES:
+        regions = replace(regions, dataset_name=args.dataset_name)
+    else:
+        args = replace(args, data_root=Path(args.dataset_name))
+    shared = {field.name for field in fields(RunConfig)} & {field.name for field in fields(args)}
+    config = RunConfig(**{name: getattr(args, name) for name in shared})
     table = Table(title="pre-flight")
     for column in ("what", "state", "details"):
         table.add_column(column)
     failed = False
-    for name, check in _checks(args).items():
+    for name, check in checks(config, regions, args.reward_net).items():
         try:
             finding = check()
             state = "[bold yellow]look[/]" if finding.notes else "OK"
@@ -96,25 +102,3 @@ def main(args: Args) -> None:
             table.add_row(name, "[bold red]missing[/]", escape(str(error)))
     Console().print(table)
     sys.exit(1 if failed else 0)
-
-
-def _checks(args: Args) -> "dict[str, Callable[[], Finding]]":
-    """The lines of the table in their order."""
-    from rl_reward_network.data.readers import DATASET_NAMES
-    from rl_reward_network.inputs import doctor
-
-    if args.dataset_name not in DATASET_NAMES:
-        args = replace(args, data_root=Path(args.dataset_name), dataset_name="auto")
-    names = ("model_path", "data_root", "unlabelled_root", "output_dir", "group_regex", "groups", "label", "split_seed")
-    config = RunConfig(**{name: getattr(args, name) for name in names}, bit_depth=args.bit_depth)
-    regions = RegionConfig(args.dataset_name, max_regions=args.max_regions)
-    more = {"unlabelled images": lambda: doctor.check_unlabelled(config, regions)} if args.unlabelled_root else {}
-    return {
-        "packages": doctor.check_packages,
-        "model": lambda: doctor.check_model(args.model_path, args.data_root),
-        "data and split": lambda: doctor.check_data(config, regions),
-        **more,
-        "reward network": lambda: doctor.check_reward_network(args.reward_net),
-        "device": lambda: doctor.check_gpu(args.gpu),
-        f"disk, {doctor.FREE_DISK_GB} GB free": lambda: doctor.check_disk(args.output_dir),
-    }

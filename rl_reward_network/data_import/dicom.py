@@ -38,6 +38,11 @@ TAGS = [
 ]
 SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66."  # SOP classes of segmentations and other derived objects
 NO_PICTURES = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "REG", "PR", "SR", "KO", "DOC")  # Modality
+OTHER = "DICOM object(s) of modality {}, which are no images, left out"
+LEFT_OUT = {
+    "SEG": f"{OTHER.format('SEG')}; write the segmentation of each image as PNG in masks/, with the stem of its file",
+    "blank": "file(s) without a picture (a report, or cut off), left out",
+}
 
 
 def recognise_dicom(source: Path) -> str:
@@ -63,68 +68,45 @@ def read_dicom(source: Path, frames: str = "middle") -> Found:
     images, mask_files = images_and_masks(files, source)
     images = sorted({*files} - {*mask_files})
     masks = _masks_by_stem([*files_below(source, *IMAGE_SUFFIXES), *mask_files], images, source)
-    items: list[Item] = []
-    faults: list[str] = []
-    broken: dict[str, str] = {}
-    burned = blank = assumed = 0
+    items, faults, broken = list[Item](), list[str](), dict[str, str]()
+    burned = assumed = 0
     other = Counter[str]()
     for number, path in enumerate(images, 1):
         name = f"dicom_{number:05d}"
         try:
             header = read_header(path, TAGS)
-            if "Rows" in header and not _other_kind(header):
-                check_sides((header.Rows, header.get("Columns") or 0), path)
+            if kind := _other_kind(header):
+                other[kind] += 1
+                continue
+            check_sides((header.Rows, header.get("Columns") or 0), path)
         except ValueError as error:
             broken[name] = str(error)
             continue
-        if kind := _other_kind(header):
-            other[kind] += 1
-            continue
         try:
-            blank += "Rows" not in header
-            if "Rows" in header:
-                items += _items(source, path, name, header, frames, masks)
-                burned += header.get("BurnedInAnnotation") == "YES"
-                assumed += (
-                    frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
-                )
+            items += _items(source, path, name, header, frames, masks)
         except ValueError as error:
             faults.append(str(error))
+        burned += header.get("BurnedInAnnotation") == "YES"
+        assumed += frames != "all" and int(header.get("NumberOfFrames") or 1) > 1 and _stem(path, source) in masks
     used = {item.load_masks.args[0] for item in items if isinstance(item.load_masks, partial)}
-    lost, bare = sum(map(len, masks.values())) - len(used), sum(item.load_masks is None for item in items)
-    notes = [f"{bare} image(s) without a mask, imported as unlabelled"] if bare else []
-    notes += [f"{lost} mask(s) without an image, left out"] if lost else []
-    notes += _other_objects(other)
-    notes += [f"{blank} file(s) without a picture (a report, or cut off), left out"] if blank else []
+    lost = sum(map(len, masks.values())) - len(used)
+    notes = [f"{lost} mask(s) without an image, left out"] if lost else []
+    notes += [f"{count} {LEFT_OUT.get(kind, OTHER.format(kind))}" for kind, count in sorted(other.items())]
     notes += [f"{assumed} mask(s) without a frame, taken for the {frames} one; name them X_<n>.png"] if assumed else []
     notes += [f"{burned} file(s) say that text is burned into the picture, perhaps a name; look"] if burned else []
     return Found(items, {}, faults, notes, private=True, broken=broken)
 
 
 def _other_kind(header: Dataset) -> str:
-    """The modality of an object that has pixels, but is no image; "" of an image."""
+    """The modality of an object that is no image, "blank" of one without a picture; "" of an image."""
     if str(header.get("SOPClassUID")).startswith(SEGMENTATION):
         return "SEG"
     modality = str(header.get("Modality"))
-    return modality if modality in NO_PICTURES else ""
-
-
-def _other_objects(counts: Counter[str]) -> list[str]:
-    """Notes on the objects that are no images."""
-    remedies = {"SEG": "; write the segmentation of each image as PNG in masks/, with the stem of its file"}
-    return [
-        f"{count} DICOM object(s) of modality {kind}, which are no images, left out{remedies.get(kind, '')}"
-        for kind, count in sorted(counts.items())
-    ]
+    return modality if modality in NO_PICTURES else "" if "Rows" in header else "blank"
 
 
 def _items(
-    source: Path,
-    path: Path,
-    name: str,
-    header: Dataset,
-    frames: str,
-    masks: dict[str, list[Path]],
+    source: Path, path: Path, name: str, header: Dataset, frames: str, masks: dict[str, list[Path]]
 ) -> list[Item]:
     """The chosen frames of a file; ValueError if a mask may be of any of them, or two are of one."""
     total, stem = int(header.get("NumberOfFrames") or 1), _stem(path, source)

@@ -248,6 +248,13 @@ def images_and_masks(files: Iterable[Path], root: Path) -> tuple[list[Path], lis
     return images, [path for path in roles if path in masks]
 
 
+def pictures_below(source: Path) -> tuple[list[Path], list[Path]]:
+    """The image files below a folder that are no pictures of masks, and those that are."""
+    pictures = files_below(source, *IMAGE_SUFFIXES)
+    masks = set(images_and_masks(pictures, source)[1])
+    return [path for path in pictures if path not in masks], [path for path in pictures if path in masks]
+
+
 def _affixed(files: list[Path], relative: dict[Path, PurePosixPath]) -> set[Path]:
     """The files that are named as masks of others, and those with the same affix whose image is missing."""
     keys = {pair_key(relative[path]) for path in files}

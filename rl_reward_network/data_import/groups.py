@@ -27,7 +27,8 @@ def groups_of(
     Args:
         items: the images.
         groups: a CSV file, "none", or None.
-        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source.
+        group_regex: with a named group `group` and perhaps `series`; searched in the path below the source; by default
+            `VESSEL_NAME`, where the layout does not give all groups.
         own: whether an image whose group is not known is a group of its own, instead of an error.
 
     Raises:
@@ -41,36 +42,20 @@ def groups_of(
         found, source = _from_table(items, Path(groups)), "table"
     elif group_regex is None and items and all(item.group for item in items):
         found, source = [(item.group or "", item.series) for item in items], "layout"
-    elif own:
-        found, source = _known_or_own(items, group_regex), NONE
     else:
-        found, source = _from_names(items, group_regex), "file names"
+        found, source = _from_names(items, group_regex, own), NONE if own else "file names"
     patients = one_spelling(group for group, _ in found)
     return [(patients[group], series) for group, series in found], source
 
 
-def _from_names(items: Sequence[Item], group_regex: str | None) -> Groups:
-    """From the names, by default by `VESSEL_NAME`."""
-    pattern = compile_group_regex(group_regex)
-    found = [pattern.search(item.found_as) for item in items]
-    bare = [item.found_as for item, match in zip(items, found, strict=True) if not (match and match["group"])]
-    if bare and group_regex is None:
-        raise ValueError(f"no group (patient) is known for {_some(bare, len(items))}; {REMEDIES}")
-    if bare:
-        raise ValueError(
-            f"group_regex {group_regex!r} finds no group in {_some(bare, len(items))}; widen it, or {REMEDIES}"
-        )
-    return [
-        (match["group"], match.groupdict().get("series") or item.series)
-        for item, match in zip(items, found, strict=True)
-        if match
-    ]
-
-
-def _known_or_own(items: Sequence[Item], group_regex: str | None) -> Groups:
-    """From the names or the layout, else the image itself."""
+def _from_names(items: Sequence[Item], group_regex: str | None, own: bool) -> Groups:
+    """From the names; with `own`, else from the layout, else the image itself."""
     pattern = compile_group_regex(group_regex)
     named = [match.groupdict() if (match := pattern.search(item.found_as)) else {} for item in items]
+    bare = [item.found_as for item, name in zip(items, named, strict=True) if not name.get("group")]
+    if bare and not own:
+        fault = f"group_regex {group_regex!r} finds no group in" if group_regex else "no group (patient) is known for"
+        raise ValueError(f"{fault} {_some(bare, len(items))}; {REMEDIES}")
     return [
         (name.get("group") or item.group or item.found_as, name.get("series") or item.series)
         for name, item in zip(named, items, strict=True)

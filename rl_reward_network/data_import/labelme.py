@@ -8,10 +8,10 @@ from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data.masks import Size
 from rl_reward_network.data_import.files import (
     files_below,
-    images_and_masks,
     json_files,
     listed,
     names_of,
+    pictures_below,
     relative_path,
 )
 from rl_reward_network.data_import.items import Found, Outline, OutlineMasks, file_item
@@ -29,9 +29,7 @@ def recognise_labelme(source: Path) -> str:
 
 def read_labelme(source: Path, frames: str = "") -> Found:
     """One item per image; images without a JSON file are unlabelled."""
-    pictures = files_below(source, *IMAGE_SUFFIXES)
-    _, masks = images_and_masks(pictures, source)
-    images = [path for path in pictures if path not in set(masks)]
+    images, masks = pictures_below(source)
     drawn: dict[Path, OutlineMasks] = {}
     contents, unreadable = json_files(files_below(source, ".json"))
     faults = list[str]()
@@ -49,9 +47,7 @@ def read_labelme(source: Path, frames: str = "") -> Found:
     images = [path for path in images if path in drawn or path.with_suffix("") not in lost]
     names = names_of(images, source)
     items = [file_item(source, path, names[path], drawn.get(path)) for path in images]
-    bare = sum(item.load_masks is None for item in items)
-    notes = [f"{bare} image(s) without a JSON file, imported as unlabelled"] if bare else []
-    notes += [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
+    notes = [f"{len(masks)} picture(s) of masks, left out: {listed(masks, source)}"] if masks else []
     broken = {relative_path(path, source).as_posix(): fault for path, fault in unreadable.items()}
     return Found(items, {}, faults, notes, broken=broken)
 

@@ -54,10 +54,8 @@ def read_nnunet(source: Path, frames: str = "") -> Found:
             items.append(file_item(source, path, name, NamedMasks(found[0], values) if found else None))
         lost = [mask for found in masks.values() for mask in found]
         faults += [f"{mask}: a label map without an image {mask.stem}{CHANNEL} in {images}" for mask in lost]
-    bare = sum(item.load_masks is None for item in items)
-    notes = [f"{bare} image(s) without a label map, imported as unlabelled"] if bare else []
     named = {str(number[0]): name for name, number in values.items() if len(number) == 1 and name != IGNORE}
-    return Found(items, named, faults, notes)
+    return Found(items, named, faults)
 
 
 def _class_values(source: Path) -> dict[str, list[int]]:

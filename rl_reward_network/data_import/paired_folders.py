@@ -5,7 +5,6 @@ Also `X.png` beside `X_mask.png`. The names that tell images from masks are in `
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -97,7 +96,8 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
             pairs[image].append(mask)
     double = [same for same in by_key.values() if len(same) > 1 and pairs[same[0]]]
     faults += [f"{listed(same, source)}: images of one name, with one mask for both; rename one" for same in double]
-    notes += _unmatched(pairs, masks, source)
+    lost = sorted({*masks} - {mask for found in pairs.values() for mask in found})
+    notes += [f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else []
     left_out: list[tuple[Path, str]] = []
     for image, fitting in pairs.items():
         pairs[image], others = _preferred(fitting)
@@ -116,39 +116,26 @@ def pair_by_name(images: list[Path], masks: list[Path], source: Path) -> tuple[P
 def _loosely(wanted: dict[Path, list[PurePosixPath]], by_key: dict[PurePosixPath, list[Path]]) -> dict[Path, Path]:
     """Mask -> image by a looser rule that gives every mask of a folder an image of its own; {} without one.
 
-    One of the two may lie in a folder more, of any name, or one name may be the beginning of the other, up to a
-    separator.
+    All images, or all masks, may lie in a folder more, of any name, or have a longer name, cut at a separator.
     """
-    deeper: dict[PurePosixPath, list[Path]] = defaultdict(list)
-    longer: dict[PurePosixPath, list[Path]] = defaultdict(list)
+    images: dict[PurePosixPath, list[Path]] = defaultdict(list)
     for key, (image, *_) in by_key.items():
-        for place in _without_a_folder(key):
-            deeper[place].append(image)
-        for beginning in _beginnings(key):
-            longer[beginning].append(image)
-    higher = {mask: [place for name in names for place in _without_a_folder(name)] for mask, names in wanted.items()}
-    shorter = {mask: _beginnings(names[0])[::-1] for mask, names in wanted.items()}
-    for index, tried in ((deeper, wanted), (by_key, higher), (longer, wanted), (by_key, shorter)):
+        for looser in _looser(key):
+            images[looser].append(image)
+    masks = {mask: [looser for name in names for looser in _looser(name)] for mask, names in wanted.items()}
+    for index, tried in ((images, wanted), (by_key, masks)):
         found = {mask: next((index[name] for name in names if name in index), []) for mask, names in tried.items()}
-        if _one_each(found.values()):
+        if all(len(one) == 1 for one in found.values()) and len({one[0] for one in found.values()}) == len(found):
             return {mask: image for mask, (image,) in found.items()}
     return {}
 
 
-def _without_a_folder(key: PurePosixPath) -> list[PurePosixPath]:
-    """The key without each of its folders in turn."""
+def _looser(key: PurePosixPath) -> list[PurePosixPath]:
+    """The key without each of its folders in turn, then with its name cut at each separator, longest first."""
     folders = key.parts[:-1]
-    return [PurePosixPath(*folders[:place], *folders[place + 1 :], key.name) for place in range(len(folders))]
-
-
-def _one_each(found: Collection[list[Path]]) -> bool:
-    """Whether every mask has one image, and no two the same."""
-    return all(len(images) == 1 for images in found) and len({images[0] for images in found}) == len(found)
-
-
-def _beginnings(key: PurePosixPath) -> list[PurePosixPath]:
-    """The key with its name cut at each separator, shortest first."""
-    return [key.with_name(key.name[: cut.start()]) for cut in SEPARATOR.finditer(key.name) if cut.start()]
+    higher = [PurePosixPath(*folders[:place], *folders[place + 1 :], key.name) for place in range(len(folders))]
+    cuts = [cut.start() for cut in SEPARATOR.finditer(key.name) if cut.start()]
+    return higher + [key.with_name(key.name[:cut]) for cut in reversed(cuts)]
 
 
 def _preferred(masks: list[Path]) -> tuple[list[Path], list[Path]]:
@@ -175,11 +162,3 @@ def _parts_of_one(masks: list[Path]) -> bool:
     names = {(mask.parent, match and (match["base"], match["word"])) for mask, match in zip(masks, found, strict=True)}
     numbered = [match["number"] for match in found if match and match["word"].lower().startswith("mask")]
     return len(masks) < 2 or (len(names) == 1 and len(set(numbered)) == len(masks))
-
-
-def _unmatched(pairs: Pairs, masks: list[Path], source: Path) -> list[str]:
-    """Images without masks and masks without images, counted, the first of them named."""
-    bare = [image for image, found in pairs.items() if not found]
-    notes = [f"{len(bare)} image(s) without a mask, imported as unlabelled: {listed(bare, source)}"] if bare else []
-    lost = sorted({*masks} - {mask for found in pairs.values() for mask in found})
-    return notes + ([f"{len(lost)} mask(s) without an image, left out: {listed(lost, source)}"] if lost else [])

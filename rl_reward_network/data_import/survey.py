@@ -11,7 +11,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_reward_network.data.annotations import MAX_FAULTS_LISTED
-from rl_reward_network.data.mask_checks import MaskShape, field_of_view, looks_like_mask, mask_shape
+from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data_import.files import SHOWN, unread_note
 from rl_reward_network.data_import.groups import NONE, Groups, groups_of
 from rl_reward_network.data_import.items import Found, Item
@@ -127,16 +127,12 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """A decoded item: its (H, W), thumbnail, and the pixels and looks of each class (None: unlabelled).
-
-    `flat` says whether the image itself looks like a mask.
-    """
+    """A decoded item: its (H, W), thumbnail, the pixels of each class (None: unlabelled), and whether it looks flat."""
 
     item: Item
     size: tuple[int, int]
     thumbnail: np.ndarray
     pixels: dict[str, int] | None
-    shapes: dict[str, MaskShape]
     flat: bool
 
 
@@ -190,6 +186,9 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
     """
     layout, description = recognise_layout(source, options.layout)
     found = LAYOUTS[layout].read(source, options.frames)
+    bare = [item.found_as for item in found.items if item.load_masks is None]
+    named = "" if found.private else f" ({', '.join([*bare[:SHOWN], *['...'] * (len(bare) > SHOWN)])})"
+    found.notes.extend([f"{len(bare)} image(s) without a mask, imported as unlabelled{named}"] if bare else [])
     found.notes.extend(unread_note(source, named=not found.private))
     if not (found.items or found.faults or found.broken):
         raise ValueError(f"{source}: {description}, but no image; name the folder that holds them")
@@ -212,7 +211,6 @@ def survey_source(source: Path, options: ImportOptions) -> Survey:
         classes = _classes(seen, found, options.label)
     except ValueError as error:
         points.append(str(error))
-    found.notes.extend(_mask_notes(seen, classes))
     leaks = _leaks(seen, found, groups)
     return Survey(
         *(source, options, layout, description, found, seen, classes, groups, groups_from, leaks),
@@ -242,8 +240,7 @@ def _looked_at(items: list[Item]) -> list[Seen | str]:
         except ValueError as error:
             return str(error)
         pixels = None if masks is None else {name: int(mask.sum()) for name, mask in masks.items()}
-        shapes = {name: mask_shape(mask) for name, mask in (masks or {}).items()}
-        return Seen(item, size, thumbnail(image), pixels, shapes, masks is None and looks_like_mask(image))
+        return Seen(item, size, thumbnail(image), pixels, masks is None and looks_like_mask(image))
 
     with ThreadPoolExecutor() as threads:
         return list(tqdm(threads.map(look, items), "looking at images", len(items), leave=False, unit="image", delay=2))
@@ -260,16 +257,6 @@ def _flat_fault(source: Path, seen: list[Seen], found: Found) -> list[str]:
     names = ", ".join([*flat[:SHOWN], *["..."] * (len(flat) > SHOWN)])
     what = f"{len(flat)} image(s) without a mask hold a few flat colours, as masks do ({names})"
     return [f"{source}: {what}; put them into masks/ with the name of their image, or leave them out"] if flat else []
-
-
-def _mask_notes(seen: list[Seen], classes: list[str] | None) -> list[str]:
-    """Masks that may be wrong, where one class is the mask; the pre-flight check notes the same."""
-    (name,) = classes if classes and len(classes) == 1 else ("",)
-    shapes = [one.shapes[name] for one in seen if name in one.shapes]
-    inverted = sum(shape.inverted for shape in shapes)
-    notes = [f"look: {inverted} mask(s) cover most of the picture and of its border: inverted?"] if inverted else []
-    same = field_of_view(shapes)
-    return notes + ([f"look: {same}"] if same else [])
 
 
 def _fault_list(source: Path, faults: list[str], broken: int) -> list[str]:

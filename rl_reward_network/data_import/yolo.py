@@ -9,9 +9,9 @@ from rl_reward_network.data.images import IMAGE_SUFFIXES
 from rl_reward_network.data_import.files import (
     files_below,
     grouped,
-    images_and_masks,
     listed,
     names_of,
+    pictures_below,
     relative_path,
     role_of,
     several_masks,
@@ -36,9 +36,7 @@ def read_yolo(source: Path, frames: str = "") -> Found:
         ValueError: data.yaml cannot be read.
     """
     names = _class_names(source)
-    pictures = files_below(source, *IMAGE_SUFFIXES)
-    _, mask_files = images_and_masks(pictures, source)
-    images = [path for path in pictures if path not in set(mask_files)]
+    images, mask_files = pictures_below(source)
     labels = grouped(_label_files(source), lambda path: _key(path, source))
     keys = Counter(_key(path, source) for path in images)
     faults = [f"{source / key}: {count} images of one name; rename one" for key, count in keys.items() if count > 1]
@@ -56,8 +54,6 @@ def read_yolo(source: Path, frames: str = "") -> Found:
         items.append(file_item(source, path, written[path], masks))
     notes = [f"{len(labels)} text file(s) without an image, left out"] if labels else []
     notes += [f"{len(mask_files)} picture(s) of masks, left out: {listed(mask_files, source)}"] if mask_files else []
-    bare = sum(item.load_masks is None for item in items)
-    notes += [f"{bare} image(s) without a text file, imported as unlabelled"] if bare else []
     return Found(items, names, faults, notes, broken=broken)
 
 

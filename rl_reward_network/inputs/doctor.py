@@ -1,13 +1,13 @@
 """The checks of `sa2va-rl doctor`: each returns a `Finding`, or raises a ValueError that names what is missing.
 
-Each image and mask is decoded once, in threads. What a check notes is no error: only the user can tell whether a mask
-that covers most of the image is right.
+Each image and mask is decoded once, in threads. What a check notes is no error: only the user can tell whether an empty
+mask is right.
 """
 
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -20,10 +20,10 @@ import torch
 from rl_reward_network.artefacts import pixels_digest
 from rl_reward_network.data.images import DATA_SET, given_levels
 from rl_reward_network.data.items import RegionSample, Sample, levels_of, region_fingerprint
-from rl_reward_network.data.mask_checks import MaskShape, field_of_view, has_filled_loops, mask_shape
+from rl_reward_network.data.mask_checks import has_filled_loops
 from rl_reward_network.data.readers import REGIONS, read_region_data, recognise
 from rl_reward_network.data.ridges import IMAGES, check_labels
-from rl_reward_network.data.splits import doubtful, make_split, select, spellings, spread
+from rl_reward_network.data.splits import Split, make_split, select, spellings, spread
 from rl_reward_network.data_import.files import unread_note
 from rl_reward_network.data_import.survey import ImportOptions
 from rl_reward_network.data_import.write import import_notes
@@ -87,15 +87,29 @@ class ImageStatistics:
         name: file, or file and row; for the screen only, since it may name a patient.
         group_id: pseudonym of the patient or group.
         pixels: digest of the decoded image.
-        mask: what the mask looks like from afar; None without one.
+        share: of the pixels that are foreground; None without a mask.
         filled: whether the mask is probably the outer outline of a tree of thin branches, with its loops filled.
     """
 
     name: str
     group_id: str
     pixels: str
-    mask: MaskShape | None
+    share: float | None
     filled: bool
+
+
+def checks(config: RunConfig, regions: RegionConfig, reward_net: str = "") -> dict[str, Callable[[], Finding]]:
+    """The lines of the pre-flight table in their order: what is checked -> the check."""
+    unlabelled = {"unlabelled images": partial(check_unlabelled, config, regions)} if config.unlabelled_root else {}
+    return {
+        "packages": check_packages,
+        "model": partial(check_model, config.model_path, config.data_root),
+        "data and split": partial(check_data, config, regions),
+        **unlabelled,
+        "reward network": partial(check_reward_network, reward_net),
+        "device": partial(check_gpu, config.gpu),
+        f"disk, {FREE_DISK_GB} GB free": partial(check_disk, config.output_dir),
+    }
 
 
 def check_packages() -> Finding:
@@ -178,7 +192,6 @@ def _images(config: RunConfig) -> Finding:
     check_one_phrase(samples, root)
     split = split_samples(samples, root, config.split_seed)
     images = sample_statistics(samples, root / "images")
-    patients = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     few = {
         ("policy", "val"): "step 2 will deploy the model as it is",
         ("test",): "there will be no verdict",
@@ -188,14 +201,13 @@ def _images(config: RunConfig) -> Finding:
         for names, meaning in few.items()
         if len({s.group_id for name in names for s in select(samples, split, name) if s.labelled}) < MIN_PATIENTS
     )
-    summary = f"{images_summary(samples, root)}; patients: {patients}{hints}"
+    summary = f"{images_summary(samples, root)}; patients: {_sizes(split)}{hints}"
     origin = import_notes(root)
-    same = field_of_view([image.mask for image in images if image.mask])
     some = spread([sample for sample in samples if sample.labelled], IMAGES, seed=0)
     pairs = ((sample.load_image(), sample.load_mask()) for sample in some)
     labels = check_labels((image, mask) for image, mask in pairs if mask is not None)
-    look = [f"look: {note}" for note in (same, *unread_note(root), labels.note) if note]
-    notes = (*origin, *_notes(images), *look, *(() if origin else _patient_notes(samples)))
+    look = [f"look: {note}" for note in (*unread_note(root), labels.note) if note]
+    notes = (*origin, *_notes(images), *look, *(() if origin else _spelling_note(samples)))
     return Finding("\n".join([summary, *_grey(samples, config.bit_depth), *_foreground(images)]), notes)
 
 
@@ -205,11 +217,14 @@ def _regions(config: RunConfig, settings: RegionConfig) -> Finding:
     regions, summary = read_region_data(root, settings.dataset_name, settings.max_regions, levels)
     split = make_split(regions, config.split_seed, region_fingerprint)
     images = region_statistics(regions)
-    groups = ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
     words = [len(region.caption.split()) for region in regions]
     captions = f"captions: {min(words)} to {max(words)} words, median {median(words):g}"
-    first = f"{regions_summary(summary, root)}, for GRPO; groups: {groups}"
+    first = f"{regions_summary(summary, root)}, for GRPO; groups: {_sizes(split)}"
     return Finding("\n".join([first, *_foreground(images), captions]), _notes(images))
+
+
+def _sizes(split: Split) -> str:
+    return ", ".join(f"{name} {len(ids)}" for name, ids in split.groups.items())
 
 
 def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStatistics]:
@@ -222,8 +237,9 @@ def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStat
     measured = {s.sample_id for s in outlined[:: -(-len(outlined) // OUTLINED) or 1]}
 
     def read(sample: Sample) -> ImageStatistics:
-        name, outline = sample.image_path.relative_to(images).as_posix(), sample.sample_id in measured
-        return image_statistics(name, sample.group_id, sample.load_image(), sample.load_mask(), outline)
+        name, mask = sample.image_path.relative_to(images).as_posix(), sample.load_mask()
+        filled = mask is not None and sample.sample_id in measured and has_filled_loops(mask)
+        return image_statistics(name, sample.group_id, sample.load_image(), mask, filled)
 
     return decode_files([partial(read, sample) for sample in samples])
 
@@ -239,13 +255,10 @@ def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
 
 
 def image_statistics(
-    name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None, outlined: bool = False
+    name: str, group_id: str, image: np.ndarray, mask: np.ndarray | None, filled: bool = False
 ) -> ImageStatistics:
-    """Statistics of an image, uint8 (H, W, 3), and its mask, bool (H, W); `filled` is measured where it is outlined."""
-    if mask is None:
-        return ImageStatistics(name, group_id, pixels_digest(image), None, False)
-    filled = outlined and has_filled_loops(mask)
-    return ImageStatistics(name, group_id, pixels_digest(image), mask_shape(mask), filled)
+    """Statistics of an image, uint8 (H, W, 3), and its mask, bool (H, W)."""
+    return ImageStatistics(name, group_id, pixels_digest(image), None if mask is None else float(mask.mean()), filled)
 
 
 def duplicates(images: Sequence[ImageStatistics]) -> list[tuple[str, str]]:
@@ -272,7 +285,7 @@ def _grey(samples: list[Sample], bit_depth: int | None) -> list[str]:
 
 def _foreground(images: list[ImageStatistics]) -> list[str]:
     """Share of the pixels that is foreground, over all masks."""
-    shares = [image.mask.share for image in images if image.mask]
+    shares = [image.share for image in images if image.share is not None]
     if not shares:
         return []
     ends = f"{min(shares):.1%} to {max(shares):.1%} of the picture"
@@ -281,13 +294,9 @@ def _foreground(images: list[ImageStatistics]) -> list[str]:
 
 def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
     """Files that are readable but suspicious, each kind with its remedy."""
-    masks = [(image.name, image.mask) for image in images if image.mask]
     kinds: dict[str, list[str]] = {
         "empty mask(s), which mean that the object is absent; leave `mask` out where an image is not annotated": [
-            name for name, mask in masks if not mask.share
-        ],
-        "mask(s) that cover most of the picture and of its border: inverted? 1 (or 255) must be the object": [
-            name for name, mask in masks if mask.inverted
+            image.name for image in images if image.share == 0
         ],
         "outline(s) of thin branches whose loops may be filled: what they enclose is no object; give PNG or RLE": [
             image.name for image in images if image.filled
@@ -302,20 +311,12 @@ def _notes(images: list[ImageStatistics]) -> tuple[str, ...]:
     )
 
 
-def _patient_notes(samples: list[Sample]) -> tuple[str, ...]:
-    """Patients whose name is written in several ways, and groups that may be one patient; images stand for names."""
+def _spelling_note(samples: list[Sample]) -> tuple[str, ...]:
+    """Patients whose name is written in several ways; images stand for names."""
     images = {sample.group: sample.image_path.name for sample in reversed(samples)}
-    kinds = {
-        "patient(s) whose name is written in several ways, taken for one each": [
-            [images[name] for name in written] for written in spellings(images).values() if len(written) > 1
-        ],
-        "pair(s) of groups whose names differ little, perhaps of one patient; if so, give both one `group`": [
-            [images[name] for name in pair] for pair in doubtful(images)
-        ],
-    }
-    return tuple(
-        f"look: {len(found)} {kind} (see {', '.join(found[0][:MAX_NAMES])})" for kind, found in kinds.items() if found
-    )
+    found = [[images[name] for name in written] for written in spellings(images).values() if len(written) > 1]
+    what = "patient(s) whose name is written in several ways, taken for one each"
+    return (f"look: {len(found)} {what} (see {', '.join(found[0][:MAX_NAMES])})",) if found else ()
 
 
 def check_reward_network(path: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Masks that may be wrong: inverted, fields of view, filled loops, images that are masks, partial labels."""
+"""Labels that may be wrong: filled loops, images that are masks, labels of the main branches alone."""
 
 import json
 
@@ -8,7 +8,7 @@ from scipy.ndimage import binary_dilation, binary_fill_holes, gaussian_filter
 from skimage import filters
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data.mask_checks import field_of_view, has_filled_loops, looks_like_mask, mask_shape
+from rl_reward_network.data.mask_checks import has_filled_loops, looks_like_mask
 from rl_reward_network.data.masks import MaskParts, parse_polygon, rasterise
 from rl_reward_network.data.readers import read_images
 from rl_reward_network.data.ridges import (
@@ -38,24 +38,6 @@ def tree() -> np.ndarray:
 
 
 RING = (np.abs(np.hypot(ROWS - 100, COLS - 100) - 60) < 3) | ((np.abs(ROWS - 100) < 3) & (np.abs(COLS - 100) > 60))
-
-
-@pytest.mark.parametrize(
-    ("mask", "inverted"),
-    [
-        *[(~tree(), True), (~disc(100, 100, 70), True), (tree(), False), (disc(100, 100, 98), False)],
-        *[(np.zeros((200, 200), bool), False), (disc(100, 100, 30), False), (ROWS > 80, False)],
-    ],
-)
-def test_a_background_that_was_drawn_looks_inverted(mask: np.ndarray, inverted: bool) -> None:
-    assert mask_shape(mask).inverted == inverted
-
-
-def test_fields_of_view_are_alike_and_large() -> None:
-    view = mask_shape(disc(100, 100, 90))
-    assert "all 4 masks cover nearly the same 63.6%" in field_of_view([view] * 4)
-    for shapes in ([view] * 2, [view] * 3 + [mask_shape(disc(60, 60, 70))], [mask_shape(tree())] * 4):
-        assert field_of_view(shapes) == ""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +81,6 @@ def picture_of(mask: np.ndarray, blur: float = 0) -> np.ndarray:
             (picture_of(disc(100, 100, 50)), True),
             (np.repeat(picture_of(disc(99, 99, 50))[..., None], 3, axis=2), True),
         ],
-        (picture_of(disc(100, 100, 50), 0.5), True),  # soft edges
         *[(np.zeros((64, 64), np.uint8), False), (smooth_image(64, 64), False), (smooth_image(64, 64)[..., 0], False)],
         (disc(100, 100, 50) * np.uint16(3), True),  # classes of more than 8 bit
     ],

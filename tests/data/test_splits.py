@@ -12,7 +12,6 @@ from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym
 from rl_reward_network.data.masks import parse_polygon
 from rl_reward_network.data.splits import (
     SPLITS,
-    doubtful,
     load_split,
     make_split,
     one_spelling,
@@ -232,14 +231,6 @@ def test_the_first_spelling_stands_for_all_whatever_the_order() -> None:
         }
     )
     assert spellings(names) == {"patient 7": ["Patient 7", "patient 7"], "p 8": ["p8"]}
-
-
-def test_names_that_differ_little_are_in_doubt() -> None:
-    accents = [("M\u00fcller", "Mueller"), ("Jos\u00e9", "Jose")]
-    for pair in (("7", "Patient 7"), ("P7", "case 07"), ("Doe Jane", "Jane Doe"), *accents):
-        assert len(doubtful(pair)) == 1, pair
-    for pair in (("Patient 7", "patient_07"), ("7", "8"), ("Meier", "Maier"), ("a 7", "b 7")):
-        assert doubtful(pair) == [], pair
 
 
 def read(folder: Path, names: list[str]) -> dict[str, Sample]:

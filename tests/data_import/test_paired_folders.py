@@ -100,7 +100,9 @@ def test_unmatched_files_are_told(tmp_path: Path) -> None:
         **{f"{number}.png": False for number in range(5)},
         "bare.png": True,
     }
-    assert ["images/bare.png" in found.notes[0], "masks/lost.png" in found.notes[1]] == [True, True]
+    assert found.notes == ["1 mask(s) without an image, left out: masks/lost.png"]
+    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
+    assert "1 image(s) without a mask, imported as unlabelled (images/bare.png)" in notes
 
 
 def test_two_images_or_two_masks_of_one_name_are_faults(tmp_path: Path) -> None:

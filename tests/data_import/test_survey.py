@@ -195,16 +195,6 @@ def test_names_that_are_not_utf_8_are_refused_before_files_are_counted(tmp_path:
         survey_source(source, ImportOptions("none"))
 
 
-def test_fields_of_view_and_inverted_masks_are_noted(tmp_path: Path) -> None:
-    write_pairs(tmp_path, stored=lambda mask: as_255(~mask))
-    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
-    assert any("look: 5 mask(s) cover most of the picture and of its border: inverted?" in note for note in notes)
-    view = np.hypot(*(np.mgrid[: SIZE[0], : SIZE[1]] - np.reshape(SIZE, (2, 1, 1)) / 2)) < SIZE[0] / 2
-    write_pairs(tmp_path, stored=lambda mask: as_255(view))
-    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
-    assert any("look: all 5 masks cover nearly the same" in note and "fields of view" in note for note in notes)
-
-
 def test_images_without_a_mask_that_look_like_masks_are_a_fault(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     save(tmp_path / "images/lesion.png", as_255(truth(3)))

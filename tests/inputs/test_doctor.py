@@ -90,19 +90,14 @@ def test_the_levels_are_described(check: Check) -> None:
         check(data_root=data, bit_depth=3)
 
 
-def test_empty_and_inverted_masks_are_noted(check: Check) -> None:
+def test_empty_masks_are_noted(check: Check) -> None:
     data = write_tiny_data(Path("data"), 8, 48)
-    empty, object_ = np.zeros((48, 48), bool), np.zeros((48, 48), bool)
-    object_[10:30, 10:30] = True
-    masks = {0: empty, 2: ~empty, 3: ~object_, 4: ~object_, 5: object_}
-    rewrite(data, lambda n, record: drawn(masks[n])(record) if n in masks else record)
+    empty = drawn(np.zeros((48, 48), bool))
+    rewrite(data, lambda n, record: empty(record) if n == 0 else record)
     row = check(data_root=data)
-    assert row.startswith("look ")
-    assert "foreground: 0.0% to 100.0% of the picture" in row
     assert "look: 1 empty mask(s)" in row
     assert "(P0000(0000000000)_1_frame_000001.png)" in row
-    assert "look: 3 mask(s)" in row
-    assert "inverted?" in row
+    assert "foreground: 0.0% to " in row
 
 
 def test_a_picture_in_two_patients_is_noted_with_both_files(check: Check) -> None:
@@ -200,24 +195,16 @@ def test_the_family_of_a_model_and_its_prompt_format_are_named(size: Any, expect
     assert doctor.check_model(str(tmp_path / "model"), tmp_path / "data").details == expected
 
 
-def test_patients_in_several_spellings_and_doubtful_ones_are_noted(check: Check) -> None:
-    names = ["Patient 1", "patient_01", "PATIENT  1", "Doe^Jane", "Jane Doe", "p5", "p6", "p7"]
+def test_patients_in_several_spellings_and_files_that_are_not_read_are_noted(check: Check) -> None:
+    names = ["Patient 1", "patient_01", "PATIENT  1", "Doe^Jane", *(f"p{n}" for n in range(4))]
     folder = write_tiny_data(Path("data"), 8, 48)
     rewrite(folder, lambda n, record: {**record, "group": names[n]})
+    (folder / "masks/1.nii.gz").write_bytes(b"")
     row = check(data_root=folder)
     assert "patients: reward 2, policy 2, val 1, test 1" in row
     assert "1 patient(s) whose name is written in several ways, taken for one each" in row
-    assert "1 pair(s) of groups whose names differ little" in row
-    assert "Jane" not in row
-
-
-def test_fields_of_view_and_files_that_are_not_read_are_noted(check: Check) -> None:
-    folder = write_tiny_data(Path("data"), 8, 48)
-    rewrite(folder, lambda n, record: drawn(np.hypot(*(np.mgrid[:48, :48] - 24)) < 20)(record))
-    (folder / "masks/1.nii.gz").write_bytes(b"")
-    row = check(data_root=folder)
-    assert "look: all 8 masks cover nearly the same" in row
     assert "look: files of kinds that are not read, left out: 1 .nii.gz (masks/1.nii.gz)" in row
+    assert "Jane" not in row
 
 
 def test_equal_pictures_in_two_groups_are_found() -> None:
@@ -253,7 +240,7 @@ def test_regions_are_checked_up_to_a_number(tmp_path: Path, monkeypatch: pytest.
     regions, _ = read_region_data(tmp_path / "scenes")
     images = region_statistics(regions)
     assert [image.name for image in images] == [region.where for region in regions]
-    assert all(image.mask is not None and 0 < image.mask.share < 0.5 for image in images)
+    assert all(0 < (image.share or 0) < 0.5 for image in images)
     monkeypatch.setattr(doctor, "CHECKED", 3)
     assert len(region_statistics(regions)) <= 3
     assert len(region_statistics(regions[:3])) == 3
