@@ -201,6 +201,10 @@ def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, value
 
 
+Args = (
+    Annotated[RunArgs, tyro.conf.subcommand("run")] | Annotated[CompareArgs, tyro.conf.subcommand("compare")]
+)  # of the command
+
 if __name__ == "__main__":
-    chosen = tyro.extras.subcommand_cli_from_dict({"run": RunArgs, "compare": CompareArgs})
+    chosen = tyro.cli(Args)
     run(chosen) if isinstance(chosen, RunArgs) else compare(chosen)
