@@ -190,6 +190,8 @@ def _page(report: Report, folder: Path) -> str:
     number: Column[MethodRow] = ("", rows.index)
     title: Column[MethodRow] = ("method", lambda row: row.method.title)
 
+    main: list[Column[MethodRow]] = metric_columns(MAIN, lambda row: row.row)
+    further: list[Column[MethodRow]] = metric_columns(others, lambda row: row.row)
     quality: list[Column[MethodRow]] = [
         ("Dice less base", lambda row: row.to_base.signed),
         ("p", lambda row: "" if row.p is None else p_words(row.p)),
@@ -213,9 +215,9 @@ def _page(report: Report, folder: Path) -> str:
         [f"{len(report.images.ids)} test images of {rows[0].to_base.groups} patients. {CONVENTIONS}"],
         report.notes,
         [
-            table_of(rows, [number, title, *metric_columns(MAIN, lambda row: row.row), *quality]).html(),
+            table_of(rows, [number, title, *main, *quality]).html(),
             "<h2>Other metrics</h2>",
-            table_of(rows, [number, title, *metric_columns(others, lambda row: row.row)]).html(),
+            table_of(rows, [number, title, *further]).html(),
             f"<h2>What it costs</h2><p>{COSTS}</p>",
             table_of(rows, [number, title, *costs]).html(),
             "<h2>Plots</h2><p>Numbers are those of the first column.</p>",

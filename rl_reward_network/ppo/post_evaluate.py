@@ -230,7 +230,8 @@ def _write_report(folder: Path, result: PostResult, origin: page.Origin) -> Path
         operations = result.operations.get(row.name)
         return [row.name, f"{row.values['dice'][number]:.6f}", operations[number] if operations else ""]
 
-    lines = [["sample_id", "group_id", "row", "dice", "operations"], *result.results.per_image(cells)]
+    head: list[object] = ["sample_id", "group_id", "row", "dice", "operations"]
+    lines = [head, *result.results.per_image(cells)]
     header = page.header(origin, folder, ("eval.json", "eval.csv"))
     write_json(folder / "eval.json", _summary(result))
     return page.write_files(folder, {"eval.csv": page.csv_text(lines), "report.html": _page(result, header)})
