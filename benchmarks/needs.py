@@ -1,9 +1,9 @@
 """Which Sa2VA fits which GPU, and by which command: the table of docs/getting-started.md, in Markdown.
 
-    python -m benchmarks.needs                                # about half an hour
+    python -m benchmarks.needs                                # minutes
     python -m benchmarks.needs --sizes 4b --memory_gib 24
 
-Predicted on the meta device as by `sa2va-rl doctor --memory`, bfloat16, nothing is downloaded.
+Predicted as by `sa2va-rl doctor --memory`, bfloat16, nothing is downloaded.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from functools import partial
 from benchmarks.random_checkpoint import Size, official_config
 from rl_reward_network.cli.app import run
 from rl_reward_network.cli.memory import SEGMENT, TRAIN, Row
-from rl_reward_network.memory.advice import changed_flags, fit, needed_gib
-from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.advice import MemorySettings, changed_flags, fit
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 
 NAMES: dict[Size, str] = {
@@ -53,7 +52,7 @@ def _cells(row: Row, size: Size, memory_gib: float) -> tuple[str, str]:
     config = config_from_original(official_config(size), HIERA_L, size)
     usual = MemorySettings(device="cuda").of_model(small=False)
     result = fit(partial(row.predict, config), usual, memory_gib, row.flags)
-    needed = f"{needed_gib(result.stage, 'cuda'):.1f}"
+    needed = f"{result.stage.needed_gib('cuda'):.1f}"
     if not result.fits:
         return "does not fit", needed
     words = changed_flags(usual, result.settings, row.flags)

@@ -39,8 +39,8 @@ from rl_reward_network.env.prompts import PROMPTS
 from rl_reward_network.grpo.trainer import StepCallback
 from rl_reward_network.inputs.segmenter import Sa2VASegmenter, load_segmenter
 from rl_reward_network.memory import predict
-from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
-from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.advice import MemorySettings, Stage
+from rl_reward_network.memory.predict import load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, load_sa2va_model

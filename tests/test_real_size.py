@@ -10,8 +10,8 @@ import pytest
 from benchmarks import real_size
 from benchmarks.random_checkpoint import official_config, write_random_checkpoint
 from rl_reward_network.grpo.trainer import StepCallback
+from rl_reward_network.memory.advice import MemorySettings
 from rl_reward_network.memory.predict import training_stage
-from rl_reward_network.memory.settings import MemorySettings
 from rl_reward_network.models.sa2va.configuration_sa2va import HIERA_L, config_from_original
 from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from tests.conftest import smooth_image

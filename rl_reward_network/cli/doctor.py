@@ -24,7 +24,7 @@ from rl_reward_network.depth import levels_of_bits
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
 from rl_reward_network.flags import check_at_least
 from rl_reward_network.inputs.config import RegionConfig, RunConfig
-from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.advice import MemorySettings
 from rl_reward_network.models.default import DEFAULT_MODEL
 
 

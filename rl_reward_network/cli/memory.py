@@ -14,10 +14,18 @@ from tqdm import tqdm
 from rl_reward_network.cli.grpo_flags import ROLLOUT_FLAGS
 from rl_reward_network.data.readers import REGIONS, recognise
 from rl_reward_network.embedded.datasets import DEFAULT_DATA
-from rl_reward_network.memory.advice import CUDA_CONTEXT, EXACT, MARGIN, Fit, changed_flags, fit, memory_gib, needed_gib
-from rl_reward_network.memory.predict import Stage, load_stage, merge_stage, segment_stage, training_stage
-from rl_reward_network.memory.settings import MemorySettings
-from rl_reward_network.memory.vision import SIDE, has_tiles
+from rl_reward_network.memory.advice import (
+    CUDA_CONTEXT,
+    EXACT,
+    MARGIN,
+    Fit,
+    MemorySettings,
+    Stage,
+    changed_flags,
+    fit,
+    memory_gib,
+)
+from rl_reward_network.memory.predict import SIDE, has_tiles, load_stage, merge_stage, segment_stage, training_stage
 from rl_reward_network.models.default import DEFAULT_MODEL, is_small
 from rl_reward_network.models.sa2va.checkpoint_sa2va import open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
@@ -125,9 +133,9 @@ def _captioned(data_root: Path) -> bool:
 
 def _needed(result: Fit) -> str:
     device = result.settings.device or "cpu"
-    needed = f"{needed_gib(result.asked, device):.1f}"
+    needed = f"{result.asked.needed_gib(device):.1f}"
     if result.harm:
-        needed += f", lowered {needed_gib(result.stage, device):.1f}"
+        needed += f", lowered {result.stage.needed_gib(device):.1f}"
     return needed if result.fits else f"{needed}: does not fit"
 
 

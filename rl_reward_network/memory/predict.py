@@ -1,54 +1,37 @@
-"""The peak memory of each stage of a run, predicted on the meta device from config.json and the settings.
+"""The peak memory of each stage of a run, from config.json and the settings, without weights.
 
-Axes: P prompts (images) of a batch, G completions of each, L tokens of a packed row, D language width.
+Weights and trained tensors are counted exactly, on torch's meta device. The rest is arithmetic, whose factors were
+fitted to training steps of Sa2VA-1B to 8B and of two Qwen-VL that were measured tensor by tensor on the meta device.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_reward_network.grpo.image_context import rows_within_limits
 from rl_reward_network.grpo.measure import SAMPLED, batch_size
-from rl_reward_network.grpo.policy import token_log_probs
 from rl_reward_network.grpo.trainable import prepare_model
-from rl_reward_network.memory.live import live_memory
-from rl_reward_network.memory.settings import MemorySettings
-from rl_reward_network.memory.vision import SIDE, encoder, image_tokens
+from rl_reward_network.memory.advice import GIB, MemorySettings, Stage
 from rl_reward_network.models.ema import trainable_tensors
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig
-from rl_reward_network.models.sa2va.grounding_sa2va import Sam2Features
 from rl_reward_network.models.sa2va.loading_sa2va import Dtype, weight_dtype
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
+from rl_reward_network.models.sa2va.pixels_sa2va import resized_image
 
-GIB = 2**30
+SIDE = 512  # pixels of the images that are assumed; masks have their size
 PROCESS = 0.55 * GIB  # Python with torch, transformers and the tokenizer, in main memory
 TEXT_TOKENS = 112  # of a row besides image, region and completions: the system turn, both questions, an answer
 REGION_SHARE = 0.5  # of an image's tokens, which a large region repeats
 GUESSED_TOKENS = 12  # of the answer that is verified together with the question
 OFFICIAL_DTYPE = torch.bfloat16  # of the weight files, where config.json does not say it
-
-PartsOf = Callable[[Any, MemorySettings], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a stage needs at its peak.
-
-    Args:
-        name: of the stage.
-        parts: bytes by name, largest first.
-    """
-
-    name: str
-    parts: dict[str, float]
-
-    @property
-    def gib(self) -> float:
-        """Sum of the parts, in GiB."""
-        return sum(self.parts.values()) / GIB
+# Numbers that a layer keeps of a token for the backward pass, in units of its sizes:
+OF_WIDTH, OF_UPCASTS, OF_MLP, OF_HEADS = 8.4, 3.0, 3.9, 3.0  # OF_UPCASTS: float32 copies beside bfloat16
+OF_LOGITS = 3.4  # bytes for each logit of the completions
+OF_DECODER, OF_SAM, OF_TOWER = 96, 0.8, 13  # for each cell of a mask's grid; of the encoders' first layer; of a layer
 
 
 def load_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
@@ -58,7 +41,14 @@ def load_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
 
 def segment_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
     """Masks of one image and several prompts: steps 1 and 2, `segment`."""
-    return _stage("segment (steps 1, 2)", config, settings, _segment_parts)
+
+    def parts(model: Any, settings: MemorySettings) -> dict[str, float]:
+        answers = _answers(model, settings, 1, settings.segment_batch, 0, 64)
+        cells = OF_DECODER * (model.config.sam2_image_size // 4) ** 2 * model.dtype.itemsize
+        masks = _maps(model) + settings.segment_batch * (4.0 * SIDE**2 + cells)
+        return _largest(encoders=_encoders(model, settings), answers=answers, masks=masks)
+
+    return _stage("segment (steps 1, 2)", config, settings, parts)
 
 
 def training_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
@@ -69,30 +59,50 @@ def training_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
 
 def merge_stage(config: Sa2VAConfig, settings: MemorySettings) -> Stage:
     """`merge`, which works in main memory."""
+
+    def parts(model: Any, settings: MemorySettings) -> dict[str, float]:
+        _add_lora(model, settings)
+        return {"LoRA": _bytes(trainable_tensors(model).values())}
+
     dtype: Dtype = "bfloat16" if settings.dtype == "bfloat16" else "float32"
-    return _stage("merge", config, replace(settings, device="cpu", dtype=dtype), _merge_parts)
+    return _stage("merge", config, replace(settings, device="cpu", dtype=dtype), parts)
 
 
-def _stage(name: str, config: Sa2VAConfig, settings: MemorySettings, parts_of: PartsOf) -> Stage:
+def has_tiles(config: Sa2VAConfig) -> bool:
+    """Whether images are cut into tiles, as by an InternVL; the tokens of a Qwen-VL depend on the image's size."""
+    return config.family.body == "internvl"
+
+
+def image_tokens(config: Sa2VAConfig, settings: MemorySettings) -> int:
+    """Tokens of one image in the language model."""
+    if has_tiles(config):
+        return int(config.tokens_per_tile) * _tiles(settings)
+    cell = config.vision_config.patch_size * config.vision_config.spatial_merge_size
+    _, height, width = resized_image(np.zeros((SIDE, SIDE, 3), dtype=np.uint8), cell, "prediction").shape
+    return int(height // cell) * int(width // cell)
+
+
+def _tiles(settings: MemorySettings) -> int:
+    """Tiles of one image, a thumbnail counted."""
+    return settings.max_dynamic_patch + (settings.max_dynamic_patch > 1)
+
+
+def _stage(
+    name: str,
+    config: Sa2VAConfig,
+    settings: MemorySettings,
+    parts_of: Callable[[Any, MemorySettings], dict[str, float]],
+) -> Stage:
     """A stage of a process that loads the model first: its peak is at least that of loading."""
-    model, fixed, pages = meta_model(config, settings), {}, 0.0
-    fixed["weights"] = float(sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]))
+    model = meta_model(config, settings)
+    fixed, pages = {"weights": _bytes([*model.parameters(), *model.buffers()])}, 0.0
     if settings.device == "cpu":
         fixed["process"] = PROCESS
-        pages = _file_pages(model)
+        stored = model.config.dtype or OFFICIAL_DTYPE  # the files' pages count until the last tensor is read
+        pages = 0.0 if stored == model.dtype else float(sum(p.numel() for p in model.parameters()) * stored.itemsize)
     parts = fixed | parts_of(model, settings)
     rest = max(0.0, sum(fixed.values()) + pages - sum(parts.values()))
     return Stage(name, parts | ({"weight files": rest} if rest else {}))
-
-
-def _file_pages(model: Any) -> float:
-    """Of the weight files: in main memory until the last tensor is read; the system may drop them.
-
-    Weights of the files' own dtype are these pages, read when they are first used.
-    """
-    stored = model.config.dtype or OFFICIAL_DTYPE
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return 0.0 if stored == model.dtype else float(count * stored.itemsize)
 
 
 def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
@@ -109,192 +119,114 @@ def meta_model(config: Sa2VAConfig, settings: MemorySettings) -> Any:
     return model
 
 
-# ---- one stage after the other ----
-
-
-def _segment_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
-    rows = settings.segment_batch
-    parts = {"encoders": _encoders(model, settings), "masks": _masks(model, rows)}
-    prefill = _prefill(model, 1, image_tokens(model.config, settings))
-    return _largest({**parts, "answers": prefill + _decoding(model, rows, settings, 64)})
-
-
 def _add_lora(model: Any, settings: MemorySettings) -> None:
     r = int(settings.lora_r or 1)
     with torch.device("meta"):
         prepare_model(model, r, 2 * r, freeze_embeddings=settings.freeze_embeddings)
 
 
-def _merge_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
-    _add_lora(model, settings)
-    return {"LoRA": float(sum(tensor.nbytes for tensor in trainable_tensors(model).values()))}
-
-
 def _training_parts(model: Any, settings: MemorySettings) -> dict[str, float]:
-    dtype = model.dtype
-    before = sum(parameter.nbytes for parameter in model.parameters())
+    dtype, before = model.dtype, _bytes(model.parameters())
     _add_lora(model, settings)
     trainable = trainable_tensors(model)
-    size = float(sum(tensor.nbytes for tensor in trainable.values()))
-    others = float(sum(tensor.nbytes for name, tensor in trainable.items() if "lora_" not in name))
-    kept = {
-        "LoRA": float(sum(parameter.nbytes for parameter in model.parameters()) - before),
-        "moments of AdamW": 2 * size,
-        "moving average": size if settings.ema_decay and settings.objective == "grpo" else 0.0,
-        "reference": others,
-        "image features": _kept_features(model, settings),
-    }
-    model.to(
-        dtype
-    )  # in which autocast computes; its casts of trainable tensors, and their float32 gradients, are added
-    casts = size / 2 if dtype == torch.bfloat16 else 0.0
+    size, added = _bytes(trainable.values()), _bytes(model.parameters()) - before
+    reference = _bytes(tensor for name, tensor in trainable.items() if "lora_" not in name)
+    gradients = sum(tensor.numel() for tensor in trainable.values()) * float(dtype.itemsize)
+    casts = size / 2 if dtype == torch.bfloat16 else 0.0  # by autocast; the float32 gradients are added
+    features = _maps(model) + _vision_features(model, settings)
+    prompts = max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
+    region = int(REGION_SHARE * model.config.tokens_per_tile) if model.config.family.shows_regions else 0
     phases = {
         "encoders": _encoders(model, settings),
-        "loss and gradients": _loss(model, settings) + 2 * casts,
+        "loss and gradients": _loss(model, settings, prompts, region, gradients) + 2 * casts,
         "AdamW": size,  # gradients
-        "validation": _validation(model, settings) + casts,
+        "validation": _validation(model, settings, region, features) + casts,
     }
     if settings.objective == "grpo":
-        phases["rollouts"] = _rollouts(model, settings) + casts
-    return kept | _largest(phases)
+        rows = prompts * max(settings.num_generations, settings.num_mask_generations)
+        longest = int(settings.max_completion_length or 1)
+        phases["rollouts"] = _answers(model, settings, prompts, rows, region, longest) + casts
+    kept = settings.gradient_accumulation_steps * prompts * features
+    if settings.device == "cpu":  # images of the whole run are cached
+        kept = min(settings.feature_cache_gib * GIB, settings.images * features)
+    return {
+        "LoRA": added,
+        "moments of AdamW": 2 * size,
+        "moving average": size if settings.ema_decay and settings.objective == "grpo" else 0.0,
+        "reference": reference,
+        "image features": kept,
+    } | _largest(**phases)
 
 
-def _kept_features(model: Any, settings: MemorySettings) -> float:
-    """Of the images of a step; in main memory these are part of the cache."""
-    if settings.device == "cpu":
-        return min(settings.feature_cache_gib * GIB, settings.images * _step_features(model, settings))
-    return settings.gradient_accumulation_steps * _prompts(settings) * _step_features(model, settings)
+def _validation(model: Any, settings: MemorySettings, region: int, features: float) -> float:
+    """A batch of validation prompts with captions, greedy and sampled; a GPU keeps their features."""
+    prompts, longest = batch_size(model.config, settings.max_dynamic_patch), int(settings.max_completion_length or 1)
+    answers = _answers(model, settings, prompts, prompts * (SAMPLED + 1), region, longest)
+    return answers + (prompts * features if settings.device == "cuda" else 0.0)
 
 
-def _rollouts(model: Any, settings: MemorySettings) -> float:
-    prompts = _prompts(settings)
-    return _answers(model, settings, prompts, prompts * max(settings.num_generations, settings.num_mask_generations))
-
-
-def _validation(model: Any, settings: MemorySettings) -> float:
-    """A batch of validation prompts with captions, greedy and sampled, and their masks."""
-    prompts = batch_size(model.config, settings.max_dynamic_patch)
-    features = prompts * _features(model, settings) if settings.device == "cuda" else 0.0
-    return features + _answers(model, settings, prompts, prompts * (SAMPLED + 1))
-
-
-def _answers(model: Any, settings: MemorySettings, prompts: int, rows: int) -> float:
-    """Captions of regions, `rows` of them at once if the limit allows."""
-    tokens = image_tokens(model.config, settings)
-    rows, region = rows_within_limits(tokens, rows), _region_tokens(model.config)
-    return _prefill(model, prompts, tokens + region) + _decoding(
-        model, rows, settings, region + int(settings.max_completion_length or 1)
-    )
-
-
-def _region_tokens(config: Sa2VAConfig) -> int:
-    return int(REGION_SHARE * config.tokens_per_tile) if config.family.shows_regions else 0
-
-
-def _largest(phases: dict[str, float]) -> dict[str, float]:
+def _largest(**phases: float) -> dict[str, float]:
     """The phase that needs most; the others come before or after it."""
     name = max(phases, key=lambda phase: phases[phase])
     return {name: phases[name]}
 
 
-def _prompts(settings: MemorySettings) -> int:
-    return max(1, int(settings.per_device_train_batch_size or 1) // settings.num_generations)
+def _bytes(tensors: Iterable[Tensor]) -> float:
+    return float(sum(tensor.nbytes for tensor in tensors))
 
 
-# ---- computations on the meta device, in bytes ----
+# ---- arithmetic ----
 
 
-def _peak(model: Any, work: Callable[[], Any], known: Sequence[Tensor] = (), grad: bool = False) -> float:
-    """Of what `work` allocates besides the model and the tensors that are `known`."""
-    with live_memory([*model.parameters(), *model.buffers(), *known]) as live, torch.set_grad_enabled(grad):
-        work()
-    return float(live.peak)
+def _answers(model: Any, settings: MemorySettings, prompts: int, rows: int, region: int, longest: int) -> float:
+    """Reading images and questions, and decoding `rows` answers of `longest` tokens, at once if the limit allows.
+
+    Keys and values of all tokens, those of a layer's MLP while the prompt is read, and the logits of a step.
+    """
+    text, itemsize = model.config.text_config, model.dtype.itemsize
+    width = text.num_key_value_heads * (getattr(text, "head_dim", 0) or text.hidden_size // text.num_attention_heads)
+    image = image_tokens(model.config, settings)
+    prompt, rows = image + region + TEXT_TOKENS, rows_within_limits(image, rows)
+    keys = 2.0 * text.num_hidden_layers * width * itemsize * (prompts * prompt + rows * (prompt + longest))
+    layer = prompts * prompt * itemsize * (3.0 * text.intermediate_size + 4.0 * text.hidden_size)
+    return keys + layer + rows * GUESSED_TOKENS * text.vocab_size * (itemsize + 4.0 + 4.0)
 
 
-def _meta(model: Any, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=model.dtype, device="meta")
+def _vision_features(model: Any, settings: MemorySettings) -> float:
+    """What training keeps of the vision tower's output for one image; of a Qwen-VL a drawn region is another image."""
+    config, vision = model.config, model.config.vision_config
+    if has_tiles(config):
+        patches = (vision.image_size[0] // vision.patch_size[0]) ** 2
+        return float(_tiles(settings) * patches * vision.hidden_size * model.dtype.itemsize)
+    layers = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
+    return 2.0 * layers * image_tokens(config, settings) * config.text_config.hidden_size * model.dtype.itemsize
 
 
-def _maps(model: Any) -> Sam2Features:
+def _maps(model: Any) -> float:
     """SAM 2's maps of one image."""
-    side = model.config.sam2_image_size
-    with torch.no_grad():
-        features: Sam2Features = model.get_sam_features(_meta(model, 1, 3, side, side))
-    return features
-
-
-@torch.no_grad()
-def _features(model: Any, settings: MemorySettings) -> float:
-    """Of one image, from both encoders."""
-    return float(sum(features.nbytes for features in [*encoder(model, settings)(), *_maps(model).maps]))
-
-
-def _step_features(model: Any, settings: MemorySettings) -> float:
-    """Of one image in training; a region that is drawn makes another picture, which SAM 2 does not read."""
-    with torch.no_grad():
-        drawn = 0 if model.config.family.shows_regions else sum(part.nbytes for part in encoder(model, settings)())
-    return _features(model, settings) + drawn
+    side, width = model.config.sam2_image_size, model.config.sam2_config.vision_config.fpn_hidden_size
+    return float(sum((side // stride) ** 2 for stride in (4, 8, 16)) * width * model.dtype.itemsize)
 
 
 def _encoders(model: Any, settings: MemorySettings) -> float:
-    """The larger of SAM 2's image encoder and the vision tower, one image."""
-    return max(_peak(model, lambda: _maps(model)), _peak(model, encoder(model, settings)))
+    """The larger of SAM 2's image encoder and an InternVL's vision tower, one image; a Qwen-VL's is smaller."""
+    width = model.config.sam2_config.vision_config.backbone_config.hidden_size
+    sam = OF_SAM * model.config.sam2_image_size**2 * width * model.dtype.itemsize
+    return max(sam, OF_TOWER * _vision_features(model, settings)) if has_tiles(model.config) else sam
 
 
-def _masks(model: Any, rows: int) -> float:
-    """Decoding masks of one image without gradient, and their logits at the size of the image."""
-    features, states = _maps(model), _meta(model, rows, model.config.text_config.hidden_size)
-    decoding = _peak(model, lambda: model.decode_masks(features, model.text_hidden_fcs(states)), features.maps)
-    return sum(level.nbytes for level in features.maps) + decoding + rows * SIDE * SIDE * 4.0
-
-
-def _prefill(model: Any, rows: int, tokens: int) -> float:
-    """Reading images and questions without gradient, the keys and values included."""
-    embeds = _meta(model, rows, tokens + TEXT_TOKENS, model.config.text_config.hidden_size)
-    return _peak(model, lambda: model.model(inputs_embeds=embeds, use_cache=True), [embeds])
-
-
-def _decoding(model: Any, rows: int, settings: MemorySettings, length: int) -> float:
-    """Keys and values of all answers, and the logits of a step over the vocabulary."""
-    text = model.config.text_config
-    width = text.num_key_value_heads * (getattr(text, "head_dim", 0) or text.hidden_size // text.num_attention_heads)
-    tokens = image_tokens(model.config, settings) + TEXT_TOKENS + length
-    kept = 2.0 * text.num_hidden_layers * width * tokens * rows * model.dtype.itemsize
-    logits = rows * GUESSED_TOKENS * text.vocab_size * (model.dtype.itemsize + 4.0 + 4.0)
-    return kept + logits
-
-
-def _loss(model: Any, settings: MemorySettings) -> float:
-    """Forward and backward pass of the loss, gradients included."""
-    prompts, hidden_size = _prompts(settings), model.config.text_config.hidden_size
+def _loss(model: Any, settings: MemorySettings, prompts: int, region: int, gradients: float) -> float:
+    """Forward and backward pass of the loss, with the gradients of trained tensors."""
+    text, itemsize = model.config.text_config, model.dtype.itemsize
     rows = prompts if model.config.family.shows_regions else 2 * prompts  # one more for the drawn region
     completions = settings.num_generations * int(settings.max_completion_length or 1)
-    if settings.objective == "supervised":
-        completions = TEXT_TOKENS // 2
-    tokens = image_tokens(model.config, settings) + _region_tokens(model.config) + TEXT_TOKENS + completions
-    features = _maps(model)
-    embeds, words = _meta(model, rows, tokens, hidden_size), model.get_input_embeddings()
-    mask = torch.ones(rows, 1, tokens, tokens, dtype=torch.bool, device="meta")
-    positions = torch.zeros(rows, tokens, dtype=torch.long, device="meta")
-    ids = torch.zeros(prompts * completions, dtype=torch.long, device="meta")
-
-    def work() -> None:
-        inputs = words(positions) if words.weight.requires_grad else embeds  # a Qwen-VL trains them
-        states = model.model(
-            inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=False
-        ).last_hidden_state
-        scored = states.flatten(0, 1)[: len(ids)]
-        log_probs, _ = token_log_probs(model.lm_head, scored, ids, 1.0, [1])
-        loss = log_probs.sum()
-        for embedding in model.text_hidden_fcs(states[:prompts, -1]):
-            loss = loss + model.decode_masks(features, embedding[None]).mask_logits.float().sum()
-        loss.backward()
-
-    model.train()
-    if settings.activation_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    peak = _peak(model, work, [*features.maps, embeds, mask, positions, ids], grad=True)
-    for parameter in model.parameters():
-        parameter.grad = None
-    model.eval()
-    return peak
+    completions = TEXT_TOKENS // 2 if settings.objective == "supervised" else completions
+    tokens = image_tokens(model.config, settings) + region + TEXT_TOKENS + completions
+    head = getattr(text, "head_dim", 0) or text.hidden_size // text.num_attention_heads
+    normed = head * (text.num_attention_heads + text.num_key_value_heads) if "qwen3" in text.model_type else 0
+    kept = (OF_WIDTH + OF_UPCASTS * (itemsize == 2)) * text.hidden_size + OF_MLP * text.intermediate_size
+    kept += OF_HEADS * normed + tokens + 7 * int(settings.lora_r or 1)  # a mask's row; LoRA of seven layers
+    layer, inputs = rows * tokens * kept * itemsize, rows * tokens * float(text.hidden_size * itemsize)
+    layers = text.num_hidden_layers * (inputs if settings.activation_checkpointing else layer)
+    logits = prompts * completions * text.vocab_size * OF_LOGITS
+    return layers + max(logits, gradients + layer * settings.activation_checkpointing)

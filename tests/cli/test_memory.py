@@ -13,9 +13,7 @@ from rl_reward_network.cli.main import main as command
 from rl_reward_network.embedded.regions import write_regions
 from rl_reward_network.flags import parse
 from rl_reward_network.memory import advice
-from rl_reward_network.memory.advice import Fit
-from rl_reward_network.memory.predict import GIB, Stage
-from rl_reward_network.memory.settings import MemorySettings
+from rl_reward_network.memory.advice import GIB, Fit, MemorySettings, Stage
 from rl_reward_network.models.sa2va.checkpoint_sa2va import EMBEDDED, open_checkpoint
 from rl_reward_network.models.sa2va.configuration_sa2va import Sa2VAConfig, config_from_original
 
