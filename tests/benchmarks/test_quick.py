@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.quick import Run, Spent, Tree, commands, print_rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHELL_FILES = {
     "step2": "run_step2_finetune.sh",
     "grpo": "run_rl_train.sh",
