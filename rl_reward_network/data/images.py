@@ -119,12 +119,7 @@ def file_stamp(path: Path) -> Hashable:
 def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = MOST_PIXELS) -> tuple[np.ndarray, str]:
     """`load_image` for a single picture, and a line that states its levels; "" for 8-bit images.
 
-    Args:
-        path, levels: as in `load_image`.
-        most_pixels: a larger picture is refused before it is decoded.
-
-    Raises:
-        ValueError: as `load_image`.
+    A picture of more than `most_pixels` is refused before it is decoded.
     """
     image = _read(path, most_pixels=most_pixels)
     if not is_deep(image):
@@ -134,42 +129,18 @@ def load_for_model(path: Path, levels: Levels | None = None, most_pixels: int = 
     return _to_rgb(image, path, used), f"{path.name}: grey of more than 8 bit, {used}{source}"
 
 
-def grey_histogram(path: Path) -> np.ndarray:
-    """int64 (n,), n at most 65536: number of pixels with each value in a grey image of more than 8 bit.
-
-    Raises:
-        ValueError: as `load_image`.
-    """
-    return np.bincount(load_deep(path).ravel())
-
-
 def load_deep(path: Path) -> np.ndarray:
-    """uint16 (H, W): the stored values of a grey image of more than 8 bit, upright.
-
-    Raises:
-        ValueError: as `load_image`.
-    """
+    """uint16 (H, W): the stored values of a grey image of more than 8 bit, upright. Raises as `load_image`."""
     return _grey(_read(path), path).astype(np.uint16)
 
 
 def decode_image(data: bytes, name: str, levels: Levels | None = None) -> np.ndarray:
-    """The picture in the bytes of an image file; otherwise as `load_image`, `name` standing for the path in messages.
-
-    Returns:
-        uint8 (H, W, 3) RGB, 0..255.
-
-    Raises:
-        ValueError: as `load_image`.
-    """
+    """As `load_image`, from the bytes of an image file; `name` stands for the path in messages."""
     return _to_rgb(_still(io.BytesIO(data), name, data[:START]), name, levels)
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Size (H, W) in pixels after EXIF rotation, from the header alone (fast; damaged pixels go unnoticed).
-
-    Raises:
-        ValueError: as `load_image`, for faults of the header.
-    """
+    """Size (H, W) in pixels after EXIF rotation, from the header alone (fast; damaged pixels go unnoticed)."""
     return _upright_size(_read(path, decode=False))
 
 
@@ -230,16 +201,7 @@ def load_grid(path: Path, palette_colours: bool = False) -> np.ndarray:
 
 
 def decode_grid(data: bytes, name: str, most_pixels: int) -> np.ndarray:
-    """The stored numbers in the bytes of an image file, (H, W) or (H, W, C).
-
-    Args:
-        data: bytes of the file.
-        name: stands for the path in messages.
-        most_pixels: a larger picture is refused before it is decoded.
-
-    Raises:
-        ValueError: as `load_image`.
-    """
+    """The stored numbers in the bytes of an image file, (H, W) or (H, W, C). Arguments as in `load_for_model`."""
     return np.asarray(_still(io.BytesIO(data), name, data[:START], most_pixels=most_pixels))
 
 
@@ -407,10 +369,8 @@ def saved_levels(saved: Mapping[str, Any]) -> dict[str, Levels] | None:
 def _levels(key: str, paths: list[Path], threads: ThreadPoolExecutor) -> Levels:
     """The levels of the images of one key, measured on a few of them."""
     step = -(-len(paths) // (MAX_IMAGES if key == DATA_SET else MAX_FRAMES))
-    total = np.zeros(WHITEST + 1, dtype=np.int64)
-    for histogram in threads.map(grey_histogram, paths[::step]):
-        total[: len(histogram)] += histogram
-    return robust_levels(total)
+    histograms = threads.map(lambda path: np.bincount(load_deep(path).ravel(), minlength=WHITEST + 1), paths[::step])
+    return robust_levels(sum(histograms, np.zeros(WHITEST + 1, dtype=np.int64)))
 
 
 def with_data_set(levels: dict[str, Levels]) -> dict[str, Levels]:

@@ -66,11 +66,6 @@ def recognise(path: Path | str, dataset_name: str = "auto") -> str:
     if not descriptions:
         _refuse_bare_images(folder)
         raise ValueError(f"{folder}: no known data format ({_listing(folder)}); {EXPECTED}")
-    return _only(folder, descriptions, dataset_name)
-
-
-def _only(folder: Path, descriptions: dict[str, str], dataset_name: str) -> str:
-    """The only name in `descriptions`; ValueError if there are several, or if it is not `dataset_name`."""
     if len(descriptions) > 1:
         raise ValueError(
             f"{folder}: holds {' and '.join(descriptions.values())}; give --dataset_name {' or '.join(descriptions)}"

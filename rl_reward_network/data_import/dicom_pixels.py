@@ -25,13 +25,9 @@ EXPORT = "export it again from the archive"
 
 
 def load_frame(path: Path, frame: int) -> np.ndarray:
-    """A frame as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
+    """A frame, from 0, as it is meant to be seen: uint8 (H, W, 3) of colour, uint8 or uint16 (H, W) of grey.
 
     Grey keeps the range of its stored bits, e.g. 0..4095 of 12 bit.
-
-    Args:
-        path: the file.
-        frame: from 0.
 
     Raises:
         ValueError: damaged, or compressed in a way that no installed package decodes.
@@ -61,13 +57,7 @@ def iter_frames(path: Path, frames: Iterable[int]) -> Iterator[np.ndarray]:
 def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> np.ndarray:
     """The stored values of a frame, without any transform: integers (H, W), or (H, W, 3) of colour, which becomes RGB.
 
-    Args:
-        path: the file.
-        frame: from 0.
-        header: of the file, where it was read before.
-
-    Raises:
-        ValueError: as `load_frame`.
+    `header` is that of the file, where it was read before. Raises as `load_frame`.
     """
     header = header or read_header(path)
     try:
@@ -86,11 +76,7 @@ def stored_values(path: Path, frame: int = 0, header: Dataset | None = None) -> 
 
 
 def read_header(path: Path, tags: list[str] | None = None) -> Dataset:
-    """The tags before the pixels.
-
-    Args:
-        path: the file.
-        tags: the keywords to read; None: all.
+    """The tags before the pixels: those of the keywords `tags`, or all.
 
     Raises:
         ValueError: not there, not DICOM, or damaged; names the file and the remedy.

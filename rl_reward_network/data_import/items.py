@@ -58,14 +58,7 @@ class Found:
 
 
 def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], ClassMasks] | None) -> Item:
-    """The item of an image file.
-
-    Args:
-        source: the folder that is imported.
-        path: image file below `source`.
-        name: of the written image, with the suffix of `path`.
-        load_masks: see `Item`.
-    """
+    """The item of an image file below `source`; `name` is that of the written image, with the suffix of `path`."""
     kept = path.suffix.lower() in KEPT
     written = name if kept else f"{name.removesuffix(path.suffix)}.png"
     relative = path.relative_to(source).as_posix()
@@ -73,11 +66,7 @@ def file_item(source: Path, path: Path, name: str, load_masks: Callable[[Size], 
 
 
 def load_pixels(path: Path) -> np.ndarray:
-    """uint16 (H, W) of grey of more than 8 bit, else uint8 (H, W, 3) RGB, upright.
-
-    Raises:
-        ValueError: as `load_image`.
-    """
+    """uint16 (H, W) of grey of more than 8 bit, else uint8 (H, W, 3) RGB, upright. Raises as `load_image`."""
     _, deep = image_header(path)
     return load_deep(path) if deep else load_image(path)
 

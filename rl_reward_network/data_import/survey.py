@@ -63,11 +63,7 @@ BLOCK = 1000  # rows of the correlation matrix at once
 
 
 def thumbnail(image: np.ndarray) -> np.ndarray:
-    """float32 (SIDE * SIDE,) of mean 0 and norm 1 (0 of a blank image): grey, squeezed to a square.
-
-    Args:
-        image: uint8 (H, W, 3), uint8 (H, W) or uint16 (H, W).
-    """
+    """float32 (SIDE * SIDE,) of mean 0 and norm 1 (0 of a blank image): grey of any depth or RGB, made square."""
     grey = image.mean(axis=2, dtype=np.float32) if image.ndim == 3 else image.astype(np.float32)
     small = np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
     centred = small - small.mean()

@@ -99,10 +99,7 @@ class Angiogram:
 def render_series(rng: Generator, look: str, frames: int) -> Iterator[Angiogram]:
     """Frames of one series: equal tree, tissue and settings; position of the heart, filling and noise vary.
 
-    Args:
-        rng: random generator; equal generators give equal frames.
-        look: key of `LOOKS`.
-        frames: number of frames.
+    `look` is a key of `LOOKS`; equal generators give equal frames.
     """
     kind = LOOKS[look]
     tubes = _series_tubes(rng, kind)
@@ -191,10 +188,7 @@ def _diaphragm(rng: Generator, rows: np.ndarray, cols: np.ndarray) -> np.ndarray
 def grow_tree(rng: Generator, branches: int, thin_branches: int, calibre: float = 1.0) -> list[Tube]:
     """A trunk across a 256 x 256 picture, branches from it, and thin branches from either; the trunk comes first.
 
-    Args:
-        rng: random generator.
-        branches, thin_branches: numbers of attempts; a branch without a free place is left out.
-        calibre: factor on all radii but those of thin branches.
+    A branch without a free place is left out; `calibre` is a factor on all radii but those of thin branches.
     """
     start = rng.uniform((50, 44), (96, 84))
     tree = [_tube(rng, start, rng.uniform(0.45, 1.1), TRUNK, calibre)]
@@ -239,13 +233,7 @@ def _clear(tube: Tube, other: Tube, skip: int) -> bool:
 
 
 def catheter(rng: Generator, tip: np.ndarray, heading: float) -> Tube:
-    """A tube of constant width from the edge of the picture to `tip`, where the trunk begins.
-
-    Args:
-        rng: random generator.
-        tip: (x, y), pixels.
-        heading: direction of the trunk there, radians; the catheter arrives roughly along it.
-    """
+    """A tube of constant width from the edge of the picture to `tip`, (x, y), where the trunk begins at `heading`."""
     turn = np.linspace(0, rng.choice((-1, 1)) * rng.uniform(0.3, 1.2), 330)
     return _wire(rng, tip, heading + np.pi + rng.uniform(-0.3, 0.3) + turn)
 

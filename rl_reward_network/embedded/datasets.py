@@ -42,9 +42,7 @@ def is_rendered(folder: Path) -> bool:
 def embedded_angiograms(parent: Path = DEFAULT_FOLDER, no_gap: bool = False) -> Path:
     """The folder of the rendered angiograms below `parent`; they are rendered if it does not exist.
 
-    Args:
-        parent: parent of `angiograms` or `angiograms_no_gap`.
-        no_gap: the variant in which one prompt is the best on every picture.
+    With `no_gap`, one prompt is the best on every picture.
 
     Raises:
         ValueError: the folder exists, but was not rendered by this version of the project.
@@ -63,13 +61,8 @@ def region_folder(parent: Path, daylight: bool = False) -> Path:
 def embedded_regions(parent: Path = DEFAULT_FOLDER, daylight: bool = False) -> Path:
     """The folder of the rendered scenes below `parent` (GAR's Arrow layout); they are rendered if it does not exist.
 
-    Args:
-        parent: parent of `regions_lamplight` or `regions`.
-        daylight: render as in the training of `sa2va-nano`, which leaves little to learn. By default scenes are lit by
-            a warm lamp, so that they differ from its training data, as a user's images do.
-
-    Raises:
-        ValueError: as for `embedded_angiograms`.
+    Scenes are lit by a warm lamp, so that they differ from the training data of `sa2va-nano`, as a user's images do; in
+    `daylight`, as in that training, little is left to learn. Raises as `embedded_angiograms`.
     """
     light = DAYLIGHT if daylight else LAMPLIGHT
     recipe = {"recipe": RECIPE, "scenes": SCENES} | ({} if daylight else {"light": list(light)})

@@ -228,11 +228,7 @@ def _sizes(split: Split) -> str:
 
 
 def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStatistics]:
-    """Statistics of every image and mask; names are below the folder `images`.
-
-    Raises:
-        ValueError: as `decode_files`.
-    """
+    """Statistics of every image and mask; names are below the folder `images`. Raises as `decode_files`."""
     outlined = [s for s in samples if s.mask_parts and s.mask_parts.polygons and not s.mask_parts.pngs]
     measured = {s.sample_id for s in outlined[:: -(-len(outlined) // OUTLINED) or 1]}
 
@@ -245,11 +241,7 @@ def sample_statistics(samples: Sequence[Sample], images: Path) -> list[ImageStat
 
 
 def region_statistics(regions: Sequence[RegionSample]) -> list[ImageStatistics]:
-    """Statistics of captioned regions, `CHECKED` of them at most.
-
-    Raises:
-        ValueError: as `decode_files`.
-    """
+    """Statistics of captioned regions, `CHECKED` of them at most. Raises as `decode_files`."""
     picked = regions[:: -(-len(regions) // CHECKED) or 1]
     return decode_files([lambda r=r: image_statistics(r.where, r.group_id, *r.load()) for r in picked])  # type: ignore[misc]
 

@@ -158,15 +158,10 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def check_named(model_path: str, data_root: Path, default: Path) -> None:
-    """Refuse to run another model than the embedded one on rendered data by default.
-
-    Args:
-        model_path: the model.
-        data_root: the data; the object `default` itself where none were named.
-        default: folder of the embedded data.
+    """Refuse to run another model than the embedded one on rendered data that nobody named.
 
     Raises:
-        ValueError: names the remedy.
+        ValueError: `data_root` is the object `default` itself, since none were named; names the remedy.
     """
     if model_path != DEFAULT_MODEL and data_root is default:
         raise ValueError(
@@ -191,14 +186,7 @@ def regions_summary(summary: str, data_root: Path) -> str:
 def read_samples(
     data_root: Path, group_regex: str | None = None, grey_levels: dict[str, Levels] | None = None
 ) -> list[Sample]:
-    """The samples of a data folder; the embedded data sets are rendered first when they are not there.
-
-    Args:
-        data_root, group_regex, grey_levels: as in `read_images`.
-
-    Raises:
-        ValueError: as `read_images`.
-    """
+    """As `read_images`; the embedded data sets are rendered first when they are not there."""
     user_data = data_root.exists() and not is_rendered(data_root)
     for no_gap in (False, True):
         if data_root == angiogram_folder(DEFAULT_FOLDER, no_gap) and not user_data:
@@ -215,11 +203,7 @@ def split_samples(samples: list[Sample], data_root: Path, seed: int) -> Split:
 
 
 def check_files(samples: Sequence[Sample]) -> None:
-    """Decode every image and mask once.
-
-    Raises:
-        ValueError: as `decode_files`.
-    """
+    """Decode every image and mask once. Raises as `decode_files`."""
     check_readable([load for sample in samples for load in (sample.load_image, sample.load_mask)])
 
 
@@ -429,11 +413,7 @@ def saved_config(
 
 
 def located_data(run: Path, config: dict[str, Any]) -> Path:
-    """The data of a run: a folder that exists, or a hub id.
-
-    Raises:
-        ValueError: it was a folder and is missing; names the flag for its place.
-    """
+    """The data of a run: a folder that exists, or a hub id. Raises as `located_model`."""
     return Path(_located(run, config, "data_root", "--data_root, the folder where the same data are now"))
 
 

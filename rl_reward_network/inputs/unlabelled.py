@@ -3,7 +3,6 @@
 Groups are found as in `read_annotations`; an image of a plain folder whose name gives no group is a group of its own.
 """
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from rl_reward_network.data.items import Sample, data_fingerprint, pseudonym, wi
 from rl_reward_network.data.mask_checks import looks_like_mask
 from rl_reward_network.data.readers import REGIONS, read_images
 from rl_reward_network.data.splits import Split, one_spelling, patient_key, select
-from rl_reward_network.data_import.files import images_and_masks
+from rl_reward_network.data_import.files import pictures_below
 from rl_reward_network.data_import.write import check_named_alike
 from rl_reward_network.depth import Levels
 from rl_reward_network.inputs.config import RunConfig
@@ -136,14 +135,7 @@ def _read_plain(
     root: Path, text: str, group_regex: str | None, grey_levels: Mapping[str, Levels] | None
 ) -> list[Sample]:
     """All images below a folder without annotations."""
-    paths = sorted(
-        Path(place) / name
-        for place, _, names in os.walk(root, followlinks=False)
-        for name in names
-        if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-    )
-    _, masks = images_and_masks(paths, root)
-    paths = [path for path in paths if path not in set(masks)]
+    paths, masks = pictures_below(root)
     if not paths:
         named = f" ({len(masks)} pictures are masks by their folder or name)" if masks else ""
         raise ValueError(f"{root}: {FLAG}: no images here{named}; expected files {', '.join(IMAGE_SUFFIXES)}")

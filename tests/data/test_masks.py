@@ -8,13 +8,11 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from pycocotools import mask as coco
 
 from rl_reward_network.data.masks import (
     MaskParts,
     check_mask_size,
     load_class_masks,
-    load_joined_masks,
     load_mask,
     parse_polygon,
     parse_rle,
@@ -252,11 +250,6 @@ def test_a_lossless_webp_keeps_its_values(tmp_path: Path, values: tuple[int, int
     assert (masks[str(values[0])] == MASK).all()
 
 
-def test_masks_in_several_files_are_joined_class_by_class(tmp_path: Path) -> None:
-    files = [save(tmp_path / f"{name}.png", as_255(mask)) for name, mask in (("a", MASK), ("b", OTHER))]
-    assert (load_joined_masks(files, SMALL)["255"] == (MASK | OTHER)).all()
-
-
 ROW = np.array([[0, 128, 255], [0, 1, 255], [0, 2, 0]], np.uint8)
 
 
@@ -273,14 +266,3 @@ ROW = np.array([[0, 128, 255], [0, 1, 255], [0, 2, 0]], np.uint8)
 def test_what_is_no_mask_is_refused(tmp_path: Path, read: Any, grid: np.ndarray, size: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"m\.png: .*{message}"):
         read(save(tmp_path / "m.png", grid), size)
-
-
-def test_a_volume_is_named(tmp_path: Path) -> None:
-    (tmp_path / "m.nii.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"m\.nii\.gz: a volume, which is not read; write each slice as PNG"):
-        load_mask(tmp_path / "m.nii.gz", SIZE)
-
-
-def test_rasterising_reads_coco_as_the_library_does() -> None:
-    noise = np.random.default_rng(5).random(SIZE) < 0.4
-    assert to_rle(noise)["counts"].encode() == coco.encode(np.asfortranarray(noise, dtype=np.uint8))["counts"]

@@ -63,10 +63,10 @@ def test_stored_values_are_kept_and_monochrome1_is_inverted(tmp_path: Path, bits
 def test_the_window_is_applied(tmp_path: Path) -> None:
     """PS3.3, C.11.2.1.2.1: linear between centre - 0.5 - (width - 1) / 2 and that plus width - 1."""
     stored = np.tile(np.arange(0, 4096, 128), (24, 1))
-    path = write_dicom(tmp_path / "a.dcm", stored, WindowCenter=1024, WindowWidth=1025)
-    low = 1024 - 0.5 - 512
-    expected = np.clip((stored - low) / 1024, 0, 1) * 4095
-    assert np.abs(load_frame(path, 0) - expected).max() <= 1
+    window: dict[str, Any] = {"WindowCenter": 1024, "WindowWidth": 1025}
+    expected = np.clip((stored - (1024 - 0.5 - 512)) / 1024, 0, 1) * 4095
+    for more in ({}, {"VOILUTFunction": ""}):
+        assert np.abs(load_frame(write_dicom(tmp_path / "a.dcm", stored, **window, **more), 0) - expected).max() <= 1
 
 
 def functional_group(name: str, **tags: Any) -> pydicom.Dataset:
@@ -92,21 +92,6 @@ def test_the_transforms_of_enhanced_files_are_applied_for_all_frames_or_for_each
     cut = write_dicom(tmp_path / "cut.dcm", stored, **{**groups, "PerFrameFunctionalGroupsSequence": own[:1]})
     with pytest.raises(ValueError, match=r"cut\.dcm: its window or table is not usable"):
         load_frame(cut, 1)
-
-
-def test_rescaled_values_begin_at_black(tmp_path: Path) -> None:
-    stored = grid(4095)
-    path = write_dicom(tmp_path / "a.dcm", stored, RescaleSlope=2, RescaleIntercept=-1024)
-    assert (load_frame(path, 0) == stored).all()
-
-
-def test_a_table_of_values_is_applied(tmp_path: Path) -> None:
-    table = pydicom.Dataset()
-    table.LUTDescriptor, table.LUTData = [4096, 0, 12], (4095 - np.arange(4096)).astype("<u2").tobytes()
-    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
-    stored = grid(4095)
-    path = write_dicom(tmp_path / "a.dcm", stored, VOILUTSequence=[table])
-    assert (load_frame(path, 0) == 4095 - stored).all()
 
 
 @pytest.mark.parametrize(("frames", "chosen"), [("first", [1]), ("middle", [3]), ("all", [1, 2, 3, 4, 5])])
@@ -182,11 +167,16 @@ def test_patients_keep_their_groups_when_a_file_is_added(tmp_path: Path, groups:
     assert before == {image: after[image] for image in before}
 
 
-def test_names_in_a_table_are_hashed_too(tmp_path: Path) -> None:
+def test_names_in_a_table_are_hashed_too_and_the_report_on_leaks_names_no_file(tmp_path: Path) -> None:
     for number in range(4):
-        write_dicom(tmp_path / f"source/{number}.dcm", grid(4095), patient="")
-    assert survey_source(tmp_path / "source", ImportOptions()).groups is None, "no PatientID"
-    (tmp_path / "p.csv").write_text("image,group\n" + "".join(f"{n}.dcm,DOE {n % 2}\n" for n in range(4)))
+        write_dicom(tmp_path / f"source/{SECRET}_{number}.dcm", grid(4095), patient="")
+    survey = survey_source(tmp_path / "source", ImportOptions())
+    assert survey.groups is None, "no PatientID"
+    lines = "\n".join(report_lines(survey))
+    assert "dicom_00001.png and dicom_00002.png" in lines
+    assert SECRET not in lines
+    rows = "".join(f"{SECRET}_{n}.dcm,DOE {n % 2}\n" for n in range(4))
+    (tmp_path / "p.csv").write_text(f"image,group\n{rows}")
     write_import(survey_source(tmp_path / "source", ImportOptions(str(tmp_path / "p.csv"))), tmp_path / "to")
     assert len({sample.group for sample in read_annotations(tmp_path / "to")}) == 2
     assert "DOE" not in (tmp_path / "to/annotations.json").read_text()
@@ -201,11 +191,6 @@ def test_what_cannot_be_decoded_is_a_fault_with_its_file(tmp_path: Path) -> None
     assert "no.dcm: not a DICOM file (it begins otherwise); copy it again" in fault
 
 
-def test_text_burned_into_pictures_is_told(tmp_path: Path) -> None:
-    write_dicom(tmp_path / "a.dcm", grid(4095), BurnedInAnnotation="YES")
-    assert any("burned into the picture" in note for note in read_dicom(tmp_path).notes)
-
-
 def test_a_palette_gives_its_colours(tmp_path: Path) -> None:
     tables = {}
     for name, step in (("Red", 1), ("Green", 2), ("Blue", 3)):
@@ -215,40 +200,43 @@ def test_a_palette_gives_its_colours(tmp_path: Path) -> None:
     assert (load_frame(path, 0) == grid(255)[..., None] * [1, 2, 3] % 256).all()
 
 
-def test_a_window_that_is_none_is_a_fault_with_its_file(tmp_path: Path) -> None:
-    path = write_dicom(tmp_path / "a.dcm", grid(4095), WindowCenter=0, WindowWidth=0)
+def table_of_values() -> pydicom.Dataset:
+    table = pydicom.Dataset()
+    table.LUTDescriptor, table.LUTData = [4096, 0, 12], (4095 - np.arange(4096)).astype("<u2").tobytes()
+    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
+    return table
+
+
+@pytest.mark.parametrize(
+    ("tags", "inverted"),
+    [
+        ({"RescaleSlope": 2, "RescaleIntercept": -1024}, False),
+        ({"RescaleSlope": 4}, False),
+        ({"RescaleSlope": None, "RescaleIntercept": None}, False),
+        ({"VOILUTSequence": [table_of_values()]}, True),
+    ],
+)
+def test_a_transform_of_all_values_keeps_their_range(tmp_path: Path, tags: dict[str, Any], inverted: bool) -> None:
+    stored = grid(4095)
+    seen = load_frame(write_dicom(tmp_path / "a.dcm", stored, **tags), 0)
+    assert (seen == (4095 - stored if inverted else stored)).all()
+
+
+@pytest.mark.parametrize("tags", [{"WindowCenter": 0, "WindowWidth": 0}, {"RescaleSlope": 0, "RescaleIntercept": 0}])
+def test_a_transform_that_is_none_is_a_fault_with_its_file(tmp_path: Path, tags: dict[str, Any]) -> None:
+    path = write_dicom(tmp_path / "a.dcm", grid(4095), **tags)
     with pytest.raises(ValueError, match=r"a\.dcm: its window or table is not usable"):
         load_frame(path, 0)
 
 
-def test_an_empty_transform_is_none_and_a_slope_of_zero_is_a_fault(tmp_path: Path) -> None:
-    stored = grid(4095)
-    empty = write_dicom(tmp_path / "a.dcm", stored, RescaleSlope=None, RescaleIntercept=None)
-    assert (load_frame(empty, 0) == stored).all()
-    window: dict[str, Any] = {"WindowCenter": 2048, "WindowWidth": 4096}
-    linear = write_dicom(tmp_path / "b.dcm", stored, **window)
-    unnamed = write_dicom(tmp_path / "c.dcm", stored, **window, VOILUTFunction="")
-    assert (load_frame(unnamed, 0) == load_frame(linear, 0)).all()
-    flat = write_dicom(tmp_path / "d.dcm", stored, RescaleSlope=0, RescaleIntercept=0)
-    with pytest.raises(ValueError, match=r"d\.dcm: its window or table is not usable \(RescaleSlope is 0\)"):
-        load_frame(flat, 0)
-
-
-def test_files_without_a_picture_and_masks_without_a_frame_are_told(tmp_path: Path) -> None:
-    path = write_dicom(tmp_path / "run.dcm", np.zeros((3, *SIZE)))
+def test_files_without_a_picture_masks_without_a_frame_and_burned_in_text_are_told(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "run.dcm", np.zeros((3, *SIZE)), BurnedInAnnotation="YES")
     (tmp_path / "cut.dcm").write_bytes(path.read_bytes()[:300])
     save(tmp_path / "masks/run.png", as_255(truth(3)))
-    notes = read_dicom(tmp_path).notes
-    assert any("1 file(s) without a picture" in note for note in notes)
-    assert any("1 mask(s) without a frame, taken for the middle one" in note for note in notes)
-
-
-def test_the_report_on_leaks_names_no_file(tmp_path: Path) -> None:
-    for number in range(2):
-        write_dicom(tmp_path / f"{SECRET}_{number}.dcm", grid(4095), patient=str(number))
-    lines = "\n".join(report_lines(survey_source(tmp_path, ImportOptions())))
-    assert "dicom_00001.png and dicom_00002.png" in lines
-    assert SECRET not in lines
+    notes = "\n".join(read_dicom(tmp_path).notes)
+    assert "1 file(s) without a picture" in notes
+    assert "1 mask(s) without a frame, taken for the middle one" in notes
+    assert "burned into the picture" in notes
 
 
 def masks_of(source: Path, frames: str = "middle") -> list[Any]:
@@ -257,14 +245,17 @@ def masks_of(source: Path, frames: str = "middle") -> list[Any]:
     return [item.load_masks and item.load_masks(SIZE) for item in found.items]
 
 
-@pytest.mark.parametrize(("image", "mask"), [("images/{}.dcm", "masks/{}.dcm"), ("{}.dcm", "{}_mask.dcm")])
+@pytest.mark.parametrize(
+    ("image", "mask"), [("images/{}.dcm", "masks/{}.dcm"), ("{}.dcm", "{}_mask.dcm"), ("{}.dcm", "{}_mask.png")]
+)
 @pytest.mark.parametrize(
     "tags", [{}, {"PhotometricInterpretation": "MONOCHROME1"}, {"WindowCenter": 9, "WindowWidth": 3}]
 )
 def test_dicom_masks_are_read_by_their_stored_values(tmp_path: Path, image: str, mask: str, tags: Any) -> None:
     for number in range(3):
         write_dicom(tmp_path / image.format(number), grid(4095))
-        write_dicom(tmp_path / mask.format(number), truth(number), 8, **tags)
+        path = tmp_path / mask.format(number)
+        save(path, truth(number)) if path.suffix == ".png" else write_dicom(path, truth(number), 8, **tags)
     masks = masks_of(tmp_path)
     assert [list(classes) for classes in masks] == [["1"]] * 3
     assert all((classes["1"] == truth(number)).all() for number, classes in enumerate(masks))
@@ -280,13 +271,6 @@ def test_a_dicom_mask_has_one_frame_or_those_of_its_image(tmp_path: Path) -> Non
     assert item.load_masks is not None
     with pytest.raises(ValueError, match=r"masks.a\.dcm: mask has 2 frame\(s\) .* its image has 3"):
         item.load_masks(SIZE)
-
-
-def test_affixes_of_pictures_beside_dicom_files_are_taken_off(tmp_path: Path) -> None:
-    write_dicom(tmp_path / "a.dcm", grid(4095))
-    save(tmp_path / "a_mask.png", as_255(truth(1)))
-    ((classes),) = masks_of(tmp_path)
-    assert (classes["255"] == truth(1)).all()
 
 
 @pytest.mark.parametrize(

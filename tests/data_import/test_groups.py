@@ -26,12 +26,6 @@ def test_a_table_names_images_with_or_without_folder_and_suffix(
     assert groups_of(ITEMS, str(tmp_path / "patients.csv"), None) == ([("7", None), ("7", None), ("8", None)], "table")
 
 
-def test_a_table_may_name_the_series(tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_text('image,group,series\n1,"Doe, J",s1\n2,x,\n')
-    found, _ = groups_of([item("1.png"), item("2.png")], str(tmp_path / "p.csv"), None)
-    assert found == [("Doe, J", "s1"), ("x", None)]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -92,22 +86,16 @@ def test_a_name_that_several_images_have_gives_no_group(tmp_path: Path, row: str
 
 
 def test_a_whole_path_and_frames_of_one_file_are_no_doubt_and_empty_rows_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_text("image;group\n1.png;7\na/1.png;8\nrun.dcm;9\n;;\n")
+    rows = ["image;group;series", '1.png;"Doe, J";s1', "a/1.png;Patient 8;", "run.dcm;patient_08;", ";;"]
+    (tmp_path / "p.csv").write_text("\n".join(rows))
     items = [item("1.png"), item("a/1.png"), item("run.dcm"), item("run.dcm")]
     found, _ = groups_of(items, str(tmp_path / "p.csv"), None)
-    assert [group for group, _ in found] == ["7", "8", "9", "9"]
+    assert found == [("Doe, J", "s1"), *[("Patient 8", None)] * 3], "a patient in two spellings is one group"
 
 
 def test_unlabelled_images_without_a_group_are_their_own() -> None:
     found = groups_of([item("a.png"), item("DOE(0000012345)_1_frame_000001.png")], None, None, own=True)
     assert found == ([("a.png", None), ("0000012345", "1")], "none")
-
-
-def test_a_patient_in_two_spellings_is_one_group() -> None:
-    groups, _ = groups_of(
-        [item(f"{name}.png") for name in ("Patient 7-1", "patient_07-2", "p8-1")], None, "(?P<group>.+)-"
-    )
-    assert [group for group, _ in groups] == ["Patient 7", "Patient 7", "p8"]
 
 
 def test_a_table_and_a_file_may_write_an_umlaut_in_different_forms(tmp_path: Path) -> None:

@@ -62,18 +62,26 @@ def test_imagepath_itself_comes_before_a_picture_beside_the_drawing(tmp_path: Pa
     assert [item.found_as for item in drawn] == ["images/1.png"]
 
 
+CIRCLE = {"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shapes": [{"label": "v", "shape_type": "circle", "points": [[1, 1], [2, 2]]}]}, "shape_type is 'circle'"),
+        ({"shapes": [CIRCLE]}, "shape_type is 'circle'"),
         ({"imageHeight": None}, "imageHeight, imageWidth are"),
         ({"shapes": None}, "no list `shapes`"),
         ({"imagePath": "0.png"}, "imagePath names 0.png, but there is 1.png; write the right one"),
+        *(
+            ({"shapes": [shape]}, "shape 0: no list `points`")
+            for shape in (None, {"label": "v"}, {"label": "v", "points": [1, 2]}, {"points": [["x", 1]]})
+        ),
     ],
 )
 def test_drawings_that_cannot_be_read_are_faults(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write_labelme(tmp_path, **changes)
-    (fault,) = read_labelme(tmp_path).faults
+    write_json(write_labelme(tmp_path, **changes) / "0 (copy).json", drawing(0))
+    copy, fault = read_labelme(tmp_path).faults
+    assert "0.png has a JSON file already" in copy
     assert "1.json" in fault
     assert message in fault
 
@@ -84,18 +92,6 @@ def test_a_drawing_on_another_size_is_refused(tmp_path: Path) -> None:
     assert load is not None
     with pytest.raises(ValueError, match=r"1\.json: drawn on 64 x 48, but the image is 32 x 24"):
         load(SIZE)
-
-
-@pytest.mark.parametrize("shape", [None, {"label": "v"}, {"label": "v", "points": [1, 2]}, {"points": [["x", 1]]}])
-def test_shapes_without_points_are_faults(tmp_path: Path, shape: Any) -> None:
-    write_labelme(tmp_path, shapes=[shape])
-    (fault,) = read_labelme(tmp_path).faults
-    assert "1.json: shape 0: no list `points`" in fault
-
-
-def test_two_drawings_of_one_image_are_a_fault(tmp_path: Path) -> None:
-    write_json(write_labelme(tmp_path) / "0 (copy).json", drawing(0))
-    assert ["0.png has a JSON file already" in fault for fault in read_labelme(tmp_path).faults] == [True]
 
 
 @pytest.mark.parametrize("folder", ["", "images/"])

@@ -1,5 +1,6 @@
 """Every layout is recognised as itself alone."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,18 @@ def test_lists_in_a_folder_of_masks_are_no_yolo(tmp_path: Path, text: str) -> No
     assert recognise_layout(tmp_path)[0] == "paired"
 
 
-@pytest.mark.parametrize("folder", ["images\\", "images/a\\", "images/a\\b/", "images/a:"])
-def test_names_that_would_be_read_as_folders_are_refused(tmp_path: Path, folder: str) -> None:
+SLASH = r"0\.png: a name with a backslash.*; unpack the archive again"
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        *((name, SLASH) for name in ("images\\", "images/a\\", "images/a\\b/", "images/a:")),
+        (os.fsdecode(b"images/gef\xe4ss"), "gef\ufffdss0\\.png: its name is not UTF-8; rename it"),
+    ],
+)
+def test_names_that_cannot_be_written_are_refused(tmp_path: Path, folder: str, message: str) -> None:
     """The backslashes of an archive made by Windows; import.json's images could not be found again."""
     write_pairs(tmp_path, folder + "{}.png", "masks/{}.png")
-    with pytest.raises(ValueError, match=r"0\.png: a name with a backslash.*; unpack the archive again"):
+    with pytest.raises(ValueError, match=message):
         recognise_layout(tmp_path)

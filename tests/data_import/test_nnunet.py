@@ -67,23 +67,23 @@ def test_ignored_pixels_are_refused_and_ignore_is_no_class(tmp_path: Path) -> No
         second(SIZE)
 
 
-def test_volumes_channels_and_lost_label_maps_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("imagesTr/case_0_0001.png", "case_0_0001.png: a second channel"),
+        ("labelsTr/case_7.png", "case_7.png: a label map without an image"),
+        ("labelsTr/case_1.tif", "labelsTr/case_1.png, labelsTr/case_1.tif: masks of one image; delete all but one"),
+        ("imagesTr/case_1_0000.tif", "case_1_0000.tif: an image of the case of case_1_0000.png"),
+    ],
+)
+def test_files_that_do_not_fit_are_faults_and_volumes_are_refused(tmp_path: Path, name: str, fault: str) -> None:
     write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
-    save(tmp_path / "imagesTr/case_0_0001.png", picture(0))
-    save(tmp_path / "labelsTr/case_7.png", truth(0))
-    channel, lost = read_nnunet(tmp_path).faults
-    assert "case_0_0001.png: a second channel" in channel
-    assert "case_7.png: a label map without an image" in lost
+    save(tmp_path / name, truth(2).astype(np.uint8))
+    (found,) = read_nnunet(tmp_path).faults
+    assert fault in found
     (tmp_path / "imagesTr/case_8_0000.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"case_8_0000\.nii\.gz: a volume.*write each slice or frame as PNG"):
         read_nnunet(tmp_path)
-
-
-def test_two_label_maps_of_one_case_are_a_fault(tmp_path: Path) -> None:
-    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
-    save(tmp_path / "labelsTr/case_1.tif", truth(2).astype(np.uint8))
-    (fault,) = read_nnunet(tmp_path).faults
-    assert "labelsTr/case_1.png, labelsTr/case_1.tif: masks of one image; delete all but one" in fault
 
 
 def test_label_maps_with_a_palette_are_read_by_their_values(tmp_path: Path) -> None:
@@ -94,13 +94,6 @@ def test_label_maps_with_a_palette_are_read_by_their_values(tmp_path: Path) -> N
     load = read_nnunet(tmp_path).items[1].load_masks
     assert load is not None
     assert (load(SIZE)["catheter"] == truth(1)).all()
-
-
-def test_two_images_of_one_case_are_a_fault(tmp_path: Path) -> None:
-    write_nnunet(tmp_path, {"background": 0, "vessel": 1, "catheter": 2})
-    save(tmp_path / "imagesTr/case_1_0000.tif", picture(0))
-    (fault,) = read_nnunet(tmp_path).faults
-    assert "case_1_0000.tif: an image of the case of case_1_0000.png" in fault
 
 
 @pytest.mark.parametrize(

@@ -91,18 +91,24 @@ def test_two_files_that_would_be_written_as_one_are_refused(tmp_path: Path, name
         files.names_of(paths, tmp_path)
 
 
-def test_unmatched_files_are_told(tmp_path: Path) -> None:
+def test_unmatched_and_unread_files_are_told(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     save(tmp_path / "images/bare.png", picture(9))
     save(tmp_path / "masks/lost.png", truth(9))
-    found = read_paired_folders(tmp_path)
-    assert {item.name: item.load_masks is None for item in found.items} == {
-        **{f"{number}.png": False for number in range(5)},
-        "bare.png": True,
-    }
-    assert found.notes == ["1 mask(s) without an image, left out: masks/lost.png"]
-    notes = survey_source(tmp_path, ImportOptions("none")).found.notes
-    assert "1 image(s) without a mask, imported as unlabelled (images/bare.png)" in notes
+    save(tmp_path / "extra/7.png", picture(7))
+    save(tmp_path / "images/1.GIF", picture(1)[..., 0], format="GIF")
+    (tmp_path / "images/.hidden.gif").write_bytes(b"")
+    save(tmp_path / "images/\u00e4.png", picture(0))
+    save(tmp_path / "masks/a\u0308.png", truth(0))
+    found = survey_source(tmp_path, ImportOptions("none", label="all")).found
+    assert {item.name for item in found.items if item.load_masks is None} == {"bare.png"}
+    assert len(found.items) == 7
+    assert found.notes == [
+        "1 mask(s) without an image, left out: masks/lost.png",
+        "1 picture(s) outside of these folders, left out: extra/7.png",
+        "1 image(s) without a mask, imported as unlabelled (images/bare.png)",
+        "files of kinds that are not read, left out: 1 .gif (images/1.GIF); save them as PNG",
+    ]
 
 
 def test_two_images_or_two_masks_of_one_name_are_faults(tmp_path: Path) -> None:
@@ -115,9 +121,20 @@ def test_two_images_or_two_masks_of_one_name_are_faults(tmp_path: Path) -> None:
     assert "masks/3.bmp, masks/3.png, masks/3_mask.tif: masks of one image" in second
 
 
-def test_folders_without_a_pair_are_refused_with_names_of_both(tmp_path: Path) -> None:
-    write_pairs(tmp_path, masks="masks/x{}.png")
-    with pytest.raises(ValueError, match=r"no image has a mask.*images/0\.png.*masks/x0\.png"):
+@pytest.mark.parametrize(
+    ("names", "images", "masks"),
+    [
+        (["images/0.png", "masks/x0.png"], r"images/0\.png", r"masks/x0\.png"),
+        (["images/1_a.png", "images/1_b.png", "masks/1.png"], r"images/1_a\.png", r"masks/1\.png"),
+        (["images/p1/0.png", "masks/p2/0.png"], r"images/p1/0\.png", r"masks/p2/0\.png"),
+    ],
+)
+def test_folders_without_a_pair_are_refused_with_names_of_both(
+    tmp_path: Path, names: list[str], images: str, masks: str
+) -> None:
+    for name in names:
+        save(tmp_path / name, picture(1))
+    with pytest.raises(ValueError, match=rf"no image has a mask of equal name.*{images}.*{masks}"):
         read_paired_folders(tmp_path)
 
 
@@ -127,35 +144,12 @@ def test_images_alone_are_no_pairs(tmp_path: Path, name: str) -> None:
     assert recognise_paired_folders(tmp_path) == ""
 
 
-def test_pictures_in_other_folders_are_told(tmp_path: Path) -> None:
-    write_pairs(tmp_path)
-    save(tmp_path / "extra/7.png", picture(7))
-    found = read_paired_folders(tmp_path)
-    assert len(found.items) == 5
-    assert any("1 picture(s) outside of these folders, left out: extra/7.png" in note for note in found.notes)
-
-
-def test_one_letter_in_two_unicode_forms_is_one_name(tmp_path: Path) -> None:
-    save(tmp_path / "images/\u00e4.png", picture(0))
-    save(tmp_path / "masks/a\u0308.png", truth(0))
-    (item,) = read_paired_folders(tmp_path).items
-    assert item.load_masks is not None
-
-
 def test_linked_folders_are_followed_and_circles_are_not(tmp_path: Path) -> None:
     write_pairs(tmp_path / "real")
     write_pairs(tmp_path / "source", "train/images/{}.png", "train/masks/{}.png")
     (tmp_path / "source/val").symlink_to(tmp_path / "real")
     (tmp_path / "source/train/images/up").symlink_to(tmp_path / "source")
     assert len(read_paired_folders(tmp_path / "source").items) == 10
-
-
-def test_pictures_of_kinds_that_are_not_read_are_told(tmp_path: Path) -> None:
-    save(tmp_path / "images/1.GIF", picture(1)[..., 0], format="GIF")
-    (tmp_path / "images/.hidden.gif").write_bytes(b"")
-    assert files.unread_note(tmp_path) == [
-        "files of kinds that are not read, left out: 1 .gif (images/1.GIF); save them as PNG"
-    ]
 
 
 def joined(source: Path, name: str) -> np.ndarray:
@@ -196,13 +190,6 @@ def test_a_drawing_comes_before_the_field_of_view(tmp_path: Path, manual: str) -
     )
 
 
-def test_a_beginning_that_several_images_share_pairs_nothing(tmp_path: Path) -> None:
-    for name in ("images/1_a.png", "images/1_b.png", "masks/1.png"):
-        save(tmp_path / name, picture(1))
-    with pytest.raises(ValueError, match="no image has a mask of equal name"):
-        read_paired_folders(tmp_path)
-
-
 def test_links_that_lead_nowhere_are_a_fault_and_volumes_are_named(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     (tmp_path / "masks/3.png").unlink()
@@ -215,9 +202,3 @@ def test_links_that_lead_nowhere_are_a_fault_and_volumes_are_named(tmp_path: Pat
     assert any("1 .nii.gz (masks/4.nii.gz); volumes: write each slice" in note for note in survey.found.notes)
     (tmp_path / "masks/3.png").symlink_to(save(tmp_path / ".annex/3.png", as_255(truth(3))))
     assert survey_source(tmp_path, ImportOptions("none")).open_points == (), "a link that leads somewhere is followed"
-
-
-def test_a_mask_in_the_folder_of_another_patient_is_not_taken(tmp_path: Path) -> None:
-    write_pairs(tmp_path, "images/p1/{}.png", "masks/p2/{}.png")
-    with pytest.raises(ValueError, match="no image has a mask of equal name"):
-        read_paired_folders(tmp_path)

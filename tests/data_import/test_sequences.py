@@ -13,6 +13,7 @@ from PIL import Image
 from rl_reward_network.data_import.sequences import FRAMES_PER_SECOND, frame_contrast, key_frames, open_sequence
 from rl_reward_network.depth import Levels
 from tests.conftest import smooth_image, tube_image
+from tests.data_import.sources import save
 from tests.data_import.test_dicom import SECRET, write_dicom
 
 
@@ -54,12 +55,6 @@ def test_a_folder_is_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     assert len(open_sequence(folder, is_frame=lambda file: file.name != "f3.png")) == 11
 
 
-def test_equal_numbers_are_ordered_by_name(tmp_path: Path) -> None:
-    for name in ("1.png", "01.png", "001.png", "0.png"):
-        Image.fromarray(levels(1)[0]).save(tmp_path / name)
-    assert open_sequence(tmp_path).names == ("0.png", "001.png", "01.png", "1.png")
-
-
 def test_a_video_gives_its_frames_by_number(tmp_path: Path) -> None:
     sequence = open_sequence(write_video(tmp_path / "run.avi", levels(12)))
     assert (len(sequence), sequence.size, sequence.rate) == (12, (20, 30), 15.0)
@@ -81,18 +76,6 @@ def test_a_dicom_gives_windowed_frames_with_one_pair_of_levels(tmp_path: Path) -
         round(3595 * 255 / 4095)
     ]
     assert SECRET not in repr(sequence)
-
-
-@pytest.mark.parametrize(
-    ("tags", "rate"),
-    [
-        ({"RecommendedDisplayFrameRate": 25, "CineRate": 15}, 25),
-        ({"CineRate": 0, "FrameTime": 80}, 12.5),
-        ({"FrameTime": None}, FRAMES_PER_SECOND),
-    ],
-)
-def test_the_rate_is_that_of_the_dicom(tmp_path: Path, tags: dict[str, Any], rate: float) -> None:
-    assert open_sequence(write_dicom(tmp_path / "run.dcm", np.zeros((2, 16, 24)), **tags)).rate == rate
 
 
 def test_deep_grey_is_not_brightened_frame_by_frame(tmp_path: Path) -> None:
@@ -124,19 +107,15 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
             open_sequence(path)
 
 
-def test_frames_that_differ_are_refused_by_their_headers(tmp_path: Path) -> None:
+def test_frames_that_differ_are_refused_by_their_headers_and_broken_ones_are_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "run", levels(3))
-    Image.fromarray(levels(1, (20, 31))[0]).save(folder / "f2.png")
+    save(folder / "f2.png", levels(1, (20, 31))[0])
     with pytest.raises(ValueError, match=r"run: f2\.png is 31 x 20 \(width x height\), but f1\.png is 30 x 20"):
         open_sequence(folder)
-    Image.fromarray(np.zeros((20, 30), dtype=np.uint16)).save(folder / "f2.png")
+    save(folder / "f2.png", np.zeros((20, 30), dtype=np.uint16))
     with pytest.raises(ValueError, match=r"f2\.png: has more than 8 bit, but f1\.png has 8 bit"):
         open_sequence(folder)
-
-
-def test_a_broken_frame_is_named(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "run", [smooth_image(40, 40, seed) for seed in range(3)])
-    whole = (folder / "f2.png").read_bytes()
+    whole = save(folder / "f2.png", smooth_image(20, 30, 1)).read_bytes()
     (folder / "f2.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"f2\.png: not a readable image"):
         list(open_sequence(folder).frames())
@@ -144,6 +123,15 @@ def test_a_broken_frame_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ValueError, match=r"run\.dcm: pixels cannot be decoded \(frame 3"):
         list(open_sequence(path).frames())
+
+
+def test_the_rate_is_that_of_the_dicom(tmp_path: Path) -> None:
+    for tags, rate in (
+        ({"RecommendedDisplayFrameRate": 25, "CineRate": 15}, 25),
+        ({"CineRate": 0, "FrameTime": 80}, 12.5),
+        ({"FrameTime": None}, FRAMES_PER_SECOND),
+    ):
+        assert open_sequence(write_dicom(tmp_path / "run.dcm", np.zeros((2, 16, 24)), **tags)).rate == rate
 
 
 @pytest.mark.parametrize("kind", ["folder", "avi", "dcm"])
@@ -168,31 +156,27 @@ def test_memory_does_not_grow_with_the_length(tmp_path: Path, kind: str) -> None
     assert peak(200) < peak(10) + 3 * 64 * 64 * 10
 
 
+FILLED = [0.1, 0.1, 0.5, 0.9, 1.0, 0.8, 0.7, 0.85, 0.6, 0.2]  # 3 to 8, from 0.55 on
+
+
 @pytest.mark.parametrize(
-    ("count", "how", "most", "expected"),
+    ("count", "how", "contrast", "most", "expected"),
     [
-        (60, "first", 5, [0, 1, 2, 3, 4]),
-        (60, "uniform", 5, [0, 15, 30, 44, 59]),
-        (3, "first", 5, [0, 1, 2]),
-        (3, "uniform", 5, [0, 1, 2]),
-        (1, "uniform", 5, [0]),
-        (9, "uniform", 1, [0]),
+        (60, "first", None, 5, [0, 1, 2, 3, 4]),
+        (60, "uniform", None, 5, [0, 15, 30, 44, 59]),
+        (3, "first", None, 5, [0, 1, 2]),
+        (3, "uniform", None, 5, [0, 1, 2]),
+        (1, "uniform", None, 5, [0]),
+        (9, "uniform", None, 1, [0]),
+        (10, "contrast", FILLED, 3, [4, 5, 7]),
+        (10, "contrast", FILLED, 5, [4, 5, 6, 7, 8]),
+        (10, "contrast", FILLED, 1, [4]),
+        (4, "contrast", [0, 0, 3, 0], 5, [2]),
+        (6, "contrast", [1] * 6, 3, [0, 2, 4]),
     ],
 )
-def test_first_and_uniform_frames(count: int, how: Any, most: int, expected: list[int]) -> None:
-    assert key_frames(count, how, most=most) == expected
-
-
-def test_contrast_frames_are_spread_over_the_filled_part() -> None:
-    contrast = [0.1, 0.1, 0.5, 0.9, 1.0, 0.8, 0.7, 0.85, 0.6, 0.2]  # filled: 3 to 8, from 0.55 on
-    assert key_frames(10, "contrast", contrast, most=3) == [4, 5, 7]
-    assert key_frames(10, "contrast", contrast) == [4, 5, 6, 7, 8]
-    assert key_frames(10, "contrast", contrast, most=1) == [4]
-
-
-def test_a_single_good_frame_and_a_constant_sequence() -> None:
-    assert key_frames(4, "contrast", [0, 0, 3, 0]) == [2]
-    assert key_frames(6, "contrast", [1] * 6, most=3) == [0, 2, 4]
+def test_key_frames(count: int, how: Any, contrast: Any, most: int, expected: list[int]) -> None:
+    assert key_frames(count, how, contrast, most) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,14 +201,10 @@ def test_contrast_grows_with_the_agent_whatever_polarity_and_size() -> None:
     values = [frame_contrast(frame) for frame in fading]
     assert values == sorted(values)
     assert values[-1] > 5 * values[0]
-    assert frame_contrast(255 - fading[-1]) == pytest.approx(values[-1], rel=0.01)
-    assert frame_contrast(fading[-1][..., 0]) == pytest.approx(values[-1], rel=0.01)
-    large = np.kron(fading[-1], np.ones((8, 8, 1), np.uint8))
-    small = np.kron(fading[-1], np.ones((4, 4, 1), np.uint8))
+    for same in (255 - fading[-1], fading[-1][..., 0]):
+        assert frame_contrast(same) == pytest.approx(values[-1], rel=0.01)
+    large, small = (np.kron(fading[-1], np.ones((times, times, 1), np.uint8)) for times in (8, 4))
     assert frame_contrast(large) == pytest.approx(frame_contrast(small), rel=0.03)
-
-
-def test_an_empty_frame_has_no_contrast_and_floats_are_refused() -> None:
     assert frame_contrast(np.full((40, 50), 90, np.uint8)) == pytest.approx(0, abs=1e-9)
     with pytest.raises(ValueError, match=r"uint8 .* got float64 \(4, 4\)"):
         frame_contrast(np.zeros((4, 4)))

@@ -1,25 +1,18 @@
 """What is written: our own format, whole or not at all; the source stays as it is."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rl_reward_network.data.annotations import read_annotations
-from rl_reward_network.data_import import write
 from rl_reward_network.data_import.items import load_pixels
 from rl_reward_network.data_import.survey import ImportOptions, survey_source
 from rl_reward_network.data_import.write import KEY_FILE, check_named_alike, check_target, import_notes, write_import
 from tests.data_import.sources import SIZE, picture, save, truth, write_pairs
 
 OWN = ImportOptions(groups="none")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -103,38 +96,6 @@ def test_open_points_and_a_file_that_changes_leave_nothing(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"4\.png: not a readable image"):
         write_import(survey, tmp_path / "to")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_images_that_share_a_stem_keep_two_masks() -> None:
-    items = [SimpleNamespace(name=name) for name in ("a.png", "a.jpg", "b.png")]
-    expected = {"a.png": "a.png.png", "a.jpg": "a.jpg.png", "b.png": "b.png"}
-    assert write._mask_names(items) == expected  # type: ignore[arg-type]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from rl_reward_network.data_import import write
-from rl_reward_network.data_import.survey import ImportOptions, survey_source
-real, written = write._write_item, []
-def stop_at_the_third(*arguments):
-    real(*arguments)
-    written.append(1)
-    if len(written) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-write._write_item = stop_at_the_third
-write.write_import(survey_source(Path(sys.argv[1]), ImportOptions(groups="none")), Path(sys.argv[2]))
-"""
-
-
-def test_killed_midway_the_target_is_not_there_and_the_next_run_succeeds(tmp_path: Path) -> None:
-    source, to = write_pairs(tmp_path / "source"), tmp_path / "to"
-    command = [sys.executable, "-c", KILLED, str(source), str(to)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
-    assert not to.exists()
-    write_import(survey_source(source, OWN), to)
-    assert len(read_annotations(to)) == 5
 
 
 def imported(folder: Path, layout: str, key: bytes | None) -> Path:

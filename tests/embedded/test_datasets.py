@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import rl_reward_network.embedded.datasets as embedded
-from rl_reward_network.artefacts import LOCK_FILE
 from rl_reward_network.data.annotations import read_annotations
 from rl_reward_network.data.grasp_any_region import read_grasp_any_region
 from rl_reward_network.data.splits import FRACTIONS, SPLITS
@@ -125,17 +124,6 @@ def test_a_folder_of_somebody_elses_is_not_taken_for_ours(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
         with pytest.raises(ValueError, match=rf"{name}: .*DATA_ROOT"):
             make(tmp_path)
-
-
-def test_a_render_that_stops_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(folder: Path, *_: object) -> None:
-        (folder / "annotations.json").write_text("[")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(embedded, "write_angiograms", stop)
-    with pytest.raises(KeyboardInterrupt):
-        embedded.embedded_angiograms(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
 def test_of_two_that_begin_at_once_one_renders_and_the_other_waits(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,12 +48,6 @@ def test_a_users_own_data_in_that_place_are_read_as_they_are() -> None:
     assert len(read_samples(embedded.DEFAULT_DATA)) == 8
 
 
-def test_any_other_folder_that_is_missing_is_an_error_and_stays_missing() -> None:
-    with pytest.raises(ValueError, match=r"elsewhere.*annotations\.json"):
-        read_samples(Path("elsewhere"))
-    assert not Path("elsewhere").exists()
-
-
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch) -> None:
     segmenter = SimpleNamespace(segment=None, fingerprint="none")
@@ -87,19 +81,6 @@ def test_bit_depth_says_what_is_white(without_model: None) -> None:
     assert given.data_fingerprint != open_inputs(RunConfig(data_root=data)).data_fingerprint, "other pictures"
     with pytest.raises(ValueError, match="bit_depth: got 20; give 8 to 16"):
         RunConfig(bit_depth=20)
-
-
-def test_8_bit_data_are_as_they_were_in_version_06(without_model: None) -> None:
-    data = write_tiny_data(Path("bits8"))
-    inputs = open_inputs(RunConfig(data_root=data, output_dir=Path("outputs"), bit_depth=10))
-    assert inputs.config.grey_levels is None
-    assert inputs.samples == read_samples(data)
-    config = describe_run(Run(Path("outputs/run"), REWARD_RUN), inputs, {})
-    for name in ("bit_depth", "grey_levels"):  # what 0.6 wrote
-        del config["world"][name]
-    old = open_inputs(*saved_config(Path("outputs/run"), config, data), Path("outputs/run/split.json"))
-    assert asdict(old.config)["grey_levels"] is None
-    assert old.data_fingerprint == inputs.data_fingerprint
 
 
 def test_a_survey_keeps_what_was_seen_in_order_and_counts_the_damaged() -> None:

@@ -70,14 +70,6 @@ def test_masks_are_read_by_evaluations_alone(data: Data, tmp_path: Path) -> None
     assert open_unlabelled(root, *data).fingerprint != unlabelled.fingerprint
 
 
-def test_an_image_named_as_one_of_the_data_has_its_own_id(data: Data, tmp_path: Path) -> None:
-    policy = next(s for s in data[0] if s.group_id in data[1].groups["policy"])
-    root = write_plain(tmp_path / "new", [policy.image_path.name])
-    (sample,) = open_unlabelled(root, *data).samples
-    assert sample.group_id == policy.group_id
-    assert sample.sample_id != policy.sample_id
-
-
 @pytest.mark.parametrize("split", ["reward", "val", "test"])
 def test_patients_of_other_splits_are_refused_with_their_number(data: Data, tmp_path: Path, split: str) -> None:
     numbers = [n for n in range(8) if pseudonym("group", f"{n:010d}") in data[1].groups[split]]
@@ -85,6 +77,21 @@ def test_patients_of_other_splits_are_refused_with_their_number(data: Data, tmp_
     message = rf"--unlabelled_root: {len(numbers)} of its {len(numbers) + 1} groups are in the {split} split"
     with pytest.raises(ValueError, match=message):
         open_unlabelled(root, *data)
+    spelled = write_plain(tmp_path / "spelled", [f"x-{numbers[0]}.png", f"x-00{numbers[0]}b.png"])
+    with pytest.raises(ValueError, match=f"1 of its 2 groups are in the {split} split"):
+        open_unlabelled(spelled, *data, group_regex=r"^x-(?P<group>.+)\.png")
+
+
+def test_groups_are_found_in_names_and_an_image_named_as_one_of_the_data_has_its_own_id(
+    data: Data, tmp_path: Path
+) -> None:
+    root = write_plain(tmp_path / "new", ["x-1.png", "x-2.png", "y-1.png"])
+    samples = open_unlabelled(root, *data, group_regex=r"^(?P<group>[a-z])-").samples
+    assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
+    policy = next(s for s in data[0] if s.group_id in data[1].groups["policy"])
+    (sample,) = open_unlabelled(write_plain(tmp_path / "same", [policy.image_path.name]), *data).samples
+    assert sample.group_id == policy.group_id
+    assert sample.sample_id != policy.sample_id
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff"])
@@ -115,12 +122,6 @@ def save_mask(path: Path) -> None:
     Image.fromarray((tube_image(48, 1)[1] > 0).astype(np.uint8) * 255).save(path)
 
 
-def test_a_group_regex_finds_patients_in_plain_names(data: Data, tmp_path: Path) -> None:
-    root = write_plain(tmp_path / "new", ["x-1.png", "x-2.png", "y-1.png"])
-    samples = open_unlabelled(root, *data, group_regex=r"^(?P<group>[a-z])-").samples
-    assert [sample.group_id for sample in samples] == [pseudonym("group", name) for name in "xxy"]
-
-
 def test_deep_grey_has_levels_of_this_folder(data: Data, tmp_path: Path) -> None:
     root = tmp_path / "deep"
     root.mkdir()
@@ -139,13 +140,6 @@ def test_other_images_than_in_training_are_told(data: Data, tmp_path: Path) -> N
     assert not unchanged(None, unlabelled.fingerprint)
     with pytest.warns(UserWarning, match="new: other images than in training"):
         assert not unchanged(unlabelled, "another")
-
-
-def test_a_patient_in_another_spelling_is_refused(data: Data, tmp_path: Path) -> None:
-    test = next(s for s in data[0] if s.group_id in data[1].groups["test"])
-    root = write_plain(tmp_path / "new", [f"x-{int(test.group)}.png", f"x-00{int(test.group)}b.png"])
-    with pytest.raises(ValueError, match="1 of its 2 groups are in the test split"):
-        open_unlabelled(root, *data, group_regex=r"^x-(?P<group>.+)\.png")
 
 
 def test_masks_beside_unlabelled_images_are_no_images(data: Data, tmp_path: Path) -> None:
