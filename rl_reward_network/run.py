@@ -188,18 +188,11 @@ class Run:
             return run
         if found := cls.find(kind, output_dir, settings, state, also):
             return found
-        raise cls.nothing_to_resume(kind, output_dir, settings, otherwise)
-
-    @classmethod
-    def nothing_to_resume(
-        cls, kind: Kind, output_dir: Path, settings: Mapping[str, Any], otherwise: str = "nothing"
-    ) -> ValueError:
-        """The error of `resume` if no run fits."""
         folders = run_folders(output_dir, kind.prefix)
         lines = [f"\n  {path}: {cls(path, kind)._difference(settings, otherwise)}" for path in folders[:MOST_RUNS]]
         older = f"\n  and {len(folders) - MOST_RUNS} older" if len(folders) > MOST_RUNS else ""
         there = f"give those of one that is there, or leave it out to begin anew:{''.join(lines)}{older}"
-        return ValueError(
+        raise ValueError(
             f"--resume: no {kind.prefix} run of these settings is there to go on with in {output_dir}; "
             + (there if folders else "there is none at all: leave it out to begin one")
         )
@@ -293,15 +286,15 @@ class Run:
         state = load_checkpoint(self / CHECKPOINT)
         return f"step {state.get('num_timesteps', state.get('step'))}" if state else NONE_YET
 
-    def line(self, resumed: bool) -> str:
+    def line(self) -> str:
         """The line on its folder at the start of a command."""
-        state = self.progress() if resumed else ""
+        state = "" if self.state == "new" else self.progress()
         endings = {"": "", "finished": ", finished", NONE_YET: f", {NONE_YET}: it begins anew"}
         return f"run folder: {self}{endings.get(state, f', resumed from {state}')}"
 
-    def announce(self, resumed: bool) -> None:
+    def announce(self) -> None:
         """Print `line`, and write the folder into the file that `RUN_FILE` names, which a shell file reads."""
-        print(self.line(resumed))
+        print(self.line())
         if file := os.environ.get(RUN_FILE):
             Path(file).write_text(f"{self}\n", encoding="utf-8")
 

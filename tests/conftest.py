@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from rl_reward_network.embedded.angiograms import TREE, Angiogram
+from rl_reward_network.inputs.config import RunConfig
+from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.sa2va.configuration_sa2va import config_from_original
 from rl_reward_network.models.sa2va.key_map_sa2va import to_original
+from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.models.sa2va.modeling_sa2va import Sa2VAForConditionalGeneration
 from rl_reward_network.models.sa2va.processing_sa2va import Sa2VAProcessor
+from rl_reward_network.ppo.settings import PPOSettings
+from rl_reward_network.reward_training.stage import RewardPlan, reward_plan, run_reward_stage
+from rl_reward_network.run import BEST_REWARD_NET, POLICY_RUN, POST_RUN, REWARD_RUN, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -218,6 +227,61 @@ def write_tiny_data(folder: Path, images: int = 8, size: int = 96) -> Path:
         records.append({"image": name, "text": ["blood vessel"], "mask_png": f"masks/{number}.png"})
     (folder / "annotations.json").write_text(json.dumps(records))
     return folder
+
+
+FEW_STEPS = PPOSettings(total_timesteps=64)  # of `policy_run`
+FEW_OPERATIONS = PPOSettings(128, n_envs=2, n_steps=8, batch_size=16, gamma=0.5, max_steps=2)  # of `post_run`
+load_shared = lru_cache(maxsize=4)(load_sa2va_model)
+
+
+@pytest.fixture(scope="module")
+def load_once() -> Iterator[None]:
+    """Load each frozen model once, for tests that do not change its weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", load_shared)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+    """Twelve images of a patient each; the output folder is that of the runs below."""
+    folder = tmp_path_factory.mktemp("project")
+    data = write_tiny_data(folder / "data", images=12, size=64)
+    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+
+
+def tiny_reward_plan(inputs: RunInputs, mode: str = "quick", steps: int = 2) -> RewardPlan:
+    """One member of the smallest size."""
+    plan = reward_plan(inputs.config, mode, steps, members=1)
+    return plan._replace(network=replace(plan.network, channels=(4, 8), packing=2))
+
+
+@pytest.fixture(scope="session")
+def reward_run(tiny_inputs: RunInputs) -> Run:
+    """A finished step 1, to be read only."""
+    run = Run(tiny_inputs.config.output_dir / "reward_net_1", REWARD_RUN)
+    run_reward_stage(tiny_inputs, tiny_reward_plan(tiny_inputs), run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def policy_run(tiny_inputs: RunInputs, reward_run: Run) -> Run:
+    """A finished step 2, to be read only."""
+    from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
+
+    run = Run(tiny_inputs.config.output_dir / "sa2va_rl_finetune_1", POLICY_RUN)
+    run_policy_stage(tiny_inputs, policy_plan("quick", ppo=FEW_STEPS), reward_run / BEST_REWARD_NET, run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def post_run(tiny_inputs: RunInputs) -> Run:
+    """A finished experiment 2, to be read only."""
+    from rl_reward_network.ppo.operations import post_plan, run_post_stage
+
+    run = Run(tiny_inputs.config.output_dir / "sa2va_post_process_1", POST_RUN)
+    run_post_stage(tiny_inputs, post_plan("quick", ppo=FEW_OPERATIONS), None, run)
+    return run
 
 
 def write_deep_data(folder: Path, bits: int = 10, images: int = 8, size: int = 48) -> Path:

@@ -166,24 +166,25 @@ def test_a_folder_without_a_run_is_none(tmp_path: Path) -> None:
 
 
 def test_the_progress_is_read_from_the_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = begun(GRPO_RUN, tmp_path / "run")
-    assert run.line(False) == f"run folder: {run}"
-    assert run.line(True) == f"run folder: {run}, no checkpoint yet: it begins anew"
+    run = Run(tmp_path / "run", GRPO_RUN)
+    assert run.line() == f"run folder: {run}"
+    begun(GRPO_RUN, run.path)
+    assert run.line() == f"run folder: {run}, no checkpoint yet: it begins anew"
     for state, step in (({"step": 100, "members": []}, 100), ({"num_timesteps": 512, "policy": torch.zeros(2)}, 512)):
         save_checkpoint(run / "checkpoint.pt", state)
         assert run.progress() == f"step {step}"
     for step in (50, 100):
         (run / f"checkpoint-{step}").mkdir()
-    assert run.line(True) == f"run folder: {run}, resumed from step 100"
+    assert run.line() == f"run folder: {run}, resumed from step 100"
     write_end(run)
     run.finish()
-    run.announce(True)
+    run.announce()
     assert capsys.readouterr().out == f"run folder: {run}, finished\n"
 
 
 def test_a_command_tells_its_run_to_a_shell_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_FILE, str(tmp_path / "answer"))
-    Run(tmp_path / "a run", GRPO_RUN).announce(False)
+    Run(tmp_path / "a run", GRPO_RUN).announce()
     assert (tmp_path / "answer").read_text() == f"{tmp_path / 'a run'}\n"
 
 

@@ -185,7 +185,7 @@ def test_runs_of_experiment_1_have_a_name_of_their_own() -> None:
     """It begins like step 2's, which are found by it."""
     for line, more in (("quick", ""), ("quick --reward dice", "_experiment1")):
         args = tyro.cli(finetune_sa2va_with_rl.Args, args=line.split())
-        assert finetune_sa2va_with_rl.run_kind(args).prefix == f"{POLICY_RUN.prefix}{more}"
+        assert finetune_sa2va_with_rl.check(args)[0].kind.prefix == f"{POLICY_RUN.prefix}{more}"
 
 
 def test_the_evaluation() -> None:

@@ -89,7 +89,7 @@ def main(args: Args) -> None:
     inputs = open_inputs(args.inputs, args.prompting)
     begin = Run.resume if args.resume else Run.create
     run = begin(COMPARE_RUN, args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
-    run.announce(args.resume)
+    run.announce()
     print(f"data: {inputs.summary}")
     lines = run_compare_stage(inputs, plan, args.reward_net, grpo_plan, run, _typed())
     write_index(args.inputs.output_dir)

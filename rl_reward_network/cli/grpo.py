@@ -59,7 +59,7 @@ def main(args: Args) -> None:
     connect(inputs.device == "cpu")
     run = of_first_process(run)
     if _first_process():
-        run.announce(args.resume)
+        run.announce()
         print("\n".join([f"data: {inputs.summary}", *meanings(args.grpo, plan.settings)]))
     if run.finished:
         print("nothing to resume: this run is finished")

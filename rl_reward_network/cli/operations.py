@@ -70,18 +70,18 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.operations import origin_of, run_post_stage
+    from rl_reward_network.ppo.operations import run_post_stage, run_settings
     from rl_reward_network.report.index import write_index
 
     inputs = open_inputs(args.inputs, args.prompting)
     network = None if args.reward_net is None else RewardNetwork.from_pretrained(args.reward_net)
     begin = Run.resume if args.resume else Run.create
-    run = begin(POST_RUN, args.inputs.output_dir, origin_of(inputs, plan, network), args.run_folder)
-    run.announce(args.resume)
+    run = begin(POST_RUN, args.inputs.output_dir, run_settings(inputs, plan, network), args.run_folder)
+    run.announce()
     print(f"data: {inputs.summary}")
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        run_post_stage(inputs, plan, args.reward_net, run.path, args.resume)
+        run_post_stage(inputs, plan, args.reward_net, run)
     write_index(args.inputs.output_dir)
     print(f"\npost-processing policy: {run / FINAL}")

@@ -7,7 +7,7 @@ data and model under <output_dir> is used; without one, step 1 runs first. With 
 settings is resumed, with the results of an uninterrupted run. Experiment 1 is the same with a reward of labels.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +17,8 @@ from rl_reward_network.cli.reward import show_agreement
 from rl_reward_network.flags import Rare, changed
 from rl_reward_network.inputs.config import PromptConfig, RunConfig
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
-from rl_reward_network.rewards.table import OF_LABELS, RewardName, needs_truth
-from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Kind, Run, check_folder
+from rl_reward_network.rewards.table import RewardName, needs_truth
+from rl_reward_network.run import BEST_REWARD_NET, FINAL, POLICY_RUN, REWARD_NET, REWARD_RUN, Run, check_folder
 
 if TYPE_CHECKING:
     from rl_reward_network.inputs.loading import RunInputs
@@ -88,68 +88,62 @@ def main(args: Args) -> None:
     plan, rewards = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.models.reward_network import RewardNetwork
-    from rl_reward_network.ppo.prompts import origin_of, policy_samples, run_policy_stage
+    from rl_reward_network.ppo.prompts import policy_samples, run_policy_stage
     from rl_reward_network.report.index import write_index
     from rl_reward_network.reward_training.stage import find_reward_network, named
 
     inputs = open_inputs(args.inputs, args.prompting)
     policy_samples(inputs, plan)  # reports damaged files before step 1
-    resumed = _to_resume(args, inputs, plan, rewards) if args.resume else None
-    run = resumed or Run.create(run_kind(args), args.inputs.output_dir, origin_of(inputs, plan), args.run_folder)
-    run.announce(resumed is not None)
+    run = _run(args, inputs, plan, rewards)
+    run.announce()
     print(f"data: {inputs.summary}")
     if (idle := changed(args.ppo, "gamma", "gae_lambda")) and plan.ppo.max_steps == 1:
         print(f"{' and '.join(idle)}: no effect while episodes have one prompt; --max_steps sets more")
     if run.finished:
         print("nothing to resume: this run is finished")
     else:
-        reward_net = args.reward_net or (resumed and resumed / REWARD_NET) or find_reward_network(inputs, rewards)
+        begun = None if run.state == "new" else run / REWARD_NET
+        reward_net = args.reward_net or begun or find_reward_network(inputs, rewards)
         reward_net = reward_net or _step_1(inputs, rewards, args.resume)
         print(f"reward network: {named(RewardNetwork.from_pretrained(reward_net))}")
-        run_policy_stage(inputs, plan, reward_net, run.path, resume=resumed is not None)
+        run_policy_stage(inputs, plan, reward_net, run)
         print(inputs.bank.counts())
     write_index(args.inputs.output_dir)
     print(f"\nprompt policy: {run / FINAL}")
 
 
-def run_kind(args: Args) -> Kind:
-    """With its own beginning of the folder's name for experiment 1; POLICY_RUN finds both."""
-    of_labels = args.reward in OF_LABELS
-    return replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if of_labels else POLICY_RUN
-
-
-def _to_resume(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run | None:
-    """The run of --run_folder, or the newest of these settings; None where only step 1 has begun.
+def _run(args: Args, inputs: "RunInputs", plan: "PolicyPlan", rewards: "RewardPlan") -> Run:
+    """A new run, or with --resume that of --run_folder or the newest of these settings.
 
     Raises:
-        ValueError: there is none; lists the runs that exist.
+        ValueError: there is none to resume, and no interrupted step 1 either; lists the runs that exist.
     """
-    from rl_reward_network.ppo.prompts import check_settings, find_policy_run, has_begun, origin_of
+    from rl_reward_network.ppo.prompts import has_network, run_settings
     from rl_reward_network.reward_training.stage import find_reward_network, find_unfinished
 
-    if args.run_folder is not None and has_begun(args.run_folder):
-        check_settings(args.run_folder, inputs, plan)
-        return Run(args.run_folder, POLICY_RUN)
-    run = None if args.run_folder else find_policy_run(inputs, plan, rewards, args.reward_net)
-    if run is None and (
-        args.reward_net or find_reward_network(inputs, rewards) or not find_unfinished(inputs, rewards)
-    ):
-        why = "the reward network"
-        raise Run.nothing_to_resume(POLICY_RUN, args.inputs.output_dir, origin_of(inputs, plan), why)
-    return None if run is None else Run(run, POLICY_RUN)
+    output_dir, settings = args.inputs.output_dir, run_settings(inputs, plan)
+    if args.resume:
+        also = has_network(inputs, rewards, args.reward_net)
+        try:
+            return Run.resume(POLICY_RUN, output_dir, settings, args.run_folder, None, also, "the reward network")
+        except ValueError:
+            only_step_1 = not args.reward_net and not find_reward_network(inputs, rewards)
+            if not (only_step_1 and find_unfinished(inputs, rewards)):
+                raise
+    return Run.create(plan.kind, output_dir, settings, args.run_folder)
 
 
 def _step_1(inputs: "RunInputs", plan: "RewardPlan", resume: bool) -> Path:
     """Train a reward network, or finish the training that was interrupted."""
-    from rl_reward_network.reward_training.stage import find_unfinished, origin_and_seed, run_reward_stage
+    from rl_reward_network.reward_training.stage import find_unfinished, run_reward_stage, run_settings
 
     print(
         f"no reward network of mode {plan.mode} and otherwise default settings for these data and this model: training "
         "one first (--reward_net names any other)"
     )
-    unfinished = find_unfinished(inputs, plan) if resume else None
-    run = unfinished or Run.create(REWARD_RUN, inputs.config.output_dir, origin_and_seed(inputs, plan))
-    print(f"step 1, {run.line(unfinished is not None)}")
+    run = find_unfinished(inputs, plan) if resume else None
+    run = run or Run.create(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan))
+    print(f"step 1, {run.line()}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)
     return run / BEST_REWARD_NET

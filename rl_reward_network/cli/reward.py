@@ -86,15 +86,15 @@ def main(args: Args) -> None:
     plan = check(args)
     from rl_reward_network.inputs.loading import open_inputs
     from rl_reward_network.report.index import write_index
-    from rl_reward_network.reward_training.stage import origin_and_seed, run_reward_stage
+    from rl_reward_network.reward_training.stage import run_reward_stage, run_settings
 
     inputs = open_inputs(args.inputs, args.prompting)
-    settings, output_dir = origin_and_seed(inputs, plan), args.inputs.output_dir
+    settings, output_dir = run_settings(inputs, plan), args.inputs.output_dir
     if args.resume:
         run = Run.resume(REWARD_RUN, output_dir, settings, state="interrupted")
     else:
         run = Run.create(REWARD_RUN, output_dir, settings)
-    run.announce(args.resume)
+    run.announce()
     print(f"data: {inputs.summary}")
     run_reward_stage(inputs, plan, run)
     show_agreement(run)

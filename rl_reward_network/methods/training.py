@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,12 +26,12 @@ from rl_reward_network.reward_training.stage import (
     check_no_leak,
     find_reward_network,
     find_unfinished,
-    origin_and_seed,
     reward_plan,
     run_reward_stage,
+    run_settings,
 )
 from rl_reward_network.reward_training.train import PRESETS
-from rl_reward_network.rewards.table import OF_LABELS, RewardName
+from rl_reward_network.rewards.table import RewardName
 from rl_reward_network.run import (
     AGREEMENT,
     BEST_REWARD_NET,
@@ -40,7 +40,6 @@ from rl_reward_network.run import (
     POLICY_RUN,
     POST_RUN,
     REWARD_RUN,
-    Kind,
     Run,
     reset_peak_memory,
 )
@@ -100,34 +99,28 @@ def train_reward_net(job: Job) -> tuple[Path, bool]:
     plan = reward_plan(inputs.config, job.mode)
     if folder := find_reward_network(inputs, plan, inputs.config.seed):
         return folder.parent, True
-    unfinished = find_unfinished(inputs, plan)
-    found, settings = unfinished.path if unfinished else None, origin_and_seed(inputs, plan)
-    return _completed(job, REWARD_RUN, settings, found, lambda run, resume: run_reward_stage(inputs, plan, run))
+    new = Run.create(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan))
+    run = find_unfinished(inputs, plan) or new
+    return _completed(job, run, lambda: run_reward_stage(inputs, plan, run))
 
 
 def train_prompt_policy(job: Job, reward: RewardName = "net") -> tuple[Path, bool]:
     """A prompt policy; unlabelled images join where the reward network alone rewards it."""
     inputs = job.inputs if reward == "net" else job.labelled.inputs
     plan = prompts.policy_plan(job.mode, reward=reward, seed=inputs.config.seed)
-    found = prompts.find_policy_run(inputs, plan, reward_plan(inputs.config, job.mode), job.network)
-    kind = replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1") if reward in OF_LABELS else POLICY_RUN
-
-    def train(run: Run, resume: bool) -> None:
-        prompts.run_policy_stage(inputs, plan, job.network, run.path, resume)
-
-    return _completed(job, kind, prompts.origin_of(inputs, plan), found, train)
+    settings, output_dir = prompts.run_settings(inputs, plan), inputs.config.output_dir
+    of_network = prompts.has_network(inputs, reward_plan(inputs.config, job.mode), job.network)
+    run = Run.find(POLICY_RUN, output_dir, settings, also=of_network) or Run.create(plan.kind, output_dir, settings)
+    return _completed(job, run, lambda: prompts.run_policy_stage(inputs, plan, job.network, run))
 
 
 def train_operations(job: Job) -> tuple[Path, bool]:
     """The post-processing policy of experiment 2, rewarded by labels."""
     inputs = job.labelled.inputs
     plan = operations.post_plan(job.mode, seed=inputs.config.seed)
-    found = operations.find_post_run(inputs, plan)
-
-    def train(run: Run, resume: bool) -> None:
-        operations.run_post_stage(inputs, plan, None, run.path, resume)
-
-    return _completed(job, POST_RUN, operations.origin_of(inputs, plan), found, train)
+    settings, output_dir = operations.run_settings(inputs, plan), inputs.config.output_dir
+    run = Run.find(POST_RUN, output_dir, settings) or Run.create(POST_RUN, output_dir, settings)
+    return _completed(job, run, lambda: operations.run_post_stage(inputs, plan, None, run))
 
 
 def train_weights(
@@ -163,11 +156,8 @@ def train_weights(
     if after is not None:  # as they are loaded to be trained
         weights = weights_fingerprint(load_sa2va_model(config.model_path, config.device, dtype=config.dtype)[0])
     found = find_grpo_run(inputs, plan, lambda run: weights.startswith(run.settings["model_fingerprint"]))
-
-    def train(run: Run, resume: bool) -> None:
-        run_grpo_stage(inputs, plan, run.path, resume, network=network)
-
-    return _completed(job, GRPO_RUN, wanted_settings(inputs, plan), found, train)
+    run = Run(found, GRPO_RUN) if found else Run.create(GRPO_RUN, config.output_dir, wanted_settings(inputs, plan))
+    return _completed(job, run, lambda: run_grpo_stage(inputs, plan, run.path, found is not None, network=network))
 
 
 def _label_budget(job: Job) -> int:
@@ -177,16 +167,13 @@ def _label_budget(job: Job) -> int:
     return int(read_json(named_run(job.reward_net) / AGREEMENT)["used"]["reward"]["images"])
 
 
-def _completed(
-    job: Job, kind: Kind, settings: Mapping[str, Any], found: Path | None, train: Callable[[Run, bool], object]
-) -> tuple[Path, bool]:
-    """A run of a kind, and whether it was finished; else it is resumed, or trained anew."""
-    run = Run(found, kind) if found else Run.create(kind, job.inputs.config.output_dir, settings)
+def _completed(job: Job, run: Run, train: Callable[[], object]) -> tuple[Path, bool]:
+    """The folder of a run, which is trained or resumed unless it is finished, and whether it was."""
     if run.finished:
         return run.path, True
-    print(f"\n{run.line(found is not None)}", flush=True)
+    print(f"\n{run.line()}", flush=True)
     reset_peak_memory(job.inputs.config.device)
-    train(run, found is not None)
+    train()
     free_memory(job.inputs.config.device)
     return run.path, False
 

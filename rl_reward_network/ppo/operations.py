@@ -1,6 +1,5 @@
 """The stage of experiment 2: the soft masks of the frozen model, the searches, PPO, and what is deployed."""
 
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,17 +23,17 @@ from rl_reward_network.env.observation import (
 )
 from rl_reward_network.env.operations import OPERATIONS, EditedImage, Operations
 from rl_reward_network.env.post_process_env import PostProcessEnv, observe
-from rl_reward_network.inputs.loading import RunInputs, describe_run
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.ppo.policy import choose_operations, policy_kwargs, save_network
+from rl_reward_network.ppo.policy import choose_operations, policy_kwargs
 from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
 from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
+from rl_reward_network.ppo.stage import Trained, complete_run, judged_out_of_fold
 from rl_reward_network.ppo.train import Task, train_ppo
-from rl_reward_network.report.cost import RunCost
-from rl_reward_network.report.deployment import FOLDS, Deployment, Labels, can_decide, decide, out_of_fold
+from rl_reward_network.report.deployment import Deployment, Labels, can_decide, decide
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
-from rl_reward_network.run import FINAL, POST_RUN, REWARD_NET, Run, clock, peak_memory_gib
+from rl_reward_network.run import Run, clock
 
 IMAGES = {"quick": 96, "full": 240}
 VAL_IMAGES = {"quick": 48, "full": 100}
@@ -91,68 +90,57 @@ def rewarded_by(reward: str, network: bool) -> str:
     return f"PPO is rewarded by true masks ({reward}){'; the reward network only stands in the report' * network}."
 
 
-def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Path, resume: bool = False) -> None:
-    """Train the post-processing policy in `run`.
+def run_post_stage(inputs: RunInputs, plan: PostPlan, reward_net: Path | None, run: Run) -> None:
+    """Train the post-processing policy in `run`; an interrupted run is resumed from its last checkpoint.
 
-    Writes final_model/, reward_net/ (a copy, where there is one), config.json, split.json, checkpoint.pt, metrics.jsonl
-    and logs/.
+    Writes final_model/, reward_net/ (a copy, where there is one), config.json, split.json, checkpoint.pt,
+    metrics.jsonl, cost.json and logs/.
 
     Args:
         inputs: data, split, frozen model and its masks.
         plan: settings.
         reward_net: folder of a reward network; needed for the reward `net` alone.
-        run: a new run folder, or that of an interrupted run.
-        resume: resume the interrupted run, which must have the same settings.
+        run: new, or interrupted.
 
     Raises:
-        ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or
-            `run` holds another run, one of another version, or another process works in it.
+        ValueError: the reward network is missing or was trained on patients of this run, no image is labelled, or as
+            `complete_run`.
     """
     network = None if reward_net is None else RewardNetwork.from_pretrained(reward_net)
     if plan.reward == "net" and network is None:
         raise ValueError("reward net: there is no reward network; give --reward_net, or use --reward dice")
     if network is not None and reward_net is not None:
         check_no_leak(inputs.split, network, reward_net)  # of one that only stands in the report, too
-    if resume:
-        check_settings(run, inputs, plan, network)
     print(rewarded_by(plan.reward, network is not None))
     samples = post_samples(inputs, plan)
-    folder = Run(run, POST_RUN)
-    with folder.lock():
-        config = folder.config if resume else _describe(folder, inputs, plan, network)
-        seconds: dict[str, float] = {}
+
+    def train(seconds: dict[str, float]) -> Trained:
         rewards = network.to(inputs.config.device) if network is not None and plan.reward == "net" else None
-        maps = None if rewards is None else ForegroundMaps.beside(run, rewards)
+        maps = None if rewards is None else ForegroundMaps.beside(run.path, rewards)
         with clock(seconds, "masks"):
-            train, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
+            images, val = (edited_images(inputs, plan, samples[name], maps, name) for name in ("train", "val"))
         with clock(seconds, "searches"):
-            searched = searched_images(train, val)  # in the control, too: PPO alone is rewarded otherwise
+            searched = searched_images(images, val)  # in the control, too: PPO alone is rewarded otherwise
             sequences = list(best_sequences(searched, plan.ppo.max_steps))
             fixed = sequences[0]
             for_ridge = sequences_for_ridge(searched, fixed, plan.ppo.max_steps)
-            threshold = best_threshold(train)
+            threshold = best_threshold(images)
         with clock(seconds, "PPO"):
-            model = fit(train, val, plan, run)
+            model = fit(images, val, plan, run.path)
         with clock(seconds, "decision"):
-            deployment = decide_operations((train, val), searched, sequences, plan)
-        labels, peak = labels_used(inputs, (train, val), searched, plan), peak_memory_gib(inputs.config.device)
-        RunCost(seconds, labels, sum(tensor.numel() for tensor in model.policy.parameters()), peak, resume).save(run)
-        description = {
-            "deployment": asdict(deployment),
+            deployment = decide_operations((images, val), searched, sequences, plan)
+        vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
+        image = observation_table(len(vision) if plan.vision_features else 0)[:-EPISODE_FEATURES]
+        facts = {
             "fixed_sequence": list(fixed),
             "best_threshold": threshold,
             "sequences": [list(operations) for operations in for_ridge],
-            "labels": labels,
-            "seconds": seconds,
-            "peak_memory_gib": peak,
-            "resumed": resume,
+            "observation": [entry.name for entry in (*image, *mask_observation_table())],
+            "operations": list(OPERATIONS),
         }
-        vision = default_answer(inputs, samples["val"][0].load_image()).vision_features
-        image = observation_table(len(vision) if plan.vision_features else 0)[:-EPISODE_FEATURES]
-        observed = [entry.name for entry in (*image, *mask_observation_table())]
-        network_facts = {"observation": observed, "operations": list(OPERATIONS)}
-        save_network(model, run / FINAL, {**config, **description, **network_facts})
-        folder.finish()
+        return Trained(model, deployment, labels_used(inputs, (images, val), searched, plan), facts)
+
+    complete_run(run, inputs, run_settings(inputs, plan, network), network, {"plan": asdict(plan)}, train)
 
 
 def post_samples(inputs: RunInputs, plan: PostPlan) -> dict[str, list[Sample]]:
@@ -260,11 +248,12 @@ def searched_images(train: Sequence[EditedImage], val: Sequence[EditedImage]) ->
     enough = len(labelled) == len(everything) or can_decide([image.group_id for image in labelled])
     images = labelled if enough else train
     seen: Counter[str] = Counter()
-    ranks = []
-    for image in images:
-        ranks.append(seen[image.group_id])
+
+    def turn(image: EditedImage) -> int:
         seen[image.group_id] += 1
-    return [images[index] for index in np.argsort(ranks, kind="stable")[:SEARCHED]]
+        return seen[image.group_id]
+
+    return sorted(images, key=turn)[:SEARCHED]
 
 
 def decide_operations(
@@ -275,8 +264,8 @@ def decide_operations(
 ) -> Deployment:
     """What is deployed: the policy, the best fixed sequence, or the masks as they are.
 
-    All are measured by Dice on the labelled images among those of the search. PPO is judged out of fold, in `FOLDS`
-    fits, each without a part of the patients and `SHORTER` times as short.
+    All are measured by Dice on the labelled images among those of the search. PPO is judged out of fold, by fits
+    `SHORTER` times as short.
 
     Args:
         images: for training, and for validation.
@@ -288,21 +277,19 @@ def decide_operations(
     groups, tried = [image.group_id for image in labelled], [(), *(one for one in sequences if one)]
     values = np.array([[image.dice(operations) for image in labelled] for operations in tried])
     by = f"{words(sequences[0])}, by the reward on {len({image.group_id for image in searched})} patients"
-    policy = None
-    if can_decide(groups):
-        print(f"{FOLDS} shorter fits of PPO decide what is deployed: each is judged on patients that it has not seen")
-        steps = max(plan.ppo.total_timesteps // SHORTER, plan.ppo.fewest_timesteps)
-        shorter = replace(plan, ppo=replace(plan.ppo, total_timesteps=steps))
+    steps = max(plan.ppo.total_timesteps // SHORTER, plan.ppo.fewest_timesteps)
+    shorter = replace(plan, ppo=replace(plan.ppo, total_timesteps=steps))
 
-        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
-            train, val = ([image for image in part if image.group_id not in patients] for part in images)
-            with tempfile.TemporaryDirectory() as folder:
-                model = fit(train if len(train) > 1 else train + val, val or train, shorter, Path(folder))
-            held = [labelled[index] for index in indices]
-            chosen = choose_operations(model, held, plan.ppo.max_steps)
-            return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])
+    def refit(patients: frozenset[str], folder: Path) -> PPO:
+        train, val = ([image for image in part if image.group_id not in patients] for part in images)
+        return fit(train if len(train) > 1 else train + val, val or train, shorter, folder)
 
-        policy = out_of_fold(groups, dice)
+    def dice(model: PPO, indices: np.ndarray) -> np.ndarray:
+        held = [labelled[index] for index in indices]
+        chosen = choose_operations(model, held, plan.ppo.max_steps)
+        return np.array([image.dice(operations) for image, operations in zip(held, chosen, strict=True)])
+
+    policy = judged_out_of_fold(groups, refit, dice, "shorter")
     return decide(values, policy, groups, (tried.index(sequences[0]), by), "best fixed sequence", plan.ppo.seed)
 
 
@@ -329,23 +316,8 @@ def labels_used(
     }
 
 
-def find_post_run(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> Path | None:
-    """The newest run under the output folder with these settings, finished or interrupted."""
-    run = Run.find(POST_RUN, inputs.config.output_dir, origin_of(inputs, plan, network))
-    return None if run is None else run.path
-
-
-def check_settings(run: Path, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> None:
-    """Check that a run to resume began with these settings.
-
-    Raises:
-        ValueError: it is unfinished and of another version, or began with other settings; names the difference.
-    """
-    Run(run, POST_RUN).check_same(origin_of(inputs, plan, network))
-
-
-def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
-    """The settings that must be equal for a run to be resumed or reused; of a network only one that rewards."""
+def run_settings(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None = None) -> dict[str, Any]:
+    """The settings that a run to resume must share; of a network only one that rewards."""
     return {
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,
@@ -354,11 +326,3 @@ def origin_of(inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None =
         "split_seed": inputs.split.seed,
         "reward_net": network.fingerprint if network is not None and plan.reward == "net" else None,
     }
-
-
-def _describe(run: Run, inputs: RunInputs, plan: PostPlan, network: RewardNetwork | None) -> dict[str, Any]:
-    """Write a copy of the reward network, if there is one, and config.json into a new run folder."""
-    run.check_new()
-    if network is not None:
-        network.save_pretrained(run / REWARD_NET)
-    return describe_run(run, inputs, origin_of(inputs, plan, network), {"plan": asdict(plan)})

@@ -1,8 +1,7 @@
 """The stage of experiments 1 and 3: score the masks of all prompts, train the policy, decide what is deployed."""
 
-import tempfile
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rl_reward_network.data.items import Sample
 from rl_reward_network.data.splits import spread
 from rl_reward_network.env.observation import EPISODE_FEATURES, bounds, observation_table
 from rl_reward_network.env.sa2va_finetune_env import PromptContext
-from rl_reward_network.inputs.loading import RunInputs, describe_run
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.contexts import (
     TABLES,
@@ -25,25 +24,16 @@ from rl_reward_network.ppo.contexts import (
     prompt_tables,
     save_tables,
 )
-from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs, save_network
+from rl_reward_network.ppo.policy import choose_prompts, policy_kwargs
 from rl_reward_network.ppo.settings import Mode, PPOSettings, Preset, prompt_settings
+from rl_reward_network.ppo.stage import Trained, complete_run, judged_out_of_fold
 from rl_reward_network.ppo.train import Task, Weights, make_vector_env, train_ppo
-from rl_reward_network.report.cost import RunCost
-from rl_reward_network.report.deployment import (
-    FOLDS,
-    Deployment,
-    Labels,
-    best_fixed_prompt,
-    can_decide,
-    decide,
-    out_of_fold,
-    stack,
-)
+from rl_reward_network.report.deployment import Deployment, Labels, best_fixed_prompt, decide, stack
 from rl_reward_network.reward_training.stage import RewardPlan, check_no_leak, named, origin
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.out_of_distribution import OODCheck, in_distribution
 from rl_reward_network.rewards.table import OF_LABELS, RewardName, needs_truth
-from rl_reward_network.run import FINAL, POLICY_RUN, REWARD_NET, Run, clock, differences, peak_memory_gib
+from rl_reward_network.run import POLICY_RUN, REWARD_NET, Kind, Run, clock, differences
 
 IMAGES = {"quick": 20, "full": 100}
 VAL_IMAGES = {"quick": 48, "full": 100}  # for the decision what is deployed; they take seconds
@@ -79,6 +69,11 @@ class PolicyPlan:
         """Whether the reward is the reward network's, alone or with labels."""
         return self.reward not in OF_LABELS
 
+    @property
+    def kind(self) -> Kind:
+        """Of a new run: experiment 1 has its own beginning of the folder's name; POLICY_RUN finds both."""
+        return POLICY_RUN if self.learned else replace(POLICY_RUN, prefix=f"{POLICY_RUN.prefix}_experiment1")
+
 
 def policy_plan(
     mode: Mode,
@@ -95,63 +90,61 @@ def policy_plan(
     return PolicyPlan(mode, preset, IMAGES[mode], VAL_IMAGES[mode], vision, reward, settings, shuffle_rewards)
 
 
-def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Path, resume: bool = False) -> None:
-    """Train the prompt policy in `run`.
+def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run: Run) -> None:
+    """Train the prompt policy in `run`; in an interrupted run, PPO begins anew.
 
     Writes final_model/, reward_net/ (a copy), tables.json (what the policy learned from), config.json, split.json,
-    metrics.jsonl and logs/.
+    metrics.jsonl, cost.json and logs/.
 
     Args:
         inputs: data, split, frozen model and its masks.
         plan: settings.
-        reward_net: folder of a reward network.
-        run: a new run folder, or that of an interrupted run.
-        resume: resume the interrupted run, which must have the same settings and reward network; PPO begins anew.
+        reward_net: folder of a reward network; that of an interrupted run must be the one it began with.
+        run: new, or interrupted.
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
-            reward needs labels and there are none, or there are unlabelled images; `run` holds another run, one of
-            another version, or another process works in it.
+            reward needs labels and there are none, or there are unlabelled images; or as `complete_run`.
     """
     if inputs.unlabelled is not None and needs_truth(plan.reward):
         raise ValueError(
             f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
         )
-    if resume:
-        check_settings(run, inputs, plan)  # before anything is loaded
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
     samples = policy_samples(inputs, plan)
-    folder = Run(run, POLICY_RUN)
-    with folder.lock():
-        config = check_settings(run, inputs, plan, network) if resume else _describe(folder, inputs, plan, network)
-        seconds: dict[str, float] = {}
+
+    def train(seconds: dict[str, float]) -> Trained:
         before = _counts(inputs)
         with clock(seconds, "masks and scores"):
-            maps = ForegroundMaps.beside(run, network.to(inputs.config.device))
-            samples, ood_check = with_unlabelled(inputs, plan.images, samples, maps)
+            maps = ForegroundMaps.beside(run.path, network.to(inputs.config.device))
+            used, ood_check = with_unlabelled(inputs, plan.images, samples, maps)
             if ood_check is not None:
                 print(ood_check.sentence)
-            tables = _tables(inputs, plan, maps, samples, run)
+            tables = _tables(inputs, plan, maps, used, run / TABLES)
         with clock(seconds, "PPO"):
-            model = fit(tables, plan, run)
+            model = fit(tables, plan, run.path)
         with clock(seconds, "decision"):
             deployment = decide_prompts(tables, plan)
-        labels, peak = labels_used(tables, plan), peak_memory_gib(inputs.config.device)
-        RunCost(seconds, labels, sum(tensor.numel() for tensor in model.policy.parameters()), peak, resume).save(run)
-        description = {
-            "deployment": asdict(deployment),
-            "seconds": seconds,
-            "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
-            "resumed": resume,
-            "labels": labels,
-            "peak_memory_gib": peak,
-            "unlabelled": None if ood_check is None else ood_check.facts,
-        }
         vision = tables["policy"][0].context.vision_features
-        observed = {"observation": [entry.name for entry in observation_table(vision)], "vision_features": vision}
-        save_network(model, run / FINAL, {**config, **description, **observed})
-        folder.finish()
+        facts = {
+            "bank": {name: count - before[name] for name, count in _counts(inputs).items()},
+            "unlabelled": None if ood_check is None else ood_check.facts,
+            "observation": [entry.name for entry in observation_table(vision)],
+            "vision_features": vision,
+        }
+        return Trained(model, deployment, labels_used(tables, plan), facts)
+
+    info = {key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")}
+    facts = {
+        "plan": asdict(plan),
+        "reward_net_fingerprint": network.fingerprint,
+        "reward_net_info": {"named": named(network, run.path), **info},
+    }
+    settings = run_settings(inputs, plan)
+    if run.state != "new":
+        settings["reward_net"] = network.fingerprint
+    complete_run(run, inputs, settings, network, facts, train)
 
 
 def train_prompt_policy(
@@ -212,25 +205,22 @@ def fit(tables: Tables, plan: PolicyPlan, run: Path) -> PPO:
 def decide_prompts(tables: Tables, plan: PolicyPlan) -> Deployment:
     """What is deployed, by the true masks of the patients of `policy` and `val`.
 
-    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold: in `FOLDS` fits as `fit`, each
-    without a part of the patients.
+    No reward network was trained on them (`check_no_leak`). PPO is judged out of fold, by fits as `fit`.
     """
     everything = [*tables["policy"], *tables["val"]]
     labelled = _labelled(everything)
     groups = [entry.table.group_id for entry in labelled]
     fixed = best_fixed_prompt([entry.table for entry in everything])
     values = stack([entry.table for entry in labelled], "dice").T if labelled else np.zeros((1, 0))
-    policy = None
-    if can_decide(groups):
-        print(f"{FOLDS} more fits of PPO decide what is deployed: each is judged on patients that it has not seen")
 
-        def dice(patients: frozenset[str], indices: np.ndarray) -> np.ndarray:
-            with tempfile.TemporaryDirectory() as folder:
-                model = fit(_without(tables, patients), plan, Path(folder))
-            held = [labelled[index].context for index in indices]
-            return values[choose_prompts(model, held, plan.ppo.max_steps, plan.reward == "net"), indices]
+    def refit(patients: frozenset[str], folder: Path) -> PPO:
+        return fit(_without(tables, patients), plan, folder)
 
-        policy = out_of_fold(groups, dice)
+    def dice(model: PPO, indices: np.ndarray) -> np.ndarray:
+        held = [labelled[index].context for index in indices]
+        return values[choose_prompts(model, held, plan.ppo.max_steps, plan.reward == "net"), indices]
+
+    policy = judged_out_of_fold(groups, refit, dice, "more")
     return decide(values, policy, groups, fixed, seed=plan.ppo.seed)
 
 
@@ -295,16 +285,16 @@ def with_unlabelled(
 
 
 def _tables(
-    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], run: Path
+    inputs: RunInputs, plan: PolicyPlan, maps: ForegroundMaps, samples: dict[str, list[Sample]], file: Path
 ) -> Tables:
     """Tables for training and validation; a resumed run reads them from its folder."""
-    if (run / TABLES).exists():
-        return load_tables(run / TABLES)
+    if file.exists():
+        return load_tables(file)
     tables = {
         name: prompt_tables(inputs, picked, maps, f"{name} patients", plan.vision_features)
         for name, picked in samples.items()
     }
-    save_tables(run / TABLES, tables)
+    save_tables(file, tables)
     return tables
 
 
@@ -313,64 +303,20 @@ def _counts(inputs: RunInputs) -> dict[str, int]:
     return {"computed": inputs.bank.computed, "reused": inputs.bank.reused, "encoded": inputs.bank.encoded}
 
 
-def find_policy_run(
-    inputs: RunInputs, plan: PolicyPlan, rewards: RewardPlan, reward_net: Path | None = None
-) -> Path | None:
-    """The newest run under the output folder with the same settings, finished or interrupted.
-
-    Args:
-        inputs: data, split and frozen model.
-        plan: settings.
-        rewards: settings of step 1, with which the run's reward network must have been trained.
-        reward_net: the reward network with which the run must have begun; `rewards` is then ignored.
-    """
+def has_network(inputs: RunInputs, rewards: RewardPlan, reward_net: Path | None = None) -> Callable[[Run], bool]:
+    """The condition, for `Run.find`, that a run began with a reward network of `rewards`, or with `reward_net`."""
     fingerprint = reward_net and RewardNetwork.from_pretrained(reward_net).fingerprint
     trained = origin(inputs, rewards)
 
-    def of_network(run: Run) -> bool:
+    def began_with_it(run: Run) -> bool:
         network = RewardNetwork.from_pretrained(run / REWARD_NET)
         return network.fingerprint == fingerprint if fingerprint else not differences(network.training_info, trained)
 
-    run = Run.find(POLICY_RUN, inputs.config.output_dir, origin_of(inputs, plan), also=of_network)
-    return None if run is None else run.path
+    return began_with_it
 
 
-def has_begun(run: Path) -> bool:
-    """Whether `run` holds more than what a run that was killed before its config.json leaves."""
-    return any(path.name not in (REWARD_NET, "split.json") and path.name[0] != "." for path in run.glob("*"))
-
-
-def check_settings(
-    run: Path, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork | None = None
-) -> dict[str, Any]:
-    """config.json of a run to resume.
-
-    Raises:
-        ValueError: the run is unfinished and of another version, or began with other settings or with another reward
-            network; names the difference.
-    """
-    folder = Run(run, POLICY_RUN)
-    folder.check_same(origin_of(inputs, plan) | ({"reward_net": network.fingerprint} if network else {}))
-    return folder.config
-
-
-def _describe(run: Run, inputs: RunInputs, plan: PolicyPlan, network: RewardNetwork) -> dict[str, Any]:
-    """Write a copy of the reward network and config.json into a new run folder."""
-    run.check_new()
-    network.save_pretrained(run / REWARD_NET)
-    facts = {
-        "plan": asdict(plan),
-        "reward_net_fingerprint": network.fingerprint,
-        "reward_net_info": {
-            "named": named(network, run.path),
-            **{key: network.training_info.get(key) for key in ("mode", "data_fingerprint", "seed")},
-        },
-    }
-    return describe_run(run, inputs, origin_of(inputs, plan), facts)
-
-
-def origin_of(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
-    """The settings that must be equal for a run to be resumed."""
+def run_settings(inputs: RunInputs, plan: PolicyPlan) -> dict[str, Any]:
+    """The settings that a run to resume must share."""
     return {
         **asdict(plan),
         "data_fingerprint": inputs.data_fingerprint,

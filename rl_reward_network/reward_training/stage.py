@@ -112,7 +112,7 @@ def run_reward_stage(inputs: RunInputs, plan: RewardPlan, run: Run) -> RewardNet
             examples = RewardExamples(inputs, picked["val"], "calibrating on val patients")
             network = calibrated(network, examples, groups["val"], DAMAGED_MASKS, [config.seed, CALIBRATION])
             patients = {"train_groups": sorted(set(groups["reward"])), "val_groups": sorted(set(groups["val"]))}
-            network.training_info = origin_and_seed(inputs, plan) | patients
+            network.training_info = run_settings(inputs, plan) | patients
             network.save_pretrained(run / BEST_REWARD_NET)
         with clock(seconds, "comparing"):
             pooled = train_pooled_cnn(RewardExamples(inputs, picked["reward"], "the design to beat"), config.seed)
@@ -160,7 +160,7 @@ def origin(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
     }
 
 
-def origin_and_seed(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
+def run_settings(inputs: RunInputs, plan: RewardPlan) -> dict[str, Any]:
     """The settings that a run to resume must share."""
     return origin(inputs, plan) | {"seed": plan.config.seed}
 
@@ -195,7 +195,7 @@ def find_reward_network(inputs: RunInputs, plan: RewardPlan, seed: int | None = 
 
 def find_unfinished(inputs: RunInputs, plan: RewardPlan) -> Run | None:
     """The newest interrupted run with these settings."""
-    return Run.find(REWARD_RUN, inputs.config.output_dir, origin_and_seed(inputs, plan), "interrupted")
+    return Run.find(REWARD_RUN, inputs.config.output_dir, run_settings(inputs, plan), "interrupted")
 
 
 def check_no_leak(split: Split, network: RewardNetwork, where: Path, unlabelled: Unlabelled | None = None) -> None:

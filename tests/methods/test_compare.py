@@ -31,9 +31,8 @@ from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.report.cost import COST
 from rl_reward_network.reward_training.stage import run_reward_stage
 from rl_reward_network.rewards.learned import ImageScorer
-from rl_reward_network.run import COMPARE_RUN, REWARD_RUN, Run
-from tests.conftest import write_tiny_data
-from tests.reward_training.test_stage import plan_of
+from rl_reward_network.run import COMPARE_RUN, POLICY_RUN, POST_RUN, REWARD_RUN, Run
+from tests.conftest import tiny_reward_plan, write_tiny_data
 
 PLAN = ComparePlan("quick", ("prompts", "post", "fusion"), (0,))
 
@@ -59,13 +58,14 @@ def runs(inputs: RunInputs) -> dict[str, Path]:
     output = inputs.config.output_dir
     found = {REWARD_NET: output / "reward_net_1", POST: output / "sa2va_post_process_1"}
     found |= {PROMPTS_LABELS: output / "sa2va_rl_finetune_1", PROMPTS_NET: output / "sa2va_rl_finetune_3"}
-    run_reward_stage(inputs, plan_of(inputs), Run(found[REWARD_NET], REWARD_RUN))
+    run_reward_stage(inputs, tiny_reward_plan(inputs), Run(found[REWARD_NET], REWARD_RUN))
     network = found[REWARD_NET] / "best_reward_net"
     few = PPOSettings(total_timesteps=64)
-    run_policy_stage(inputs, policy_plan("quick", ppo=few), network, found[PROMPTS_NET])
-    run_policy_stage(inputs, policy_plan("quick", reward="dice", ppo=few), network, found[PROMPTS_LABELS])
+    of_labels = policy_plan("quick", reward="dice", ppo=few)
+    run_policy_stage(inputs, policy_plan("quick", ppo=few), network, Run(found[PROMPTS_NET], POLICY_RUN))
+    run_policy_stage(inputs, of_labels, network, Run(found[PROMPTS_LABELS], POLICY_RUN))
     settings = PPOSettings(128, n_envs=2, n_steps=8, batch_size=16, gamma=0.5)
-    run_post_stage(inputs, post_plan("quick", ppo=settings), None, found[POST])
+    run_post_stage(inputs, post_plan("quick", ppo=settings), None, Run(found[POST], POST_RUN))
     return found
 
 

@@ -1,8 +1,6 @@
 """Experiment 2 as a whole on a tiny model: train, evaluate, report, deploy, resume, controls; what is decided."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,80 +11,52 @@ from rl_reward_network.artefacts import read_json, write_json
 from rl_reward_network.cli import evaluate
 from rl_reward_network.cli import operations as command
 from rl_reward_network.flags import parse
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import RunInputs, open_inputs
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.deploy import PostPolicy, load_post_policy
 from rl_reward_network.ppo.evaluate import MovedInputs
 from rl_reward_network.ppo.operations import (
     SEARCHED,
     PostPlan,
-    check_settings,
     decide_operations,
     edited_images,
-    find_post_run,
-    origin_of,
     post_plan,
     run_post_stage,
+    run_settings,
     searched_images,
     shuffled,
 )
 from rl_reward_network.ppo.post_evaluate import evaluate_post
 from rl_reward_network.ppo.search import best_sequences
-from rl_reward_network.ppo.settings import PPOSettings
-from tests.conftest import write_tiny_data
+from rl_reward_network.run import POST_RUN, Run
+from tests.conftest import FEW_OPERATIONS
 from tests.env.edited_images import DILATE, ERODE, LikesLarge, known_image, known_images
 
-SETTINGS = PPOSettings(128, n_envs=2, n_steps=8, batch_size=16, gamma=0.5, max_steps=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def load_once() -> Iterator[None]:
-    """Load each model once: no test here changes its weights."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", cache(load_sa2va_model))
-        yield
-
-
-@pytest.fixture(scope="module")
-def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
-    folder = tmp_path_factory.mktemp("data")
-    data = write_tiny_data(folder / "data", images=12, size=64)
-    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
-
-
-@pytest.fixture(scope="module")
-def run(inputs: RunInputs) -> Path:
-    folder = inputs.config.output_dir / "sa2va_post_process_1"
-    run_post_stage(inputs, plan(), None, folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("load_once")
 
 
 def plan(**changes: Any) -> PostPlan:
-    return post_plan("quick", ppo=replace(SETTINGS, **changes))
+    return post_plan("quick", ppo=replace(FEW_OPERATIONS, **changes))
 
 
-def test_a_run_is_complete_and_found_again(inputs: RunInputs, run: Path) -> None:
-    config = read_json(run / "final_model" / "config.json")
-    counts = {name: len(inputs.pick(name, 99, labelled=True)) for name in ("reward", "policy", "val")}
+def test_a_run_is_complete_and_found_again(tiny_inputs: RunInputs, post_run: Run) -> None:
+    config = read_json(post_run / "final_model" / "config.json")
+    counts = {name: len(tiny_inputs.pick(name, 99, labelled=True)) for name in ("reward", "policy", "val")}
     trained = {name: counts[name] for name in ("reward", "policy")}
     assert config["labels"] == {"reward": trained, "weights": {"val": counts["val"]}, "deployment": counts}
     assert config["peak_memory_gib"] > 0
     assert 0 < config["best_threshold"] < 1
-    assert find_post_run(inputs, plan()) == run
-    assert find_post_run(inputs, plan(max_steps=3)) is None
-    check_settings(run, inputs, plan())
-    with pytest.raises(ValueError, match="max_steps was 2, now 3"):
-        check_settings(run, inputs, plan(max_steps=3))
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
-    assert find_post_run(inputs, plan(), network) == run, "it rewards nothing"
-    assert origin_of(inputs, replace(plan(), reward="net"), network)["reward_net"] == network.fingerprint
+    output_dir = tiny_inputs.config.output_dir
+    assert Run.find(POST_RUN, output_dir, run_settings(tiny_inputs, plan(), network)) == post_run, "it rewards nothing"
+    assert Run.find(POST_RUN, output_dir, run_settings(tiny_inputs, plan(max_steps=3))) is None
+    settings = run_settings(tiny_inputs, replace(plan(), reward="net"), network)
+    assert settings["reward_net"] == network.fingerprint
 
 
-def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
-    evaluate.main(evaluate.Args(model_path=(str(run),)))
-    result = read_json(run / "evaluation" / "eval.json")
+def test_the_report_holds_every_row_and_what_is_deployed(post_run: Run) -> None:
+    evaluate.main(evaluate.Args(model_path=(str(post_run),)))
+    result = read_json(post_run / "evaluation" / "eval.json")
     rows = {row["name"]: row["means"]["dice"]["mean"] for row in result["rows"]}
     beside = ["mask as it is", "best threshold", "best fixed sequence", "ridge over sequences"]
     assert list(rows) == [*beside, "PPO", "deployed", "oracle"]
@@ -94,22 +64,22 @@ def test_the_report_holds_every_row_and_what_is_deployed(run: Path) -> None:
     deployed = {"policy": "PPO", "fixed": "best fixed sequence", "as it is": "mask as it is"}
     assert rows["deployed"] == rows[deployed[result["deployment"]["choice"]]]
     assert result["reward"] == "dice"
-    page = (run / "evaluation" / "report.html").read_text()
+    page = (post_run / "evaluation" / "report.html").read_text()
     assert "Deployed:" in page
     assert "PPO is rewarded by true masks (dice)." in page
     assert page.count("<figure>") == 15  # image, truth, as it is, deployed and oracle of three images
-    assert len((run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(rows)
+    assert len((post_run / "evaluation" / "eval.csv").read_text().splitlines()) == 1 + result["images"] * len(rows)
     with pytest.raises(ValueError, match="--images: got 0"):
-        evaluate_post(run / "final_model", MovedInputs(), images=0)
+        evaluate_post(post_run / "final_model", MovedInputs(), images=0)
 
 
-def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path: Path) -> None:
-    sample = inputs.samples[0]
+def test_what_is_deployed_edits_new_masks(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
+    sample = tiny_inputs.samples[0]
     image = sample.load_image()
-    edited = edited_images(inputs, plan(), [sample], None, "one")[0]
-    features = edited.features[-len(inputs.bank.answer(image).vision_features) :]
-    config = read_json(run / "final_model" / "config.json")
-    (tmp_path / "policy.zip").write_bytes((run / "final_model" / "policy.zip").read_bytes())
+    edited = edited_images(tiny_inputs, plan(), [sample], None, "one")[0]
+    features = edited.features[-len(tiny_inputs.bank.answer(image).vision_features) :]
+    config = read_json(post_run / "final_model" / "config.json")
+    (tmp_path / "policy.zip").write_bytes((post_run / "final_model" / "policy.zip").read_bytes())
 
     def deploying(choice: str) -> PostPolicy:
         write_json(tmp_path / "config.json", config | {"deployment": config["deployment"] | {"choice": choice}})
@@ -128,8 +98,8 @@ def test_what_is_deployed_edits_new_masks(inputs: RunInputs, run: Path, tmp_path
         policy.edit(image, edited.soft, features[:-1])
 
 
-def test_damaged_policies_are_named(run: Path, tmp_path: Path) -> None:
-    config = read_json(run / "final_model" / "config.json")
+def test_damaged_policies_are_named(post_run: Run, tmp_path: Path) -> None:
+    config = read_json(post_run / "final_model" / "config.json")
     with pytest.raises(ValueError, match=r"config\.json.*sa2va-rl operations"):
         load_post_policy(tmp_path)
     write_json(tmp_path / "config.json", config | {"operations": ["sharpen"]})
@@ -141,14 +111,14 @@ def test_damaged_policies_are_named(run: Path, tmp_path: Path) -> None:
         load_post_policy(tmp_path)
 
 
-def test_what_cannot_be_is_refused(inputs: RunInputs, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(tiny_inputs: RunInputs, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give --reward_net"):
-        run_post_stage(inputs, post_plan("quick", "net", ppo=SETTINGS), None, tmp_path / "run")
+        run_post_stage(tiny_inputs, post_plan("quick", "net"), None, Run(tmp_path / "run", POST_RUN))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="--reward net has none"):
         post_plan("quick", "net", shuffle_rewards=True)
     with pytest.raises(ValueError, match=r"--shuffle_rewards: 1 training image, expected 2"):
-        shuffled(edited_images(inputs, plan(), inputs.samples[:1], None, "one"), 0)
+        shuffled(edited_images(tiny_inputs, plan(), tiny_inputs.samples[:1], None, "one"), 0)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +141,18 @@ def test_flags_that_cannot_be_are_refused_early(
         command.check(parse(command.Args, words.split()))
 
 
-def test_the_command_resumes_nothing_of_other_settings(inputs: RunInputs, run: Path) -> None:
-    config = inputs.config
+def test_the_command_resumes_nothing_of_other_settings(tiny_inputs: RunInputs, post_run: Run) -> None:
+    config = tiny_inputs.config
     flags = f"quick --model_path {config.model_path} --data_root {config.data_root} --gpu -1 --resume"
     with pytest.raises(ValueError, match=r"no sa2va_post_process run .*\n.*differs in .*ppo"):
         command.main(parse(command.Args, [*flags.split(), "--output_dir", str(config.output_dir)]))
 
 
-def test_the_control_is_rewarded_by_other_truths(inputs: RunInputs, run: Path) -> None:
-    folder, control = inputs.config.output_dir / "sa2va_post_process_0", replace(plan(), shuffle_rewards=True)
-    run_post_stage(inputs, control, None, folder)
-    assert find_post_run(inputs, control) == folder
-    configs = [read_json(path / "final_model" / "config.json") for path in (run, folder)]
+def test_the_control_is_rewarded_by_other_truths(tiny_inputs: RunInputs, post_run: Run, tmp_path: Path) -> None:
+    control = Run(tmp_path / "control", POST_RUN)
+    run_post_stage(tiny_inputs, replace(plan(), shuffle_rewards=True), None, control)
+    control.check_same(run_settings(tiny_inputs, replace(plan(), shuffle_rewards=True)))
+    configs = [read_json(run / "final_model" / "config.json") for run in (post_run, control)]
     assert configs[0]["sequences"] == configs[1]["sequences"], "only PPO is rewarded otherwise"
 
 

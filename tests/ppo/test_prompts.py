@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,20 @@ from rl_reward_network.flags import parse
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, describe_run, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo import prompts as stage
 from rl_reward_network.ppo.baselines import LAST, POLICY, RIDGE, Comparison, compare
 from rl_reward_network.ppo.contexts import PromptTable, Tables, load_tables, ridge_choices
 from rl_reward_network.ppo.evaluate import MovedInputs, run_evaluation_stage
 from rl_reward_network.ppo.policy import choose_prompts
 from rl_reward_network.ppo.prompts import (
-    check_settings,
+    PolicyPlan,
     decide_prompts,
-    find_policy_run,
     fit,
+    has_network,
     labels_used,
     policy_plan,
     run_policy_stage,
+    run_settings,
     train_prompt_policy,
     with_unlabelled,
 )
@@ -41,17 +40,16 @@ from rl_reward_network.ppo.settings import PPOSettings
 from rl_reward_network.ppo.train import RolloutCurves
 from rl_reward_network.report.metrics import SampleTable
 from rl_reward_network.report.unlabelled import LEFT_OUT, TEST, USED
-from rl_reward_network.reward_training.stage import reward_plan, run_reward_stage
+from rl_reward_network.reward_training import stage as reward_stage
+from rl_reward_network.reward_training.stage import reward_plan
 from rl_reward_network.rewards import out_of_distribution
 from rl_reward_network.rewards.learned import ForegroundMaps
 from rl_reward_network.rewards.table import MASK_REWARDS
 from rl_reward_network.run import POLICY_RUN, REWARD_RUN, Run
-from tests.conftest import tube_image, write_tiny_data
+from tests.conftest import FEW_STEPS, load_shared, tiny_reward_plan, tube_image, write_tiny_data
 from tests.ppo.toys import toy_contexts
-from tests.reward_training.test_stage import plan_of
 
-SHORT = PPOSettings(total_timesteps=64)
-PLAN = policy_plan("quick", ppo=SHORT)
+PLAN, LONGER = policy_plan("quick", ppo=FEW_STEPS), replace(FEW_STEPS, total_timesteps=72)
 
 
 def entries(count: int, seed: int, scores: str = "true", labelled: bool = True) -> list[PromptTable]:
@@ -91,7 +89,7 @@ def test_a_patient_who_judges_has_neither_trained_nor_chosen(reward: Any, monkey
 
     monkeypatch.setattr(stage, "train_prompt_policy", training)
     monkeypatch.setattr(stage, "choose_prompts", choosing)
-    decide_prompts(tables, policy_plan("quick", reward=reward, ppo=SHORT))
+    decide_prompts(tables, policy_plan("quick", reward=reward, ppo=FEW_STEPS))
     everybody = {entry.table.group_id for part in tables.values() for entry in part}
     assert [ids | held for ids, held in zip(seen, judged, strict=True)] == [everybody] * 3
     assert not any(ids & held for ids, held in zip(seen, judged, strict=True))
@@ -134,55 +132,38 @@ def test_labels_are_named_by_what_they_chose() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def load_once() -> Iterator[None]:
-    """Load each model once: no test here changes its weights."""
-    load = cache(load_sa2va_model)
+def load_segmenter_once(load_once: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", load)
-        patch.setattr("rl_reward_network.segment.maker.load_sa2va_model", load)
+        patch.setattr("rl_reward_network.segment.maker.load_sa2va_model", load_shared)
         yield
 
 
-@pytest.fixture(scope="module")
-def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
-    folder = tmp_path_factory.mktemp("data")
-    data = write_tiny_data(folder / "data", images=12, size=64)
-    return open_inputs(RunConfig(str(tiny_checkpoint), data, folder / "outputs", gpu=-1))
+@pytest.fixture
+def reward_net(reward_run: Run) -> Path:
+    return reward_run / "best_reward_net"
 
 
-@pytest.fixture(scope="module")
-def reward_net(inputs: RunInputs) -> Path:
-    run = Run(inputs.config.output_dir / "reward_net_1", REWARD_RUN)
-    run_reward_stage(inputs, plan_of(inputs), run)
-    return run / "best_reward_net"
-
-
-def trained(inputs: RunInputs, reward_net: Path, name: str, **settings: Any) -> Path:
-    run = inputs.config.output_dir / name
+def trained(inputs: RunInputs, reward_net: Path, folder: Path, **settings: Any) -> Run:
+    run = Run(folder, POLICY_RUN)
     of_stage = {name: settings.pop(name) for name in ("reward", "preset", "shuffle_rewards") if name in settings}
-    run_policy_stage(inputs, policy_plan("quick", **of_stage, ppo=replace(SHORT, **settings)), reward_net, run)
+    run_policy_stage(inputs, policy_plan("quick", **of_stage, ppo=replace(FEW_STEPS, **settings)), reward_net, run)
     return run
 
 
-@pytest.fixture(scope="module")
-def finished(inputs: RunInputs, reward_net: Path) -> Path:
-    return trained(inputs, reward_net, "sa2va_rl_finetune_1")
-
-
 @pytest.fixture
-def run_copy(finished: Path, inputs: RunInputs) -> Iterator[Path]:
+def run_copy(policy_run: Run) -> Iterator[Run]:
     """A copy of the finished run beside it, which may be damaged."""
-    folder = inputs.config.output_dir / "sa2va_rl_finetune_2"
-    yield Path(shutil.copytree(finished, folder))
+    folder = policy_run.path.with_name("sa2va_rl_finetune_2")
+    yield Run(shutil.copytree(policy_run.path, folder), POLICY_RUN)
     shutil.rmtree(folder)
 
 
-def evaluated(run: Path) -> dict[str, Any]:
+def evaluated(run: Run) -> dict[str, Any]:
     evaluate.main(evaluate.Args(model_path=(str(run / "final_model"),)))
     return dict(read_json(run / "evaluation" / "eval.json"))
 
 
-def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def segmented(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     Image.fromarray(np.full((50, 70, 3), 120, np.uint8)).save(folder / "new.png")
     capsys.readouterr()
     segment.main(segment.Args((folder / "new.png",), policy=run / "final_model", device="cpu"))
@@ -193,7 +174,7 @@ def segmented(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> st
     return capsys.readouterr().out
 
 
-def deploy(run: Path, choice: str) -> dict[str, Any]:
+def deploy(run: Run, choice: str) -> dict[str, Any]:
     """Change the decision by hand, to reach every way."""
     config: dict[str, Any] = read_json(run / "final_model" / "config.json")
     config["deployment"]["choice"] = choice
@@ -211,9 +192,15 @@ def deploy(run: Path, choice: str) -> dict[str, Any]:
     ],
 )
 def test_every_way_of_training_ends_in_a_report_and_a_mask(
-    inputs: RunInputs, reward_net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+    tiny_inputs: RunInputs,
+    reward_net: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
 ) -> None:
-    run = trained(inputs, reward_net, "_".join(map(str, settings.values())), **settings)
+    run = trained(
+        tiny_inputs, reward_net, tiny_inputs.config.output_dir / "_".join(map(str, settings.values())), **settings
+    )
     config = deploy(run, "policy")
     assert config["vision_features"] == (0 if "preset" in settings else 32)
     named = config["reward_net_info"]["named"]
@@ -241,7 +228,7 @@ def test_every_way_of_training_ends_in_a_report_and_a_mask(
 
 
 def test_one_prompt_is_used_where_it_is_deployed(
-    run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_copy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = read_json(run_copy / "final_model" / "config.json")
     assert config["deployment"]["choice"] == "as it is"
@@ -258,16 +245,16 @@ def test_one_prompt_is_used_where_it_is_deployed(
         assert f"prompt: {config['prompts'][prompt]}" in output
 
 
-def test_a_second_run_asks_sa2va_nothing_and_equals_the_first(
-    inputs: RunInputs, reward_net: Path, finished: Path
+def test_a_second_run_calls_sa2va_never_and_equals_the_first(
+    tiny_inputs: RunInputs, reward_net: Path, policy_run: Run, tmp_path: Path
 ) -> None:
-    again = open_inputs(inputs.config)
-    second = trained(again, reward_net, "second")
+    again = open_inputs(tiny_inputs.config)
+    second = trained(again, reward_net, tmp_path / "second")
     tables = load_tables(second / "tables.json")
     assert (again.bank.computed, again.bank.encoded) == (0, 0)
     assert again.bank.reused == 11 * (len(tables["policy"]) + len(tables["val"]))
     for name in ("tables.json", "metrics.jsonl"):
-        assert (second / name).read_text() == (finished / name).read_text()
+        assert (second / name).read_text() == (policy_run / name).read_text()
 
 
 def test_unlabelled_data_train_and_are_evaluated_without_dice(
@@ -278,7 +265,7 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     bare = [{key: value for key, value in record.items() if key != "mask_png"} for record in records[12:]]
     (data / "annotations.json").write_text(json.dumps(bare))  # other patients than the reward network's
     inputs = open_inputs(RunConfig(str(tiny_checkpoint), data, tmp_path / "outputs", gpu=-1))
-    run = trained(inputs, reward_net, "bare")
+    run = trained(inputs, reward_net, tmp_path / "bare")
     curves = (run / "metrics.jsonl").read_text()
     assert "custom/val_score" in curves
     assert "dice" not in curves
@@ -291,66 +278,66 @@ def test_unlabelled_data_train_and_are_evaluated_without_dice(
     assert "Dice" not in (run / "evaluation" / "report.html").read_text().split("Note:")[0]
     segmented(run, tmp_path, capsys)
     with pytest.raises(ValueError, match=r"no labelled images in the policy split; .* or use --reward net"):
-        trained(inputs, reward_net, "impossible", reward="dice")
+        trained(inputs, reward_net, tmp_path / "impossible", reward="dice")
+
+
+def found(inputs: RunInputs, plan: PolicyPlan = PLAN, network: Path | None = None, steps: int = 2) -> Run | None:
+    """The run that `--resume` continues."""
+    of_network = has_network(inputs, tiny_reward_plan(inputs, steps=steps), network)
+    return Run.find(POLICY_RUN, inputs.config.output_dir, run_settings(inputs, plan), also=of_network)
 
 
 def test_a_killed_run_is_found_and_ends_in_the_same_table(
-    inputs: RunInputs, reward_net: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_inputs: RunInputs, reward_net: Path, policy_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: RolloutCurves) -> None:
         raise KeyboardInterrupt
 
-    rewards = plan_of(inputs)
-    assert find_policy_run(inputs, PLAN, rewards) == finished
-    assert find_policy_run(inputs, PLAN, rewards, reward_net) == finished
-    longer = policy_plan("quick", ppo=replace(SHORT, total_timesteps=72))
-    for other in (longer, policy_plan("quick", seed=1, ppo=SHORT)):
-        assert find_policy_run(inputs, other, rewards) is None
-    assert find_policy_run(inputs, PLAN, plan_of(inputs, steps=3)) is None, "its reward network was trained otherwise"
+    assert found(tiny_inputs) == found(tiny_inputs, network=reward_net) == policy_run
+    for other in (policy_plan("quick", ppo=LONGER), policy_plan("quick", seed=1, ppo=FEW_STEPS)):
+        assert found(tiny_inputs, other) is None
+    assert found(tiny_inputs, steps=3) is None, "its reward network was trained otherwise"
+    cut = Run(policy_run.path.with_name("sa2va_rl_finetune_3"), POLICY_RUN)
     with monkeypatch.context() as patch:
         patch.setattr(RolloutCurves, "_on_training_end", killed)
         with pytest.raises(KeyboardInterrupt):
-            trained(inputs, reward_net, "sa2va_rl_finetune_3")
-    cut = inputs.config.output_dir / "sa2va_rl_finetune_3"
-    assert find_policy_run(inputs, PLAN, rewards) == cut
+            trained(tiny_inputs, reward_net, cut.path)
+    assert found(tiny_inputs) == cut
     assert not (cut / "final_model").exists()
-    with Run(cut, POLICY_RUN).lock(), pytest.raises(ValueError, match="another process is working on this run"):
-        run_policy_stage(inputs, PLAN, reward_net, cut, resume=True)
-    with pytest.raises(ValueError, match="holds a run already"):
-        run_policy_stage(inputs, PLAN, reward_net, cut)
-    with pytest.raises(ValueError, match="preset was default, now published"):
-        run_policy_stage(inputs, policy_plan("quick", "published", ppo=SHORT), reward_net, cut, resume=True)
-    run_policy_stage(inputs, PLAN, reward_net, cut, resume=True)
-    assert evaluated(finished)["rows"] == evaluated(cut)["rows"]
-    configs = [read_json(run / "final_model" / "config.json") for run in (finished, cut)]
+    with cut.lock(), pytest.raises(ValueError, match="another process is working on this run"):
+        run_policy_stage(tiny_inputs, PLAN, reward_net, cut)
+    run_policy_stage(tiny_inputs, PLAN, reward_net, cut)
+    assert evaluated(policy_run)["rows"] == evaluated(cut)["rows"]
+    configs = [read_json(run / "final_model" / "config.json") for run in (policy_run, cut)]
     assert [config["resumed"] for config in configs] == [False, True]
     assert configs[0]["deployment"] == configs[1]["deployment"]
-    shutil.rmtree(cut)
+    shutil.rmtree(cut.path)
 
 
 def test_a_run_goes_on_with_the_settings_and_the_reward_network_it_began_with(
-    inputs: RunInputs, reward_net: Path, run_copy: Path, tmp_path: Path
+    tiny_inputs: RunInputs, reward_net: Path, run_copy: Run, tmp_path: Path
 ) -> None:
     shutil.rmtree(run_copy / "final_model")
     (run_copy / "done.json").unlink()
     other = RewardNetwork.from_pretrained(reward_net)
     next(other.parameters()).data += 1
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"--resume: .*\(reward_net\b"):
-        run_policy_stage(inputs, PLAN, tmp_path / "other", run_copy, resume=True)
-    with pytest.raises(ValueError, match=r"ppo\.total_timesteps was 64, now 72"):
-        check_settings(run_copy, inputs, policy_plan("quick", ppo=replace(SHORT, total_timesteps=72)))
-    with pytest.raises(ValueError, match=r"nowhere"):
-        check_settings(tmp_path / "nowhere", inputs, PLAN)
-    assert find_policy_run(inputs, PLAN, plan_of(inputs), tmp_path / "other") is None
+    for plan, network, message in (
+        (PLAN, tmp_path / "other", r"\(reward_net\b"),
+        (policy_plan("quick", ppo=LONGER), reward_net, r"ppo\.total_timesteps was 64, now 72"),
+        (policy_plan("quick", "published", ppo=FEW_STEPS), reward_net, "preset was default, now published"),
+    ):
+        with pytest.raises(ValueError, match=rf"--resume: .*{message}"):
+            run_policy_stage(tiny_inputs, plan, network, run_copy)
+    assert found(tiny_inputs, network=tmp_path / "other") is None
     config = read_json(run_copy / "config.json")
     config["origin"]["ppo"]["stop"] = False  # as version 0.12 wrote it
     write_json(run_copy / "config.json", config)
-    assert check_settings(run_copy, inputs, PLAN)
+    assert found(tiny_inputs) == run_copy
 
 
 def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
-    inputs: RunInputs, reward_net: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_inputs: RunInputs, reward_net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tables stay true, so that the best fixed prompt is the same."""
     given: list[Any] = []
@@ -365,7 +352,7 @@ def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
 
     monkeypatch.setattr(stage, "train_prompt_policy", train)
     monkeypatch.setattr("rl_reward_network.ppo.evaluate.ridge_choices", ridge)
-    run = trained(inputs, reward_net, "control", shuffle_rewards=True, reward="dice")
+    run = trained(tiny_inputs, reward_net, tmp_path / "control", shuffle_rewards=True, reward="dice")
     assert evaluated(run)["config"]["reward"] == "dice, exchanged between images (control)"
     true = {entry.context.sample_id: entry.features for entry in load_tables(run / "tables.json")["policy"]}
     assert [len(contexts) for contexts in given] == [len(true)] * 2
@@ -374,19 +361,20 @@ def test_in_the_control_ppo_and_ridge_get_the_rewards_of_other_images(
 
 
 def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
-    inputs: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_inputs: RunInputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both stages are replaced: what is tested is the folders that they get, and the output."""
-    given: list[Any] = []
+    given: list[Run] = []
 
     def step_1(inputs: RunInputs, plan: Any, run: Run) -> None:
-        given.append(run.path)
+        given.append(run)
         RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2)).save_pretrained(run / "best_reward_net")
 
     monkeypatch.setattr("rl_reward_network.reward_training.stage.run_reward_stage", step_1)
     monkeypatch.setattr(command, "show_agreement", lambda folder: None)
-    monkeypatch.setattr(stage, "run_policy_stage", lambda *of, resume: given.append((of[3], resume)))
-    flags = ["--model_path", inputs.config.model_path, "--data_root", str(inputs.config.data_root), "--gpu", "-1"]
+    monkeypatch.setattr(stage, "run_policy_stage", lambda inputs, plan, network, run: given.append(run))
+    config = tiny_inputs.config
+    flags = ["--model_path", config.model_path, "--data_root", str(config.data_root), "--gpu", "-1"]
 
     def call(*more: str) -> list[str]:
         words = ["quick", *flags, "--output_dir", str(tmp_path), "--reward_steps", "2", *more]
@@ -395,11 +383,13 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
 
     with pytest.raises(ValueError, match=r"no sa2va_rl_finetune run of these .*none at all"):
         call("--resume")
-    cut_off = begun_step_1(inputs, tmp_path / "reward_net_1")
+    cut_off = Run(tmp_path / "reward_net_1", REWARD_RUN)
+    plan = reward_plan(config, "quick", 2)
+    describe_run(cut_off, tiny_inputs, reward_stage.run_settings(tiny_inputs, plan), {"seed": 0})
     output = call("--resume", "--gamma", "0.9")
-    assert (given[0], given[1][1]) == (cut_off.path, False), "step 2 itself begins"
+    assert (given[0], given[1].state) == (cut_off, "new"), "step 2 itself begins"
     for line in (
-        f"run folder: {given[1][0]}",
+        f"run folder: {given[1]}",
         "data: 12 annotated images, 12 with a mask",
         "--gamma: no effect while episodes have one prompt; --max_steps sets more",
         f"step 1, run folder: {cut_off}, no checkpoint yet: it begins anew",
@@ -410,20 +400,10 @@ def test_the_command_goes_on_with_step_1_says_so_and_never_begins_by_itself(
     assert any("/sa2va_rl_finetune_experiment1_20" in line for line in experiment_1)
 
 
-def begun_step_1(inputs: RunInputs, folder: Path) -> Run:
-    """The folder of a step 1 that was killed."""
-    from rl_reward_network.reward_training.stage import origin_and_seed
-
-    run = Run(folder, REWARD_RUN)
-    describe_run(run, inputs, origin_and_seed(inputs, reward_plan(inputs.config, "quick", 2)), {"seed": 0})
-    return run
-
-
-def test_an_evaluation_refuses_what_it_cannot_mean(run_copy: Path) -> None:
+def test_an_evaluation_refuses_what_it_cannot_mean(run_copy: Run) -> None:
     args = evaluate.Args(model_path=(str(run_copy / "final_model"),))
-    for images in (0, -1):
-        with pytest.raises(ValueError, match=f"images is {images}, expected 1 or more"):
-            evaluate.main(replace(args, images=images))
+    with pytest.raises(ValueError, match="images is 0, expected 1 or more"):
+        evaluate.main(replace(args, images=0))
     with pytest.raises(ValueError, match="the policy chooses the prompt; give one"):
         segment.main(segment.Args((Path(__file__),), policy=run_copy / "final_model", prompt="the rib"))
     config, path = read_json(run_copy / "final_model" / "config.json"), run_copy / "final_model" / "config.json"
@@ -458,14 +438,14 @@ def write_new_patients(folder: Path, count: int = 6) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_new(inputs: RunInputs, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
+def with_new(tiny_inputs: RunInputs, tmp_path_factory: pytest.TempPathFactory) -> RunInputs:
     """The inputs with unlabelled images of new patients."""
     folder = write_new_patients(tmp_path_factory.mktemp("new") / "new")
-    return open_inputs(replace(inputs.config, unlabelled_root=folder, output_dir=folder.parent / "outputs"))
+    return open_inputs(replace(tiny_inputs.config, unlabelled_root=folder, output_dir=folder.parent / "outputs"))
 
 
 @pytest.fixture(scope="module")
-def run_with_new(with_new: RunInputs, reward_net: Path) -> Path:
+def run_with_new(with_new: RunInputs, reward_run: Run) -> Run:
     assert with_new.config.unlabelled_root is not None
     masks = {mask: mask.read_bytes() for mask in with_new.config.unlabelled_root.glob("masks/*.png")}
     assert len(masks) == 6
@@ -473,14 +453,14 @@ def run_with_new(with_new: RunInputs, reward_net: Path) -> Path:
         mask.write_bytes(b"no picture")  # training never reads them
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(out_of_distribution, "within", lambda scores, *_: np.ones(len(scores), bool))
-        run = trained(with_new, reward_net, "sa2va_rl_finetune_1")
+        run = trained(with_new, reward_run / "best_reward_net", with_new.config.output_dir / "sa2va_rl_finetune_1")
     for mask, content in masks.items():
         mask.write_bytes(content)
     return run
 
 
 def test_half_of_the_training_images_are_unlabelled_and_the_report_shows_them(
-    with_new: RunInputs, run_with_new: Path
+    with_new: RunInputs, run_with_new: Run
 ) -> None:
     assert with_new.unlabelled is not None
     new = {sample.sample_id for sample in with_new.unlabelled.samples}
@@ -502,9 +482,7 @@ def test_half_of_the_training_images_are_unlabelled_and_the_report_shows_them(
     assert "labels read by the evaluation only" in page.read_text().split("<h2>Unlabelled images</h2>")[1]
 
 
-def test_a_folder_that_is_gone_or_changed_since_training_has_no_section(
-    with_new: RunInputs, run_with_new: Path
-) -> None:
+def test_a_folder_that_is_gone_or_changed_since_training_has_no_section(with_new: RunInputs, run_with_new: Run) -> None:
     def section() -> Any:
         _, page = run_evaluation_stage(run_with_new / "final_model", MovedInputs(), images=2)
         return read_json(page.parent / "eval.json").get("unlabelled")
@@ -526,10 +504,10 @@ def test_a_folder_that_is_gone_or_changed_since_training_has_no_section(
     records.write_text(stored)
 
 
-def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Path) -> None:
-    assert check_settings(run_with_new, with_new, PLAN)["origin"]["unlabelled"]
+def test_a_resumed_run_has_the_same_unlabelled_images(with_new: RunInputs, run_with_new: Run) -> None:
+    run_with_new.check_same(run_settings(with_new, PLAN))
     with pytest.raises(ValueError, match=r"--resume: it began with other settings .*unlabelled"):
-        check_settings(run_with_new, replace(with_new, unlabelled=None), PLAN)
+        run_with_new.check_same(run_settings(replace(with_new, unlabelled=None), PLAN))
 
 
 def test_images_of_the_data_take_the_place_of_those_left_out(
@@ -556,4 +534,4 @@ def test_a_reward_that_needs_masks_is_refused(with_new: RunInputs, tmp_path: Pat
     with pytest.raises(ValueError, match="--unlabelled_root has no masks, but --reward dice"):
         command.check(command.Args("quick", RunConfig(unlabelled_root=tmp_path), reward="dice"))
     with pytest.raises(ValueError, match="--unlabelled_root has no masks, but --reward mix"):
-        run_policy_stage(with_new, replace(PLAN, reward="mix"), tmp_path / "none", tmp_path / "run")
+        run_policy_stage(with_new, replace(PLAN, reward="mix"), tmp_path / "none", Run(tmp_path / "run", POLICY_RUN))
