@@ -19,6 +19,7 @@ from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.inputs.loading import RunInputs, open_inputs
 from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.baselines import ridge_per_prompt
+from rl_reward_network.ppo.stage import donors
 from rl_reward_network.report.metrics import SampleTable, measure_sample
 from rl_reward_network.reward_training.stage import check_no_leak
 from rl_reward_network.rewards.learned import ForegroundMaps
@@ -104,11 +105,8 @@ def exchange_rewards(entries: Sequence[PromptTable], seed: int) -> list[PromptTa
     Raises:
         ValueError: there are fewer than 2 images.
     """
-    if len(entries) < 2:
-        raise ValueError(f"--shuffle_rewards: got {len(entries)} training image, expected 2 or more; leave it out")
-    order = np.random.default_rng(seed).permutation(len(entries))
-    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    return [replace(entries[donors[index]], features=entry.features) for index, entry in enumerate(entries)]
+    pairs = zip(entries, donors(len(entries), seed), strict=True)
+    return [replace(entries[donor], features=entry.features) for entry, donor in pairs]
 
 
 def save_tables(path: Path, tables: Tables) -> None:

@@ -28,7 +28,7 @@ from rl_reward_network.models.reward_network import RewardNetwork
 from rl_reward_network.ppo.policy import choose_operations, policy_kwargs
 from rl_reward_network.ppo.search import best_sequences, best_threshold, sequences_for_ridge, words
 from rl_reward_network.ppo.settings import Mode, PostReward, PPOSettings, operation_settings
-from rl_reward_network.ppo.stage import Trained, complete_run, judged_out_of_fold
+from rl_reward_network.ppo.stage import Trained, complete_run, donors, judged_out_of_fold
 from rl_reward_network.ppo.train import Task, train_ppo
 from rl_reward_network.report.deployment import Deployment, Labels, can_decide, decide
 from rl_reward_network.reward_training.stage import check_no_leak
@@ -182,13 +182,9 @@ def default_answer(inputs: RunInputs, image: np.ndarray) -> FrozenAnswer:
 
 def shuffled(train: Sequence[EditedImage], seed: int) -> list[EditedImage]:
     """The images, each rewarded by the true mask of another one of the same size."""
-    if len(train) < 2:
-        raise ValueError(f"--shuffle_rewards: {len(train)} training image, expected 2 or more; give more data")
-    order = np.random.default_rng(seed).permutation(len(train))
-    donors = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
     exchanged = []
-    for index, image in enumerate(train):
-        donor = train[donors[index]].truth
+    for image, index in zip(train, donors(len(train), seed), strict=True):
+        donor = train[index].truth
         assert donor is not None
         if donor.shape != image.soft.shape:
             raise ValueError("--shuffle_rewards: the images have different sizes, so no truth fits another image")

@@ -97,19 +97,15 @@ def run_policy_stage(inputs: RunInputs, plan: PolicyPlan, reward_net: Path, run:
     metrics.jsonl, cost.json and logs/.
 
     Args:
-        inputs: data, split, frozen model and its masks.
+        inputs: data, split, frozen model and its masks; with unlabelled images only if the reward needs no labels.
         plan: settings.
         reward_net: folder of a reward network; that of an interrupted run must be the one it began with.
         run: new, or interrupted.
 
     Raises:
         ValueError: the reward network is missing, damaged, or was trained on the policy's, val or test patients; the
-            reward needs labels and there are none, or there are unlabelled images; or as `complete_run`.
+            reward needs labels and there are none; or as `complete_run`.
     """
-    if inputs.unlabelled is not None and needs_truth(plan.reward):
-        raise ValueError(
-            f"--unlabelled_root has no masks, but --reward {plan.reward} needs them; leave one of them out"
-        )
     network = RewardNetwork.from_pretrained(reward_net)
     check_no_leak(inputs.split, network, reward_net, inputs.unlabelled)
     samples = policy_samples(inputs, plan)

@@ -79,6 +79,19 @@ def complete_run(
         run.finish()
 
 
+def donors(count: int, seed: int) -> list[int]:
+    """For the control with shuffled rewards: for each of `count` images the index of another, each once.
+
+    Raises:
+        ValueError: there are fewer than 2 images.
+    """
+    if count < 2:
+        raise ValueError(f"--shuffle_rewards: {count} training image, expected 2 or more; give more data")
+    order = np.random.default_rng(seed).permutation(count)
+    of = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    return [of[index] for index in range(count)]
+
+
 def judged_out_of_fold(
     groups: Sequence[str],
     fit: Callable[[frozenset[str], Path], PPO],

@@ -132,5 +132,5 @@ def test_exchanged_rewards_are_of_another_image_and_of_the_same_set() -> None:
     assert {entry.table.sample_id for entry in control} == set(by_name)
     again = exchange_rewards(images, seed=0)
     assert [entry.table.sample_id for entry in again] == [entry.table.sample_id for entry in control]
-    with pytest.raises(ValueError, match=r"--shuffle_rewards: got 1 training image"):
+    with pytest.raises(ValueError, match=r"--shuffle_rewards: 1 training image"):
         exchange_rewards(images[:1], seed=0)

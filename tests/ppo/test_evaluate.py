@@ -1,6 +1,5 @@
-"""The notes of an evaluation; the stage as a whole is run in test_policy_stage.py and test_end_to_end.py."""
+"""The notes of an evaluation; the stage as a whole is run in test_prompts.py and test_end_to_end.py."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_reward_network.cli.evaluate import newest
 from rl_reward_network.env.observation import IMAGE_FEATURES
 from rl_reward_network.inputs.config import RunConfig
 from rl_reward_network.ppo.baselines import POLICY, RIDGE, Comparison, compare
@@ -92,18 +90,3 @@ def test_a_quick_evaluation_takes_eighty_images_and_says_so(
     samples, notes = pick_test_samples(inputs, mode, asked)
     assert len(samples) == used
     assert notes == (("quick: 80 of 240 test images; evaluate --images 240 takes all.",) if noted else ())
-
-
-def test_of_several_runs_the_newest_is_evaluated_and_that_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [tmp_path / name / "final_model" for name in ("b", "c", "a")]
-    for age, folder in enumerate(folders):
-        folder.mkdir(parents=True)
-        os.utime(folder, (1000 + age, 1000 + age))
-    found = newest((str(tmp_path / "*" / "final_model"),))
-    assert found == folders[-1]
-    assert f"3 folders match, the newest is evaluated: {found}" in capsys.readouterr().out
-    assert newest((str(folders[0]),)) == folders[0]
-    with pytest.raises(ValueError, match=r"model_path .*nothing: no such folder; .*sa2va-rl prompts quick"):
-        newest((str(tmp_path / "nothing"),))
