@@ -18,8 +18,8 @@ GUIDE = "Upload an image or pick an example, choose a prompt, then press Segment
 KEPT_SECONDS = 3600  # how often uploads are deleted, and how old they are then; what is shown needs its file
 MESSAGE_SECONDS = 10
 UNLOCKED = nullcontext()
-BUTTONS = ["download", "fullscreen"]  # not the one that sends a picture to the hub
-COLOURS = [(f"rgb({rgb})", 0.5) for rgb in ("204, 50, 50", "50, 112, 204", "50, 204, 112")]  # the object shows through
+BUTTONS: Any = ["download", "fullscreen"]  # not the one that sends a picture to the hub
+COLOURS: Any = [(f"rgb({rgb})", 0.5) for rgb in ("204, 50, 50", "50, 112, 204", "50, 204, 112")]  # the object shows through
 FONT = ("system-ui", "sans-serif")  # of the user's computer: nothing is loaded from elsewhere
 CSS = """
 .grid-wrap { max-height: none !important; height: auto !important; }
