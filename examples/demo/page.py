@@ -19,7 +19,7 @@ KEPT_SECONDS = 3600  # how often uploads are deleted, and how old they are then;
 MESSAGE_SECONDS = 10
 UNLOCKED = nullcontext()
 BUTTONS: Any = ["download", "fullscreen"]  # not the one that sends a picture to the hub
-COLOURS: Any = [(f"rgb({rgb})", 0.5) for rgb in ("204, 50, 50", "50, 112, 204", "50, 204, 112")]  # the object shows through
+COLOURS: Any = [(f"rgb({rgb})", 0.5) for rgb in ("204, 50, 50", "50, 112, 204", "50, 204, 112")]  # see-through
 FONT = ("system-ui", "sans-serif")  # of the user's computer: nothing is loaded from elsewhere
 CSS = """
 .grid-wrap { max-height: none !important; height: auto !important; }
