@@ -327,18 +327,14 @@ class Run:
         if (self / CONFIG).exists():
             raise ValueError(f"{self}: holds a run already; give a new folder, or go on with it by --resume")
 
-    def check_begun(self) -> None:
-        """Raise a ValueError if the folder holds no run."""
-        if not (self / CONFIG).exists():
-            raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
-
     def check_same(self, settings: Mapping[str, Any]) -> None:
         """Check that the run to resume began with these settings, and by this version unless it is finished.
 
         Raises:
             ValueError: it did not, or there is none; names the differences.
         """
-        self.check_begun()
+        if not (self / CONFIG).exists():
+            raise ValueError(f"--resume: {self} holds no run; leave --resume out to begin one there")
         if self.read_state() != "finished" and not self._of_this_version():
             raise ValueError(
                 f"{self}: --resume: version {self._version()} began this run, but this is {__version__}, whose numbers "
@@ -374,11 +370,11 @@ def check_folder(folder: Path | None, kind: Kind, resume: bool) -> None:
     """Refuse, before anything is read, a folder that the user names for a new run or for one to resume.
 
     Raises:
-        ValueError: a new run in a folder that holds one, or `resume` without a run there.
+        ValueError: a new run in a folder that holds one, or `resume` without a run there that this version can resume.
     """
     if folder is not None:
         run = Run(folder, kind)
-        run.check_begun() if resume else run.check_new()
+        run.check_same({}) if resume else run.check_new()
 
 
 def run_folders(output_dir: Path, prefix: str = "") -> list[Path]:

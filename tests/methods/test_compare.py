@@ -2,9 +2,9 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from rl_reward_network.methods.methods import METHODS, POST, PROMPTS_LABELS, PRO
 from rl_reward_network.methods.training import REWARD_NET, digest
 from rl_reward_network.methods.view import FrozenModel, ImageView, Trained
 from rl_reward_network.models.reward_network import RewardNetwork
-from rl_reward_network.models.sa2va.loading_sa2va import load_sa2va_model
 from rl_reward_network.ppo.operations import post_plan, run_post_stage
 from rl_reward_network.ppo.prompts import policy_plan, run_policy_stage
 from rl_reward_network.ppo.settings import PPOSettings
@@ -37,12 +36,7 @@ from tests.conftest import tiny_reward_plan, write_tiny_data
 PLAN = ComparePlan("quick", ("prompts", "post", "fusion"), (0,))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def load_once() -> Iterator[None]:
-    """Load each model once: no test here changes its weights."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_reward_network.inputs.segmenter.load_sa2va_model", cache(load_sa2va_model))
-        yield
+pytestmark = pytest.mark.usefixtures("load_once")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from stable_baselines3 import PPO
 
 from rl_reward_network.env import ENV_ID
 from rl_reward_network.env.observation import IMAGE_FEATURES, observe_image
-from rl_reward_network.inputs.config import RunConfig
-from rl_reward_network.inputs.loading import open_inputs
+from rl_reward_network.inputs.loading import RunInputs
 from rl_reward_network.models.reward_network import RewardNetwork, RewardNetworkConfig
 from rl_reward_network.ppo import contexts as contexts_file
 from rl_reward_network.ppo.contexts import (
@@ -26,7 +25,6 @@ from rl_reward_network.ppo.contexts import (
 )
 from rl_reward_network.ppo.train import make_vector_env
 from rl_reward_network.rewards.table import MASK_REWARDS
-from tests.conftest import write_tiny_data
 from tests.ppo.test_baselines import tables
 
 RNG = np.random.default_rng(0)
@@ -76,8 +74,8 @@ def test_images_and_masks_that_do_not_fit_are_named(images, masks, scores, truth
         contexts_from_masks(images, masks, scores, truths)
 
 
-def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    config = RunConfig(str(tiny_checkpoint), write_tiny_data(tmp_path, images=12, size=64), tmp_path / "out", gpu=-1)
+def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_inputs: RunInputs, tmp_path: Path) -> None:
+    config = tiny_inputs.config
     network = RewardNetwork(RewardNetworkConfig(channels=(4, 4), packing=2))
     network.training_info |= {"train_groups": [], "val_groups": []}
     network.save_pretrained(tmp_path / "net")
@@ -85,7 +83,7 @@ def test_contexts_of_a_model_a_reward_network_and_data_train_ppo(tiny_checkpoint
     assert [(len(one.scores), len(one.metrics["dice"])) for one in contexts] == [(11, 11)] * 2
     venv = make_vector_env(contexts, n_envs=2, seed=0)
     assert PPO("MlpPolicy", venv, n_steps=8, batch_size=16, device="cpu").learn(16).num_timesteps == 16
-    network.training_info["train_groups"] = list(open_inputs(config).split.groups["policy"])[:1]
+    network.training_info["train_groups"] = list(tiny_inputs.split.groups["policy"])[:1]
     network.save_pretrained(tmp_path / "leak")
     with pytest.raises(ValueError, match="was trained on 1 patients of the policy split"):
         contexts_from_model(config, tmp_path / "leak")
